@@ -1,18 +1,16 @@
-"""What an adversary gets of private data from what has left a node.
+"""Attacks: what an adversary learns about private data from the releases of nodes.
 
-Audits of privacy mechanisms (``mechanism_audits``, ``worlds``) are by somebody who knows all records but one.
-Attacks on runs: ``attack`` says what one is, ``rerun`` does the run once more, ``transcript`` is what left
-meanwhile, ``attack_runner`` tries those that a ``config`` names, ``leakage_rows`` tell what each got and
-``leakage_file`` keeps it. There are four:
+Audits of privacy mechanisms (``mechanism_audits``, ``neighboring_datasets``) have an adversary who knows
+all records but one. Attacks on runs start with a replay of a finished run, which gives the ``transcript``
+of its releases. ``attack`` holds their base class, ``attack_runner`` runs those that a ``config`` names,
+and ``leakage`` holds their results for reports. There are four attacks:
 
-- ``gradient_inversion``: images whose update is the one that was released. ``victims`` release it,
-  ``updates`` says how it follows from images, ``gradient_matching`` and ``layerwise_inversion`` seek them,
-  and ``recovered_images`` says how near they come.
-- ``membership_inference``: who was in the training data, by ``membership_scores`` of ``candidates``, through
-  the ``outsider``'s view, with ``shadow_models``; ``roc`` is how often that is right.
-- ``data_copying``: ``generated_images`` beside private ones, by ``copy_tests`` and ``generative_metrics``.
-- ``label_counts``: what label counts told.
+- ``gradient_inversion``: images whose update is the released one. ``model_updates`` computes the update of
+  given images; ``gradient_matching`` and ``layerwise_inversion`` search for the images.
+- ``membership_inference``: detection of training records by ``membership_scores``, with shadow models.
+- ``memorization``: comparison of generated images with private ones, with ``generative_metrics``.
+- ``label_counts``: comparison of released label counts with the true ones.
 
-May import runs and what lies below, since a finished run is done once more to be heard. A newcomer adds an
-attack: one class in one file, and its name in ``attack.ATTACKS``; or in a package of their own.
+This package may import runs and the packages below it, as a finished run is replayed. A new attack is one
+class in one file, registered in ``attack.ATTACKS``, or in a package of its own (docs/own-attack.md).
 """

@@ -1,4 +1,4 @@
-"""An attack: its options, what it gets of a finished run, and that in figures and words."""
+"""Base class of attacks on a run: their options, results, metrics and texts."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What an attack has of a run.
+    """The run that is attacked.
 
-    What its adversary may know is :attr:`transcript`, :attr:`releases`, :attr:`student` and how the run was
-    configured; the nodes' data are there to judge by, and to hold test data against.
+    The adversary may use :attr:`transcript`, :attr:`releases`, :attr:`student` and the configuration of the
+    run. The nodes' data serve to judge the attack, and as a reference for held-out data.
 
     Args:
-        replay: what the run was made of; ``replay.experiment()`` is it once more, before its start.
-        experiment: it, at its end.
-        transcript: queries and answers, and label counts, as they crossed the wire.
-        releases: those that the attack keeps, in order.
-        seed: of every random draw of the attack.
+        replay: parts of the run; ``replay.experiment()`` is the run before its start.
+        experiment: the replayed run after its end.
+        transcript: queries, responses and label counts as sent between nodes and server.
+        releases: releases that the attack asked for with :meth:`Attack.keeps_release`, in order.
+        seed: seed of every random number of the attack.
     """
 
     replay: ReplayedRun
@@ -53,33 +53,33 @@ class Target:
 
     @property
     def config(self) -> RunConfig:
-        """How the run was configured: what everybody knows."""
+        """Configuration of the run, which is public."""
         return self.replay.config
 
     @property
     def side(self) -> NodeSide:
-        """What nodes were asked, and which kinds left."""
+        """Queries to the nodes, and the payload kinds of their releases."""
         return self.experiment.side
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes, with ``name`` and ``data``: the truth, to judge by."""
+        """Nodes with ``name`` and ``data``: the truth, to judge the attack."""
         return self.experiment.nodes
 
     @property
     def student(self) -> nn.Module | None:
-        """The model that the run came to; None where its method has none."""
+        """Final model of the run; None if its method has none."""
         return self.experiment.student if self.experiment.has_student else None
 
 
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """What an attack got.
+    """Result of an attack.
 
     Args:
-        part: of ``leakage.json``: whatever JSON can hold.
-        pictures: stacks ``(N, C, H, W)`` uint8 for ``leakage.safetensors``, by name.
-        skipped: what of it could not be tried, each with the reason.
+        part: record for ``leakage.json``, of JSON values.
+        pictures: stacks of images ``(N, C, H, W)`` uint8 for ``leakage.safetensors``, by name.
+        skipped: parts of the attack that were not possible, each with the reason.
     """
 
     part: Any
@@ -90,15 +90,15 @@ class AttackResult:
 class Attack(Registrable, ABC):
     """An attack: a frozen dataclass whose fields are its options.
 
-    :meth:`run` attacks; everything below it puts what was got into figures and words, from its part of
-    ``leakage.json`` alone. Of these only :meth:`rows` must be written.
+    :meth:`run` attacks and returns a record. All methods below it turn that record of ``leakage.json`` into
+    metrics and texts; only :meth:`rows` must be implemented.
 
     Attributes:
-        title: of its section on the page.
-        columns: of comparisons.
-        notes: how to read its figures, for the page.
-        user_errors: arguments whose refusal is a mistake of whoever attacks, and no property of the run; any
-            other refusal is written down as an attack that was not tried.
+        title: title of its section on the page.
+        columns: columns for comparisons of runs.
+        notes: explanations of its metrics, for the page.
+        user_errors: names of arguments whose rejection is the caller's mistake. Any other error means that
+            the attack does not apply to the run, and is reported as skipped.
     """
 
     key: ClassVar[str] = ""
@@ -108,47 +108,48 @@ class Attack(Registrable, ABC):
     user_errors: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Checks options; an attack that checks more calls this, too.
+        """Check the options; call it from an override with further checks.
 
         Raises:
             ArgumentError: a value that the type of its field does not allow.
         """
         check_fields(self, self.registered_name)
 
-    # --- what it hears ------------------------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------------------
 
     def refusal(self, side: NodeSide) -> str | None:
-        """Why it cannot use anything of what leaves, or None.
+        """Return the reason why the attack cannot use any release of the run, or None.
 
-        ``side.released_kinds()`` are the :class:`~fedstill.protocol.payload_kinds.PayloadKind` of all that leaves.
+        ``side.released_kinds()`` are the :class:`~fedstill.protocol.payload_kinds.PayloadKind` of all
+        releases.
         """
         return None
 
     @property
     def transcript_rows(self) -> int:
-        """Of queries about inputs and their answers, how many rows it looks at, the last ones."""
+        """Number of last rows of queries and responses that the attack needs."""
         return 0
 
     def keeps_release(self, release: ObservedRelease) -> bool:
-        """Whether it wants a release as a whole; it then stands in :attr:`Target.releases`."""
+        """Return whether the attack needs a release as a whole, in :attr:`Target.releases`."""
         return False
 
-    # --- what it does -------------------------------------------------------------------------------------
+    # --- attack and report --------------------------------------------------------------------------------
 
     @abstractmethod
     def run(self, target: Target) -> AttackResult:
-        """Attack.
+        """Attack a run.
 
         Raises:
-            FedstillError: it does not apply to this run; the line is the reason that is told.
+            FedstillError: the attack does not apply to this run; the message is reported as the reason.
         """
 
     @abstractmethod
     def rows(self, part: Any) -> Iterable[LeakageMetric]:
-        """The figures, in the order of the report, of what :meth:`run` found."""
+        """Yield the metrics of the record from :meth:`run`, in the order of the report."""
 
     def sentence(self, part: Any) -> str:
-        """What was got, for whoever is in charge of the data, in a sentence with its full stop."""
+        """Summarize the result for data owners, in one sentence with a full stop."""
         parts = [
             f"{' '.join(name for name in (row.attack, row.metric) if name)} of {row.target} {row.written}"
             + (f" (without it {row.baseline})" if row.baseline else "")
@@ -158,18 +159,18 @@ class Attack(Registrable, ABC):
         return f"{self.title}: {'; '.join(parts)}."
 
     def strength(self, part: Any) -> str:
-        """What was tried, and how strong it was, in a few words."""
+        """Describe the tried attacks and their strength in a few words."""
         variants = dict.fromkeys(row.attack for row in self.rows(part) if row.attack)
         return self.registered_name + (
             f" by {', '.join(variant.replace(', ', ' ') for variant in variants)}" if variants else ""
         )
 
     def about(self, part: Any) -> Sequence[tuple[str, str]]:
-        """What the page says before the figures: terms, and each in words."""
+        """Return terms and explanations that the page shows before the metrics."""
         return ()
 
     def pictures(self, part: Any) -> Sequence[ImageTable]:
-        """What the page shows of the stacks of :attr:`Found.pictures`."""
+        """Return the images of :attr:`AttackResult.pictures` that the page shows."""
         return ()
 
 

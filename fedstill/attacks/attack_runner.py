@@ -1,7 +1,7 @@
-"""What an adversary gets of a run: every attack that applies to what left its nodes, in one file.
+"""Run all attacks that apply to the releases of a finished run, and write their results to its folder.
 
-The run is done once more and heard (:mod:`fedstill.attacks.transcript`); then each attack has what its adversary
-would have, and the figures of all are written beside the run's own, for its report.
+The run is replayed to collect its releases (:mod:`fedstill.attacks.transcript`). Each attack then gets the
+data that its adversary would have. The results are stored next to the run's own, for its report.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ IMAGES_FILE = "leakage.safetensors"
 def run_attacks(
     folder: Path, config: LeakageConfig | None = None, *, command: str = "", progress: bool = False
 ) -> dict[str, Any]:
-    """Attack a finished run, and add what was got to its folder and its report.
+    """Attack a finished run, and add the results to its folder and its report.
 
     Args:
-        config: which attacks, how strong; None is the default.
-        command: that repeats it, for the report.
-        progress: say on standard error what is being done; where that is no terminal, a line an attack.
+        folder: of a finished run.
+        config: attacks and their options; None: the defaults.
+        command: command line that repeats the attacks, for the report.
+        progress: show progress on standard error; without a terminal, one line per attack.
 
     Returns:
-        What ``leakage.json`` holds.
+        The contents of ``leakage.json``.
 
     Raises:
-        FedstillError: there is no finished run in the folder, or its data are not here.
+        FedstillError: the folder holds no finished run, or its data are not on this machine.
     """
     from fedstill.core.console import SafeConsole
 
@@ -106,7 +107,7 @@ def run_attacks(
         "title": experiment.method.title,
         "task": experiment.task.name,
         "epsilon": _largest_epsilon(result),
-        "leaves": result["leaves"],
+        "releases": result["releases"],
         "audit": disagreement,
         "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
         "attacks": [
@@ -124,9 +125,7 @@ def run_attacks(
     }
     text = json_text(leakage) + "\n"
     with lock_folder(folder, "run"):
-        (folder / LEAKAGE_FILE).unlink(
-            missing_ok=True
-        )  # figures and pictures of two attacks never stand together
+        (folder / LEAKAGE_FILE).unlink(missing_ok=True)  # never mix the results and images of two attacks
         (folder / IMAGES_FILE).unlink(missing_ok=True)
         if images:
             save_file(images, str(folder / IMAGES_FILE))
@@ -135,10 +134,10 @@ def run_attacks(
 
 
 def attack_record(attack: Attack, part: Any) -> dict[str, Any]:
-    """What one attack got, as ``leakage.json`` has it: in figures and words that its readers only show.
+    """Return the entry of one attack in ``leakage.json``, with metrics and texts ready to show.
 
     Raises:
-        ArgumentError: it found what JSON cannot hold.
+        ArgumentError: the attack's record is not JSON.
     """
     name, part = attack.registered_name, replace_nonfinite(part)
     try:
@@ -163,16 +162,16 @@ def attack_record(attack: Attack, part: Any) -> dict[str, Any]:
 
 
 def leakage_sentence(leakage: Mapping[str, Any]) -> str:
-    """What left, and what each attack got, at its strength.
+    """Summarize the releases and the result of each attack.
 
     Args:
-        leakage: what ``leakage.json`` holds.
+        leakage: contents of ``leakage.json``.
 
-    >>> leakage_sentence({"title": "FedKD", "leaves": ["logits"], "attacks": []})
+    >>> leakage_sentence({"title": "FedKD", "releases": ["logits"], "attacks": []})
     'FedKD: logits left the nodes. None of the attacks applied, which says nothing about others.'
     """
-    released = ", ".join(leakage["leaves"]) or "nothing"
-    private_kinds = [kind for kind in (PRIVATE_DATA, LABEL_MAPS) if kind in leakage["leaves"]]
+    released = ", ".join(leakage["releases"]) or "nothing"
+    private_kinds = [kind for kind in (PRIVATE_DATA, LABEL_MAPS) if kind in leakage["releases"]]
     warning = f" Whoever has the {' and '.join(private_kinds)} needs no attack." if private_kinds else ""
     sentences = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
     findings = " ".join(sentences) or "None of the attacks applied, which says nothing about others."
@@ -186,6 +185,6 @@ def leakage_sentence(leakage: Mapping[str, Any]) -> str:
 
 
 def _largest_epsilon(result: Mapping[str, Any]) -> float | None:
-    """The largest of the nodes' epsilons; None where some node has none."""
+    """Largest epsilon of the nodes; None if a node has none."""
     told = [node.get("epsilon") for node in (result.get("privacy") or {}).get("nodes", [])]
     return max(told) if told and None not in told else None

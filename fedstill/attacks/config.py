@@ -1,4 +1,4 @@
-"""Which attacks a run meets, and how strong they are."""
+"""Configuration of the attacks on a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from fedstill.core.config_tables import read_value, to_table
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import CheckedOptions, NonNegativeInt
 
-RESERVED_KEYS = ("attacks", "seed")  # keys that no attack's options stand under
+RESERVED_KEYS = ("attacks", "seed")  # keys that are not attacks
 
 
 @dataclass(frozen=True)
 class LeakageConfig(CheckedOptions):
-    """The attacks of ``fedstill attack``.
+    """Attacks of ``fedstill attack``.
 
     Args:
-        attacks: with their options, in the order in which they are tried; each once.
-        seed: every random draw of the attacks follows from this number.
+        attacks: attacks with their options, in order; each attack once.
+        seed: seed of every random number of the attacks.
+
+    >>> [attack.registered_name for attack in LeakageConfig().attacks]
+    ['inversion', 'membership', 'memorization', 'counts']
     """
 
     attacks: tuple[Attack, ...] = field(
@@ -37,9 +40,9 @@ class LeakageConfig(CheckedOptions):
 
     @classmethod
     def quick(cls) -> LeakageConfig:
-        """All attacks with as few models, victims and permutations as show anything: a first look.
+        """Return all attacks with few models, victims and permutations, for a first look.
 
-        What it gets is less than what there is: 4 shadow models tell members from others worse than 16 do.
+        The results are weaker than with the defaults: 4 shadow models detect fewer members than 16.
         """
         options: Mapping[str, Mapping[str, Any]] = {
             "membership": {"shadows": 4, "records": 500, "responses": 500},
@@ -50,11 +53,10 @@ class LeakageConfig(CheckedOptions):
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> LeakageConfig:
-        """Attacks from a table, as TOML has it: their names, and their options in tables below.
+        """Read attacks from a TOML table: their names, and one table of options for each.
 
         Raises:
-            FedstillError: a key that is none, options of an attack that is not chosen, or a value that is not
-                allowed.
+            FedstillError: an unknown key, options of an attack that is not chosen, or an invalid value.
 
         >>> chosen = LeakageConfig.from_table({"attacks": ["membership"], "membership": {"shadows": 4}})
         >>> chosen.to_table()["membership"]["shadows"]
@@ -76,13 +78,12 @@ class LeakageConfig(CheckedOptions):
         return cls(attacks, read_value(int, table.get("seed", 0), "leakage.seed"))
 
     def to_table(self) -> dict[str, Any]:
-        """The same as a table, which :meth:`from_table` reads back."""
+        """Return a table that :meth:`from_table` reads."""
         named = {attack.registered_name: to_table(attack) for attack in self.attacks}
         return {"attacks": list(named), "seed": self.seed, **named}
 
     @property
     def columns(self) -> tuple[LeakageColumn, ...]:
-        """Of a comparison whose runs are attacked so; first come those of attacks that methods are drawn
-        against."""
+        """Columns of a comparison of attacked runs, first those with an axis for a figure."""
         ordered = sorted(self.attacks, key=lambda attack: not any(column.axis for column in attack.columns))
         return tuple(column for attack in ordered for column in attack.columns)

@@ -1,16 +1,16 @@
-"""How far generated images are from real ones, and how good: FID, KID, inception scores.
+"""Distance of generated images from real ones, and their quality: FID, KID, inception scores.
 
-Distances are in pixels or in a network's features, and mean little without the space that they are measured
-in. So each extractor has a name, and every result that used one carries it.
+Distances are in pixels or in a network's features, and depend on the space in which they are measured. Each
+extractor therefore has a name that every result states.
 
-Far from private images is no protection, as noise is far from all; near to them is no leak, as held-out
-images are near too. So beside a node's FID stands that of held-out images, real ones that are nobody's.
-Whether private images come out, copy_tests.py asks.
+A large distance from private images is no protection, as noise is far from all images. A small one is no
+leak, as held-out images are near too. A node's FID is therefore reported together with that of held-out
+real images. The test of memorization is in ``memorization.py``.
 
-FID of few images is too high, by a part that goes as 1 / N and differs between generators (Chong, Forsyth:
-"Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). So beside it stand numbers
-of images, whether they are enough for covariances of full rank, and the kernel distance, which has no such
-part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
+FID of few images is too high, by a part that grows as 1 / N and differs between generators (Chong, Forsyth:
+"Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). It is therefore reported
+with the numbers of images, a note whether they suffice for covariances of full rank, and the kernel
+distance, which has no such part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.models.module_utils import deep_copy
 
-IMAGES_AT_ONCE = 256  # images whose features are computed at once
+IMAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """Images to vectors, with a name to be printed beside every number that came of them.
+    """Map from images to feature vectors, with a name for all reported numbers.
 
     Args:
-        of: a batch ``(B, C, H, W)`` to vectors ``(B, d)``, without state.
-        device: where ``of`` computes; None: where the images are.
+        name: for reports.
+        of: maps a batch ``(B, C, H, W)`` to vectors ``(B, d)``, without state.
+        device: device of ``of``; None: that of the images.
 
     >>> space = pixel_extractor()
     >>> space.name, space(torch.tensor([[[[0.25, 2.0]]]])).tolist()
@@ -47,11 +48,11 @@ class Extractor:
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Images as the networks take them ``(N, C, H, W)`` to vectors ``(N, d)``, float64, on the CPU.
+        """Map normalized images ``(N, C, H, W)`` to vectors ``(N, d)``, float64, on the CPU.
 
         Raises:
             ArgumentError: there are no images.
-            DataError: a vector holds NaN or infinity: distances would be none.
+            DataError: a vector holds NaN or infinity, so that distances are undefined.
         """
         if not len(images):
             raise ArgumentError("images", 0, "one or more")
@@ -63,10 +64,10 @@ class Extractor:
 
 
 def pixel_extractor(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Extractor:
-    """Pixels in 0..1, all in one vector; what is outside is cut off, as a picture is.
+    """Return an extractor of pixels in 0..1 as one vector; values outside are clamped.
 
     Args:
-        mean, std: one a channel, by which the images that it will be given were normalized.
+        mean, std: normalization of the images, one number per channel.
     """
     scale = [torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std)]
 
@@ -78,17 +79,19 @@ def pixel_extractor(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,
 
 
 def penultimate_extractor(model: nn.Module, example: torch.Tensor, model_name: str) -> Extractor:
-    """What goes into a network's last layer: of a copy, in evaluation mode, as the network is now.
+    """Return an extractor of the inputs of a network's last layer, from a copy in evaluation mode.
 
     The last layer is the last one with parameters of its own that an input passes, so that any architecture
-    will do. Features with places ``(B, p, h, w)`` are averaged over these.
+    is supported. Features with positions ``(B, p, h, w)`` are averaged over them.
 
     Args:
-        example: one input or more ``(B, ...)``, to find the layer by.
-        whose: as in "student": stands in the name.
+        model: any network; it is copied.
+        example: one input or more ``(B, ...)``, to find the layer.
+        model_name: for the extractor's name, such as "student".
 
     Raises:
-        ModelError: no layer with parameters, or it takes something else than ``(B, p)`` or ``(B, p, h, w)``.
+        ModelError: no layer has parameters, or the last one takes inputs other than ``(B, p)`` or ``(B, p,
+            h, w)``.
     """
     network = deep_copy(model).eval().requires_grad_(False)
     device = next((own.device for own in network.parameters()), None)
@@ -121,8 +124,8 @@ def penultimate_extractor(model: nn.Module, example: torch.Tensor, model_name: s
 def frechet_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """Frechet distance of the Gaussians with the means and covariances of two sets: ``(N, d)``, ``(M, d)``.
 
-    ``|m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2))``, S with N - 1 (Heusel et al.: "GANs Trained by a Two
-    Time-Scale Update Rule", NeurIPS 2017); torchmetrics', in float64. 0 or more.
+    ``|m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2))``, S with N - 1 (Heusel et al.: "GANs Trained by a
+    Two Time-Scale Update Rule", NeurIPS 2017), 0 or more; by torchmetrics, in float64.
 
     >>> x = torch.tensor([[-1.0], [1.0]])  # variance 2
     >>> round(frechet_distance(x, 2 * x + 3), 6)  # 3^2 + 2 + 8 - 2 * sqrt(2 * 8)
@@ -130,7 +133,7 @@ def frechet_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    center = y.double().mean(0)  # nothing changes by it, but for the digits that sums of squares lose
+    center = y.double().mean(0)  # centering avoids the loss of digits in sums of squares
     metric = FrechetInceptionDistance(feature=_IdentityFeatures(x.shape[1]))
     metric.update(x.double() - center, real=False)
     metric.update(y.double() - center, real=True)
@@ -138,9 +141,9 @@ def frechet_distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def kernel_distance(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Squared maximum mean discrepancy without bias, of the kernel ``(x . y / d + 1)^3``: KID.
+    """Unbiased squared maximum mean discrepancy of the kernel ``(x . y / d + 1)^3``: KID.
 
-    Of all pairs at once, not a mean over subsets; it may be below 0 where the sets are alike.
+    It is computed from all pairs at once, not as a mean over subsets, and may be below 0 for similar sets.
 
     >>> kernel_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [1.0]]))  # 1 + 8 - 2 * (1 + 8) / 2
     0.0
@@ -159,13 +162,15 @@ def kernel_distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 @torch.no_grad()
 def inception_score(logits: torch.Tensor) -> float:
-    """``exp(E KL(p(y | x) || p(y)))`` of a classifier's logits ``(N, classes)``: 1 .. classes, high is good.
+    """Inception score ``exp(E KL(p(y | x) || p(y)))`` of a classifier's logits ``(N, classes)``: 1 ..
+    classes, higher is better.
 
-    Salimans et al.: "Improved Techniques for Training GANs", NeurIPS 2016; over all images at once, not the
-    mean over ten parts, whose size would count (Barratt, Sharma: "A Note on the Inception Score", 2018).
+    Salimans et al.: "Improved Techniques for Training GANs", NeurIPS 2016. It uses all images at once, not
+    the mean over ten parts, which would depend on their size (Barratt, Sharma: "A Note on the Inception
+    Score", 2018).
 
     Raises:
-        DataError: they hold NaN or infinity.
+        DataError: the logits hold NaN or infinity.
 
     >>> round(inception_score(100 * torch.eye(4)), 4), round(inception_score(torch.ones(5, 4)), 4)
     (4.0, 1.0)
@@ -180,15 +185,14 @@ def inception_score(logits: torch.Tensor) -> float:
 
 
 def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module]) -> dict[str, float]:
-    """Inception scores of images ``(N, C, H, W)`` by each of some classifiers, by name.
+    """Inception scores of images ``(N, C, H, W)`` by each of several classifiers, by name.
 
-    FedIOD's adapted score is the mean of those of the nodes' models.
-
-    "Evaluated by each locally trained model T_k (taking average of all local models)" is read here as: each
-    model has a score of its own, at temperature 1, and nodes count alike. Copies judge, in evaluation mode.
+    FedIOD's adapted score is the mean of the scores by the nodes' models. "Evaluated by each locally
+    trained model T_k (taking average of all local models)" is read as follows: each model gives a score, at
+    temperature 1, and all nodes have equal weight. Copies in evaluation mode are used.
 
     Raises:
-        DataError: logits that hold NaN or infinity.
+        DataError: logits hold NaN or infinity.
     """
     scores: dict[str, float] = {}
     for name, model in classifiers.items():
@@ -199,7 +203,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
 
 
 class _IdentityFeatures(nn.Module):
-    """Stands where torchmetrics has a network: what it is given are the features."""
+    """Stand-in for torchmetrics' network: the inputs are the features."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()

@@ -1,16 +1,13 @@
-"""Nodes with a few images in a run's own protocol, what they release in one round, and attacks on that.
+"""Gradient inversion: recover images from the parameters that a node with few images would release.
 
-For a later round the victims take part from the first one on, beside the run's own nodes, some of which hold
-the same images; all nodes take part in every round. Parameters that a method keeps at its nodes are unknown
-to the server, but for the first round, which all nodes begin with the weights that it sent. For later rounds
-it takes these first weights in their place.
+The update of thousands of images cannot be inverted. Victims with one image, or a few, therefore take part
+in the run as it is configured, and the server attacks their release in one round, knowing what it sent and
+how nodes train. A node with more images leaks less to this attack; larger ``images`` show how much less.
 
-The gradient-inversion attack: images from the parameters that a node with a few of them would release.
-
-Nobody inverts the update of thousands of images. So victims of one image, or a few, take part in the run as
-it is configured (:mod:`fedstill.attacks.gradient_inversion`), and what they release in one round is attacked by the
-server, who knows what it sent and how nodes train. A node that holds more loses less to this attack; how much
-less, larger ``images`` tell.
+To attack a later round, the victims take part from the first round on, next to the run's own nodes, some of
+which hold the same images; all nodes take part in every round. Parameters that a method keeps at its nodes
+are unknown to the server except in the first round, which all nodes start with the weights that it sent. In
+later rounds the attack uses these initial weights instead.
 """
 
 from __future__ import annotations
@@ -54,16 +51,16 @@ TITLES = {
     "layers": "layer by layer",
 }
 SHARED_TEXTS = {"all": "all parameters", EXTRACTOR: "the extractor", HEAD: "the head"}
-GUESS_IMAGES = 500  # images that the guess is the mean of
-GRAY_LEVEL_PSNR = 48.2  # dB of an error of one of 256 grays
-MIN_PSNR_GAIN = 1.0  # dB above a guess, below which an attack is called no better than it
+GUESS_IMAGES = 500  # whose mean is the guess
+GRAY_LEVEL_PSNR = 48.2  # dB, for an error of one of 256 gray levels
+MIN_PSNR_GAIN = 1.0  # dB above the guess from which an attack counts as better
 
 
 @dataclass(frozen=True)
 class GradientInversion(Attack):
-    """Which nodes are attacked by gradient inversion, and how."""
+    """Gradient inversion of the releases of nodes with few images."""
 
-    title: ClassVar[str] = "Images worked out from what a node of few images would send: gradient inversion"
+    title: ClassVar[str] = "Gradient inversion: images recovered from the release of a node with few images"
     columns: ClassVar[tuple[LeakageColumn, ...]] = (
         LeakageColumn(
             name="psnr_db",
@@ -83,17 +80,19 @@ class GradientInversion(Attack):
     user_errors: ClassVar[tuple[str, ...]] = ("inversion.round", "inversion.victims")
 
     victims: PositiveInt = 4
-    """Nodes that are attacked, each with images of its own."""
+    """Number of attacked nodes, each with different images."""
     images: PositiveInt = 1
-    """Images that each of them holds."""
+    """Number of images of each victim."""
     round: NonNegativeInt = 0
-    """The round whose release is attacked; 0 is the first. Before a later one, the run's own nodes take part,
-    so that parameters are what they would be then."""
+    """Round whose release is attacked; 0 is the first. Before a later one, the run's own nodes take part,
+    so that parameters are as trained by then.
+    """
     attacks: tuple[str, ...] = ("dlg", "idlg", "inverting", "layers")
     """dlg, idlg, inverting (gradients) and layers (layer by layer, for LeNet-5 with ReLU and max pooling)."""
     steps: PositiveInt = DLG.steps
-    """L-BFGS steps of dlg and idlg at most, of 20 iterations each (published: 300). Gray images are known
-    before; images in color want 200."""
+    """Largest number of L-BFGS steps of dlg and idlg, of 20 iterations each (published: 300). Gray images
+    are recovered earlier; color images need 200.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,11 +179,11 @@ class GradientInversion(Attack):
 
 
 def run_inversion(replayed: ReplayedRun, attack: GradientInversion, seed: int) -> AttackResult:
-    """Attack victims of a run; pictures are originals and recovered images ``(V B, C, H, W)``.
+    """Invert the releases of all victims by each attack.
 
     Raises:
-        FedstillError: the method shares no parameters, or not in this round; or its task has other than one
-            label an image; one line says why.
+        MethodRefused: no attack applies.
+        FedstillError: see :func:`make_victims`.
     """
     victims = make_victims(replayed, seed, count=attack.victims, images=attack.images, round=attack.round)
     pixels = PixelRange.of(
@@ -226,7 +225,7 @@ def run_inversion(replayed: ReplayedRun, attack: GradientInversion, seed: int) -
     if not records:
         raise MethodRefused(replayed.config.method.title, "every victim", skipped[0][1])
     schedule = victims[0].schedule
-    # What real images are on the mean: who knows that needs no attack to guess so much.
+    # The mean of real images is a guess that needs no attack.
     guess = torch.cat(
         [part.inputs[: max(1, GUESS_IMAGES // len(replayed.parts))] for part in replayed.parts]
     ).mean(0)
@@ -251,12 +250,14 @@ def run_inversion(replayed: ReplayedRun, attack: GradientInversion, seed: int) -
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """One node's release, and what it was made from.
+    """A victim's release, and the data behind it.
 
     Args:
-        data: what the node holds: the truth, for comparison alone.
-        part: of the parameters, that was shared.
-        beside: what its training descended beside the task's own loss; "" where that was all.
+        release: update as attacks take it.
+        data: the victim's images, the truth for comparison.
+        part: of the parameters that was shared.
+        schedule: local training steps.
+        beside: loss in addition to the task's own in the training; "" if there is none.
     """
 
     release: ObservedUpdate
@@ -267,11 +268,12 @@ class Victim:
 
 
 def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
-    """``count`` nodes with a few images each, and what left them in the round that is attacked.
+    """Run the method with ``count`` victims of a few images each, and collect their releases in the
+    attacked round.
 
     Raises:
-        FedstillError: the method shares no parameters, or not in this round; or its task has other than one
-            label an image; one line says why.
+        FedstillError: the method shares no parameters, or none in this round, or its task does not have one
+            label per image.
     """
     run, setting = replayed.config, replayed.setting
     if setting.task.kind != "class" or setting.task.form != "images":
@@ -308,13 +310,17 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
 def invert_victim(
     victim: Victim, attack: str, pixels: PixelRange, seed: int, steps: int = DLG.steps
 ) -> RecoveredImages:
-    """What one attack gets of one node, in the order of what the node holds.
+    """Recover one victim's images by one attack, in the order of the true images.
 
     Args:
-        steps: of L-BFGS, for the attacks that take them.
+        victim: its release.
+        attack: name of the attack.
+        pixels: range of the images.
+        seed: seed of the search.
+        steps: of L-BFGS, for the attacks that use them.
 
     Raises:
-        ArgumentError: the attack does not apply to what was released.
+        ArgumentError: the attack does not apply to the release.
     """
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
     steps_taken, is_gradient = len(victim.schedule.rates), victim.release.is_gradient
@@ -335,7 +341,7 @@ def invert_victim(
 
 
 def describe_knowledge(victim: Victim, round: int) -> str:
-    """What the adversary has beside the release, in words."""
+    """Describe the adversary's knowledge in addition to the release."""
     schedule, part = victim.schedule, victim.part
     steps = f"{format_count(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
     text = f"the server knows what it sent and how nodes train ({steps})"
@@ -352,7 +358,7 @@ def describe_knowledge(victim: Victim, round: int) -> str:
 
 
 def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
-    """Images of the run's own nodes, each once: the first victim has those of the first node, and so on."""
+    """Sample images of the run's own nodes without replacement; victims take them from the nodes in turn."""
     orders = (
         torch.randperm(len(part), generator=torch_generator(seed, "victims", at))
         for at, part in enumerate(parts)
@@ -370,7 +376,7 @@ def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, se
 def _collect_releases(
     experiment: ObservedSimulation, names: Sequence[str], round: int
 ) -> dict[str, ObservedRelease]:
-    """Each victim's parameters as they left it in a round, with what it had been sent."""
+    """Return each victim's parameter release in a round, with the tensors it had received."""
     by_node: dict[str, list[ObservedRelease]] = {name: [] for name in names}
 
     def collect(release: ObservedRelease) -> None:
@@ -387,7 +393,7 @@ def _collect_releases(
 def _make_victim(
     model: nn.Module, release: ObservedRelease, schedule: Schedule, data: TensorData, beside: str
 ) -> Victim:
-    """A release as attacks take it: what changed, from the weights that the server sent."""
+    """Return the change from the weights that the server sent, as attacks take it."""
     (name,) = (name for name, kind in release.kinds.items() if kind in PART_OF_KIND)
     kind = release.kinds[name]
     (sent_name,) = (sent for sent, of in release.asked.items() if of == kind)

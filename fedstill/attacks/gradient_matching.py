@@ -1,18 +1,16 @@
-"""Images that an attack got, and how like the true ones they are.
+"""Gradient matching: search for images whose gradient, or update, is the one that a node released.
 
-Gradient matching: images whose gradient, or whose update, is the one that a node released.
-
-Three attacks, which are three settings of one search (:data:`SEARCHES`):
+Three attacks are three configurations of one search (:data:`SEARCHES`):
 
 - DLG: Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019: squared distance of gradients, L-BFGS,
-  labels sought together with the images.
-- iDLG: Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", arXiv:2001.02610: the label is read
-  off the last layer's gradient. For batches how often each class occurs, from the bias, as in Geng et al.,
-  "Towards General Deep Leakage in Federated Learning", arXiv:2110.09074.
-- Inverting gradients: Geiping, Bauermeister, Droege, Moeller, "Inverting Gradients", NeurIPS 2020: one minus
-  the cosine, total variation, Adam on the sign of the slope, pixels kept in their range.
+  labels searched together with the images.
+- iDLG: Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", arXiv:2001.02610: the label is
+  read from the last layer's gradient. In batches, the frequency of each class is read from the bias, as in
+  Geng et al., "Towards General Deep Leakage in Federated Learning", arXiv:2110.09074.
+- Inverting gradients: Geiping, Bauermeister, Droege, Moeller, "Inverting Gradients", NeurIPS 2020: one
+  minus the cosine, total variation, Adam on the sign of the input gradient, pixels clamped to their range.
 
-The search ends with the restart of least loss: an adversary has no truth to choose by.
+The result is the restart with the smallest loss, as an adversary does not know the truth.
 """
 
 from __future__ import annotations
@@ -33,49 +31,49 @@ from fedstill.models.module_utils import deep_copy
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import reconstruction
 
-LBFGS_ITERATIONS = 20  # iterations of one L-BFGS step, as DLG's published code has it
-ADAM_LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps
-CONVERGED_LOSS = 1e-9  # relative squared distance at which images are known to far more than 8 bits
+LBFGS_ITERATIONS = 20  # in one step, as in DLG's published code
+ADAM_LR = 0.1  # divided by 10 after 3, 5 and 7 eighths of the steps
+CONVERGED_LOSS = 1e-9  # relative squared distance at which images are exact to far more than 8 bits
 LossFunction = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class PixelRange:
-    """The range of pixels: numbers, or one a channel ``(C, 1, 1)``."""
+    """Range of normalized pixels: numbers, or one per channel ``(C, 1, 1)``."""
 
     low: float | torch.Tensor = -1.0
     high: float | torch.Tensor = 1.0
 
     @classmethod
     def of(cls, mean: torch.Tensor, std: torch.Tensor) -> PixelRange:
-        """Of images that were normalized by these."""
+        """Return the range of images normalized by mean and std."""
         return cls((0 - mean) / std, (1 - mean) / std)
 
     def unit(self, images: torch.Tensor) -> torch.Tensor:
-        """Images from 0 to 1, as they are looked at and measured."""
+        """Scale images to 0 .. 1, for display and metrics."""
         return (images - self.low) / (self.high - self.low)
 
     def kept(self, images: torch.Tensor) -> torch.Tensor:
-        """Images without what lies out of range."""
+        """Clamp images to the range."""
         low, high = (torch.as_tensor(end).to(images) for end in (self.low, self.high))
         return images.maximum(low).minimum(high)
 
     def shown(self, images: torch.Tensor) -> torch.Tensor:
-        """Images as bytes, uint8."""
+        """Convert images to bytes, uint8."""
         return self.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
 
-DEFAULT_PIXELS = PixelRange()  # inputs as they are normalized by default
+DEFAULT_PIXELS = PixelRange()  # of inputs with the default normalization
 
 
 @dataclass(frozen=True)
 class RecoveredImages:
-    """What an attack got.
+    """Result of an attack.
 
     Args:
         images: ``(B, C, H, W)`` in the pixels' range.
         labels: ``(B,)`` int64.
-        loss: of the search, by which restarts are compared.
+        loss: final loss of the search, which compares restarts.
         psnr: dB of each image against the true one; empty before :meth:`against`.
     """
 
@@ -85,7 +83,7 @@ class RecoveredImages:
     psnr: tuple[float, ...] = ()
 
     def against(self, true: torch.Tensor, pixels: PixelRange = DEFAULT_PIXELS) -> RecoveredImages:
-        """The same in the order of the true images ``(B, C, H, W)`` that each is most like, and how like."""
+        """Match the images to the true ones ``(B, C, H, W)``, and add their PSNR."""
         from scipy.optimize import linear_sum_assignment  # heavy
 
         errors = (true.flatten(1)[:, None].double() - self.images.flatten(1).double()).square().sum(2)
@@ -98,19 +96,20 @@ class RecoveredImages:
 
 @dataclass(frozen=True)
 class InversionConfig:
-    """How images are sought."""
+    """Options of the search for images."""
 
     cosine: bool = False
-    """One minus the cosine, by Adam on signs of slopes with pixels kept in range; else the squared distance
-    over the squared length of what was released, by L-BFGS without bounds. In float64."""
+    """True: one minus the cosine, by Adam on gradient signs with pixels clamped to their range. False:
+    squared distance divided by the squared length of the release, by L-BFGS without bounds. In float64.
+    """
     labels: Literal["sought", "read"] = "sought"
-    """Labels are unknowns, or are read off the last layer's gradient beforehand."""
+    """sought: labels are unknowns of the search. read: labels are read from the last layer's gradient."""
     steps: int = 25
-    """Of L-BFGS steps of 20 iterations each; of Adam plain ones."""
+    """Number of L-BFGS steps of 20 iterations each, or of Adam steps."""
     tv: float = 0.0
     """Weight of the total variation: mean absolute difference of neighbors, pixels from 0 to 1."""
     restarts: int = 1
-    """Starts from other noise; the one with the least loss counts."""
+    """Number of starts from different noise; the one with the smallest loss is used."""
 
 
 DLG = InversionConfig(restarts=4)
@@ -129,15 +128,19 @@ def invert(
     seed: int = 0,
     labels: torch.Tensor | None = None,
 ) -> RecoveredImages:
-    """Seek the images behind a release.
+    """Search for the images behind a release.
 
     Args:
+        release: gradient or update, and the network.
         shape: ``(C, H, W)`` of an image.
-        count: how many images, B.
-        labels: ``(B,)``, where they are known; else they are read or sought as the config says.
+        count: number of images, B.
+        config: options of the search.
+        pixels: range of the images.
+        seed: of the initial noise.
+        labels: ``(B,)``, if they are known; else they are read or searched, by the config.
 
     Raises:
-        ArgumentError: labels are to be read, and the last layer was not shared.
+        ArgumentError: labels are to be read, but the last layer was not released.
     """
     if labels is None and config.labels == "read":
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
@@ -149,7 +152,7 @@ def invert(
         candidates.append(_search(double_release, (count, *shape), labels, config, pixels, generator))
         if candidates[-1].loss < CONVERGED_LOSS:
             break
-    # A search that has left all bounds ends without a loss, and counts as the worst.
+    # A diverged search has the loss NaN, and counts as the worst.
     best = min(candidates, key=lambda found: math.inf if math.isnan(found.loss) else found.loss)
     return replace(best, images=best.images.to(next(iter(release.target.values())).dtype))
 
@@ -202,7 +205,7 @@ def _run_lbfgs(unknowns: list[torch.Tensor], loss: LossFunction, steps: int) -> 
     previous = math.inf
     for _ in range(steps):
         value = float(optimizer.step(closure).detach())  # type: ignore[no-untyped-call]
-        if not value < previous or value < CONVERGED_LOSS:  # it stands still, or is lost
+        if not value < previous or value < CONVERGED_LOSS:  # no progress, divergence, or convergence
             break
         previous = value
 
@@ -233,14 +236,15 @@ def read_labels(
     pixels: PixelRange = DEFAULT_PIXELS,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Labels, ascending, from the last layer's gradient: ``(B,)`` int64.
+    """Read labels from the last layer's gradient: ``(B,)`` int64, ascending.
 
-    With cross-entropy, the slope of a class's bias is the mean of ``p_c - y_c``, and that of its row of
-    weights the mean of ``(p_c - y_c) f``. One image: its class alone has a negative one (iDLG). More: each
-    class occurs ``B (p_c - slope)`` times, with p from the network's answer to noise in the pixels' range.
+    With cross-entropy, the gradient of a class's bias is the mean of ``p_c - y_c``, and that of its row of
+    weights the mean of ``(p_c - y_c) f``. For one image, only the true class has a negative one (iDLG). In
+    a batch, each class occurs ``B (p_c - gradient)`` times, with p from the network's outputs for noise in
+    the pixels' range.
 
     Raises:
-        ArgumentError: no last layer in what was released, or, for more than one image, no bias.
+        ArgumentError: the release does not hold the last layer, or, for more than one image, no bias.
     """
     layer, gradients, schedule = _last_linear(release.model)[0], release.mean_gradient(), release.schedule
     weight, bias = (f"{layer}.{kind}" for kind in ("weight", "bias"))
@@ -269,7 +273,7 @@ def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def _round_counts(shares: torch.Tensor, total: int) -> torch.Tensor:
-    """Whole numbers with a given sum, close to shares: the class that lacks most gets the next.
+    """Round shares to integers with a given sum: the class with the largest deficit is incremented next.
 
     >>> _round_counts(torch.tensor([1.4, 0.8, -0.2]), 2).tolist()
     [1, 1, 0]
@@ -281,7 +285,7 @@ def _round_counts(shares: torch.Tensor, total: int) -> torch.Tensor:
 
 
 def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: PixelRange = DEFAULT_PIXELS) -> torch.Tensor:
-    """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100: of images brought to [0, 1].
+    """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100, after scaling to [0, 1].
 
     >>> gray, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
     >>> [round(value, 4) for value in psnr(darker, gray, PixelRange(0.0, 1.0)).tolist()]
@@ -291,7 +295,7 @@ def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: PixelRange = DEFAU
 
 
 def gradient_distance(gradients: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:
-    """How far gradients are from those released, all as one vector each, whatever its length.
+    """Relative distance between gradients and the released ones, all parameters as one vector.
 
     >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}
     >>> gradient_distance(a, b, cosine=False).item(), gradient_distance(a, b, cosine=True).item()
@@ -309,7 +313,7 @@ def sum_squares(tensors: Tensors) -> torch.Tensor:
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Mean absolute difference of neighbors, down and across, summed.
+    """Mean absolute difference of neighboring pixels, vertical plus horizontal.
 
     >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
     1.0

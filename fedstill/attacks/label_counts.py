@@ -1,8 +1,8 @@
-"""Label counts: the class histogram that each node gave away, beside the one that it has.
+"""Label counts: the class histogram that each node released, compared with the true one.
 
-Methods that weigh answers by who knows what ask nodes how many examples they hold of each class; the
-audit log has it as "label counts". That is an answer, not an attack: who reads it knows which diseases a
-hospital treats, and how often, up to the noise that the node's owner asked for.
+Methods that weight responses by the nodes' knowledge query the number of examples of each class; the audit
+log calls them "label counts". Reading them needs no attack: they show which diseases a hospital treats, and
+how often, up to the noise that the node's owner chose.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from fedstill.core.errors import MethodRefused
 from fedstill.protocol.queries import NodeSide
 from fedstill.runs.simulation import Simulation
 
-ABSENT_BELOW = 0.5  # told counts below this say that a class is not there
+ABSENT_BELOW = 0.5  # smaller counts report a class as absent
 
 
 @dataclass(frozen=True)
 class LabelCounts(Attack):
-    """Label counts beside the true ones."""
+    """Comparison of released label counts with the true ones."""
 
-    title: ClassVar[str] = "What label counts told"
+    title: ClassVar[str] = "Released label counts"
     notes: ClassVar[tuple[str, ...]] = (
-        "Whoever reads exact counts knows how many records of each class the node has, and which classes "
-        "it has none of.",
+        "Exact counts reveal how many records of each class the node has, and which classes are absent.",
     )
 
     def refusal(self, side: NodeSide) -> str | None:
@@ -97,10 +96,10 @@ def _detail_rows(node: Mapping[str, Any]) -> Iterator[LeakageMetric]:
 
 
 def compare_counts(released: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:
-    """How near to the truth the label counts ``(C,)`` are that left each node, in the order of the nodes.
+    """Compare the label counts ``(C,)`` that each node released with the true ones, in the order of the
+    nodes.
 
-    Those that told nothing, or hold nothing that is counted (findings, of which all are absent), have no
-    entry.
+    Nodes that released none, or hold nothing that is counted (all findings absent), have no entry.
     """
     names, records = list(experiment.setting.classes), []
     for node in experiment.nodes:
@@ -116,24 +115,27 @@ def compare_counts(released: Mapping[str, torch.Tensor], experiment: Simulation)
 def compare_histograms(
     released: torch.Tensor, true: torch.Tensor, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """What somebody knows of a node's classes who was told counts.
+    """Compare one node's released counts with the true ones.
 
-    A class share is a class's part of all that is told: told counts below 0 count as 0, and where nothing is
-    left, every class is as likely as another.
+    A class share is the class's part of all counts. Negative counts count as 0; without any positive count
+    all classes have equal shares.
 
     Args:
-        told, true: by class ``(C,)``; as they left the node's gate, and 0 or more, not all of them 0.
-        classes: names; without them their numbers.
+        released: by class ``(C,)``, as they left the node's gate.
+        true: by class ``(C,)``, 0 or more, not all of them 0.
+        classes: names; default: the indices.
 
     Returns:
-        ``exact``: whether each count is told as it is (with noise that happens by chance, if seldom).
-        ``total_variation``: half the summed differences of class shares, 0 (the same) .. 1 (nothing in
-        common). ``largest_error`` and ``largest_class``: the largest difference of a share, and whose.
-        ``size_error``: examples told in all, less those that there are. ``absent`` and ``told_absent``:
-        classes of which the node holds nothing, and those that are told as 0.
+        ``exact``: whether all counts are equal (noise may lead to this by chance, but rarely).
+            ``total_variation``: half the summed differences of class shares, from 0 (equal) to 1
+            (disjoint). ``largest_error`` and ``largest_class``:
+        the largest difference of a share, and its class. ``size_error``: total of the released counts minus
+            that of the
+        true ones. ``absent`` and ``reported_absent``: classes without records at the node, and those
+            released as 0.
 
-    >>> found = compare_histograms(torch.tensor([6.0, 0.0, 4.0]), torch.tensor([5.0, 0.0, 5.0]))
-    >>> round(found["total_variation"], 3), found["largest_class"], found["reported_absent"]
+    >>> record = compare_histograms(torch.tensor([6.0, 0.0, 4.0]), torch.tensor([5.0, 0.0, 5.0]))
+    >>> round(record["total_variation"], 3), record["largest_class"], record["reported_absent"]
     (0.1, '0', ['1'])
     """
     released, true = released.detach().double().cpu(), true.detach().double().cpu()
@@ -154,7 +156,7 @@ def compare_histograms(
 
 
 def _class_shares(counts: torch.Tensor) -> torch.Tensor:
-    """Each class's part, ``(C,)`` float64, summing to 1; of nothing, all alike."""
+    """Share of each class, ``(C,)`` float64, summing to 1; equal shares without any records."""
     positive = counts.clamp_min(0)
     total = positive.sum()
     return positive / total if total > 0 else torch.full_like(counts, 1 / len(counts))

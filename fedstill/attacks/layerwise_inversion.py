@@ -1,14 +1,17 @@
-"""Images behind the gradient of a network with ReLU and max pooling, from its last layers to its first.
+"""Layer-by-layer inversion of gradients of networks with ReLU and max pooling, from the last layers to the
+first.
 
-Matching gradients finds little there: who fires and which pixel wins a pooling window jumps as the image
-moves. But the gradient of the first linear layer is ``sum_b delta_b f_b^T``, that of its bias ``sum_b
-delta_b``: of one image the features f and what is pulled back through them follow exactly (Zhu, Blaschko,
-"R-GAP", ICLR 2021), of a few from where ReLU has made delta zero (Dimitrov et al., "SPEAR", NeurIPS 2024).
-Given those, a block's gradient is linear in its input, but for who fires and wins. So these are softened, and
-sharpened while the input is sought: first the last block's, then the one before, in the end the image.
+Gradient matching fails there, as the active units and the winners of the pooling windows jump when the
+image changes. But the gradient of the first linear layer is ``sum_b delta_b f_b^T``, and that of its bias
+``sum_b delta_b``. For one image, the features f and the gradients delta follow exactly (Zhu, Blaschko,
+"R-GAP", ICLR 2021); for a few, they follow from the zeros that ReLU leaves in delta (Dimitrov et al.,
+"SPEAR", NeurIPS 2024). Given these, a block's gradient is linear in its input except for active units and
+winners. These are softened, and sharpened during the search for the input: first of the last block, then of
+the one before it, and finally for the image.
 
-The head's gradient alone gives the features too. An image with these is sought where the adversary has the
-extractor, as at the start, when all had the server's: the wider it is, the more of the image they fix.
+The head's gradient alone gives the features, too. The image with these features is searched if the
+adversary has the extractor, as in the first round, when all nodes have the server's. The wider the
+extractor, the more of the image the features determine.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ from fedstill.core.seeds import torch_generator
 from fedstill.models.extractor_head import split_model
 
 EXPECTED_NETWORK = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
-EXPECTED_COUNT = "so few that a ReLU's zeros tell one image's slopes from another's"
-ZERO_TOLERANCE = 1e-4  # of a row's length: below it, a number was zero before rounding
-Weights = tuple[torch.Tensor, ...]  # of each block's convolution in turn, weight and bias
-Activations = list[tuple[torch.Tensor, torch.Tensor]]  # of each block, who won and who fired
-Bounds = tuple[torch.Tensor, torch.Tensor]  # the least and the most, (B, C, H, W) each
+EXPECTED_COUNT = "so few that a ReLU's zeros separate the images' gradients"
+ZERO_TOLERANCE = 1e-4  # relative to a row's norm: smaller numbers count as zero
+Weights = tuple[torch.Tensor, ...]  # weight and bias of each block's convolution
+Activations = list[tuple[torch.Tensor, torch.Tensor]]  # winners and active units of each block
+Bounds = tuple[torch.Tensor, torch.Tensor]  # lower and upper, (B, C, H, W) each
 Candidates = list[torch.Tensor]  # (B, C, H, W) each
 STEPS = 600  # of Adam, for each block and for all at once
 LR = 0.05  # of the first step, in units of half the pixels' range; falls to nothing
@@ -45,12 +48,12 @@ class _Block(NamedTuple):
     name: str
     convolution: nn.Conv2d
     pool: int
-    unit: float  # how much values in a window differ, on noise
-    scale: float  # size of the block's outputs, on noise
+    unit: float  # spread of the values in a window, for noise
+    scale: float  # mean of the block's outputs, for noise
 
 
 class _KnownValues(NamedTuple):
-    """What is known of a chain of blocks: outputs, what is pulled back, gradients of the weights."""
+    """Known values of a chain of blocks: outputs, output gradients and weight gradients."""
 
     outputs: torch.Tensor  # (B, C, H, W)
     pulls: torch.Tensor  # (B, C, H, W)
@@ -66,13 +69,22 @@ def invert_layers(
     pixels: PixelRange = DEFAULT_PIXELS,
     seed: int = 0,
 ) -> RecoveredImages:
-    """Images ``(B, C, H, W)`` behind one gradient of all parameters, or of the head's; of batches up to 4.
+    """Recover images ``(B, C, H, W)`` from one gradient of all parameters, or of the head's, for batches of
+    up to 4.
 
-    Of the head's, the model's extractor is taken for the node's own.
+    For the gradient of a head alone, the model's extractor is taken for the node's.
+
+    Args:
+        release: gradient and network.
+        shape: ``(C, H, W)`` of an image.
+        count: number of images, B.
+        steps: of Adam, for each block and for all at once.
+        pixels: range of the images.
+        seed: of random numbers.
 
     Raises:
-        ArgumentError: another kind of network, a gradient without the head's first layer, or a batch whose
-            images cannot be told apart.
+        ArgumentError: an unsupported network, a gradient without the head's first layer, or a batch whose
+            images cannot be separated.
     """
     noise = torch.randn(4, *shape, generator=torch_generator(seed, "layers", "units"))
     blocks, linear = _find_blocks(release.model, noise)
@@ -80,7 +92,9 @@ def invert_layers(
         [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
         for names in ([block.name for block in blocks], [linear])
     )
-    has_extractor = all(name in release.target for name in convolutions)  # else what came of them is not used
+    has_extractor = all(
+        name in release.target for name in convolutions
+    )  # else a partial gradient is not used
     if missing := ", ".join(name for name in linear_names if name not in release.target):
         raise ArgumentError("release", f"without {missing}", "a gradient of all parameters, or of the head")
     features, deltas = factor_gradient(
@@ -104,7 +118,7 @@ def invert_layers(
 def _invert_blockwise(
     blocks: Sequence[_Block], all_known: _KnownValues, bounds: Bounds, steps: int
 ) -> Candidates:
-    """The image from the input of each block in turn, the last one's first, and again from all at once."""
+    """Invert the blocks from the last to the first, and then all at once from that image."""
     low, high = bounds
     half_range, center = (high - low) / 2, (low + high) / 2
     known = all_known
@@ -134,7 +148,7 @@ def _invert_blockwise(
 
 
 def _invert_features(blocks: Sequence[_Block], known: _KnownValues, bounds: Bounds, steps: int) -> Candidates:
-    """Images with given features: of those the smoother ones, as features fix less than all."""
+    """Search images with given features, and prefer smooth ones, as features do not determine an image."""
     half, tv = (bounds[1] - bounds[0]) / 2, TV / 10
     starts = bounds[0] + half, bounds[0]
     return [
@@ -143,7 +157,7 @@ def _invert_features(blocks: Sequence[_Block], known: _KnownValues, bounds: Boun
 
 
 def _labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
-    """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
+    """Return the class of each image, ``(B,)`` int64: the one whose loss has the recovered gradient."""
     first, *others = split_model(release.model, "model").head.children()
     inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
     outputs = nn.Sequential(*others)(inputs)
@@ -162,20 +176,23 @@ def _labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tenso
 def factor_gradient(
     weight: torch.Tensor, bias: torch.Tensor, count: int, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What went into a linear layer before a ReLU, and the slopes that came back, from its gradient.
+    """Recover the inputs of a linear layer before a ReLU, and the gradients of its outputs, from its weight
+    gradient.
 
-    The gradient's row space is spanned by the inputs. A combination of its left singular vectors that is zero
-    in more places than it was made to be is the slopes of one image.
+    The gradient's row space is spanned by the inputs. A combination of its left singular vectors that has
+    more zeros than it was constructed with is the output gradient of one image.
 
     Args:
         weight: ``(U, N)``, gradient of the weights: ``sum_b delta_b f_b^T``.
-        bias: ``(U,)``, of the biases: ``sum_b delta_b``.
+        bias: ``(U,)``, gradient of the biases: ``sum_b delta_b``.
+        count: number of images, B.
+        seed: of the random combinations.
 
     Returns:
-        f ``(B, N)``, 0 or more, and delta ``(B, U)`` float64, in no order.
+        f ``(B, N)``, 0 or more, and delta ``(B, U)`` float64, in no particular order.
 
     Raises:
-        ArgumentError: the gradient has fewer than B directions, or too few zeros to tell them apart.
+        ArgumentError: the gradient has a rank below B, or too few zeros to separate the images.
     """
     left, singular_values, _ = torch.linalg.svd(weight.double(), full_matrices=False)
     if count > len(singular_values) or not singular_values[count - 1] > 1e-6 * singular_values[0]:
@@ -205,12 +222,12 @@ def factor_gradient(
     features = torch.linalg.lstsq(deltas, weight.double()).solution
     is_nonzero = features > ZERO_TOLERANCE * features.amax(
         1, keepdim=True
-    )  # a unit that rounding alone lets fire does not
+    )  # ignores units that are active by rounding alone
     return features * is_nonzero, deltas.T
 
 
 def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
-    """The blocks before the first linear layer, and its name."""
+    """Return the blocks before the first linear layer, and the layer's name."""
     if not isinstance(model, nn.Sequential):
         raise ArgumentError("release.model", type(model).__name__, EXPECTED_NETWORK)
     parts = split_model(model, "model")
@@ -237,7 +254,9 @@ def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], s
 
 
 def _pooling_windows(maps: torch.Tensor, side: int) -> torch.Tensor:
-    """``(B, C, H, W)`` to ``(B, C, H / side, W / side, side^2)``, without what is left over at the edges."""
+    """Split ``(B, C, H, W)`` into pooling windows ``(B, C, H / side, W / side, side^2)``, without a
+    remainder at the edges.
+    """
     windows = maps.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, side, side)
     return windows.flatten(4)
 
@@ -257,7 +276,9 @@ def _soft_forward(
     sharp: float,
     patterns: Activations | None = None,
 ) -> tuple[torch.Tensor, Activations]:
-    """Softened outputs of a chain before its last ReLU, and who won and fired; with patterns, under these."""
+    """Softened outputs of a chain before its last ReLU, with its winners and active units; or outputs under
+    given ones.
+    """
     activations: Activations = []
     for depth, block in enumerate(blocks):
         convolution = block.convolution
@@ -291,7 +312,7 @@ def _weights(blocks: Sequence[_Block]) -> Weights:
 def _mismatch(
     blocks: Sequence[_Block], x: torch.Tensor, known: _KnownValues, sharp: float, trust: float = 1.0
 ) -> torch.Tensor:
-    """Relative squared errors of outputs, summed over images, and of each weight's gradient."""
+    """Relative squared errors of the outputs, summed over images, and of each weight's gradient."""
     weights = _weights(blocks)
     _, patterns = _soft_forward(blocks, x, weights, sharp)
     fires = known.outputs > 0
@@ -312,7 +333,7 @@ def _mismatch(
 
 
 def _input_gradients(block: _Block, x: torch.Tensor, pulls: torch.Tensor, sharp: float) -> torch.Tensor:
-    """What is pulled back to a block's input, under the pattern that it has there."""
+    """Gradient of a block's input, under the winners and active units at that input."""
     weights = _weights([block])
     _, patterns = _soft_forward([block], x, weights, sharp)
     pulled: torch.Tensor = vjp(lambda x: _soft_forward([block], x, weights, sharp, patterns)[0], x)[1](pulls)[
@@ -333,7 +354,9 @@ def _search_input(
     output_weight: float = 1.0,
     min_tv: float = 0.0,
 ) -> torch.Tensor:
-    """A chain's input: Adam, while winners are sharpened and total variation is let go, down to ``keep``."""
+    """Search a chain's input by Adam, with increasing sharpness and decreasing total variation, down to
+    ``min_tv``.
+    """
     x = (start / unit).requires_grad_()
     optimizer = torch.optim.Adam([x], LR, betas=(0.9, 0.99))
     for step in range(steps):

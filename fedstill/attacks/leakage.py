@@ -1,8 +1,6 @@
-"""What an attack got, as reports have it: figures, columns of comparisons, pictures side by side.
+"""Results of attacks as reports show them: metrics, columns of comparisons, images.
 
-A run's ``leakage.json`` holds these ready to be shown, so that its report needs no attack's code.
-
-What attacks got from a run, as its ``leakage.json`` holds it: ready to be shown, whichever they were.
+A run's ``leakage.json`` holds these ready to be shown, so that a report does not need the code of an attack.
 """
 
 from __future__ import annotations
@@ -20,19 +18,19 @@ LEAKAGE_FILE = "leakage.json"
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageMetric:
-    """One figure that an attack got; those of one ``attack`` on one ``target`` make a line of a table.
+    """One metric of an attack; metrics with equal ``attack`` and ``target`` form one line of a table.
 
     Args:
-        attack: which one, where an attack is tried in several ways; may be empty.
-        target: whom or what it was tried on: a node's name, "student".
-        metric: what the number is: "AUC".
-        value: the number itself, in the unit in which it is written; None where words alone tell it.
-        interval: the ends of its confidence interval, in the same unit.
-        text: the figure as it is written, with its unit; empty: the number, to four digits.
-        baseline: what comes without attacking, as by guessing.
-        note: small print beside it.
-        column: name of the :class:`LeakageColumn` of a comparison that it stands in.
-        detail: for the page alone, and not for the terminal.
+        attack: variant of the attack; may be empty.
+        target: name of a node, or "student".
+        metric: name of the metric, such as "AUC".
+        value: in the unit in which it is shown; None if only text describes it.
+        interval: ends of its confidence interval, in the same unit.
+        text: value as shown, with its unit; empty: the value with four digits.
+        baseline: result without an attack, such as by guessing.
+        note: small print.
+        column: name of its :class:`LeakageColumn` in comparisons.
+        detail: shown on the page only, and not in terminals.
     """
 
     target: str
@@ -48,7 +46,7 @@ class LeakageMetric:
 
     @property
     def written(self) -> str:
-        """The figure as it is written, without its small print.
+        """The metric's value as text, without its note.
 
         >>> LeakageMetric(target="node-0", metric="right", value=0.51236).written
         '0.5124'
@@ -58,17 +56,17 @@ class LeakageMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageColumn:
-    """A figure by which a comparison sets methods side by side: that of the strongest attack of those tried.
+    """A metric that compares methods, for the strongest of the tried attacks.
 
     Args:
         name: in CSV files, and in :class:`LeakageMetric`.
-        head: in terminals and Markdown: "membership AUC".
-        title: on the page, with its unit: "Membership AUC %"; empty: as in terminals.
-        description: how to read it, in a sentence.
-        digits: after the point.
-        lower_is_stronger: whether the least of several values is the strongest attack's, as with p-values.
-        guess: of a figure in percent: what guessing gets, beside which it is drawn.
-        axis: what the figure is called where methods are drawn against it; empty: they are not.
+        head: heading in terminals and Markdown, such as "membership AUC".
+        title: heading on the page, with its unit: "Membership AUC %"; empty: same as ``head``.
+        description: explanation in one sentence.
+        digits: after the decimal point.
+        lower_is_stronger: the smallest value is that of the strongest attack, as with p-values.
+        guess: result of guessing in percent, drawn as a reference.
+        axis: axis label of a figure of methods against this metric; empty: no figure.
     """
 
     name: str
@@ -82,13 +80,13 @@ class LeakageColumn:
 
     @property
     def heading(self) -> str:
-        """What the page calls it."""
+        """Heading on the page."""
         return self.title or f"{self.head[:1].upper()}{self.head[1:]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStrip:
-    """One row of pictures: its head, the name of its stack ``(N, C, H, W)`` uint8, and words below each."""
+    """One row of images: its head, the name of its stack ``(N, C, H, W)`` uint8, and a caption below each."""
 
     head: str
     stack: str
@@ -97,9 +95,7 @@ class ImageStrip:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTable:
-    """Pictures side by side: strips, from top to bottom, of as many as there are ``heads``; ``says`` is what
-    whoever has them should know.
-    """
+    """Rows of images with one column for each of ``heads``; ``note`` is a warning to the reader."""
 
     title: str
     heads: tuple[str, ...]
@@ -109,7 +105,9 @@ class ImageTable:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackReport:
-    """What one attack got; its parts are those of :class:`fedstill.attacks.attack.Attack`."""
+    """Result of one attack; its fields have the meaning of those of
+    :class:`fedstill.attacks.attack.Attack`.
+    """
 
     name: str
     title: str = ""
@@ -123,7 +121,7 @@ class AttackReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedAttack:
-    """An attack that was not tried, and why."""
+    """An attack that was not possible, and the reason."""
 
     attack: str
     reason: str
@@ -131,19 +129,19 @@ class SkippedAttack:
 
 @dataclass(frozen=True, kw_only=True)
 class Leakage:
-    """All of it.
+    """Results of all attacks on a run.
 
     Args:
-        audit: how what was heard differs from the run's audit log; None: it does not.
-        epsilon: that holds at each node; None: there is no guarantee.
-        config: the attacks with their options, as a table.
+        audit: difference between the replay and the run's audit log; None: none.
+        epsilon: privacy guarantee of each node; None: there is none.
+        config: attacks with their options, as a table.
     """
 
     audit: str | None
     attacks: tuple[AttackReport, ...] = ()
     skipped: tuple[SkippedAttack, ...] = ()
     sentence: str = ""
-    leaves: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
     epsilon: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
@@ -152,10 +150,10 @@ class Leakage:
 
     @classmethod
     def read(cls, folder: Path) -> Leakage | None:
-        """Of the run in a folder; None where nobody attacked it.
+        """Read the results in a run's folder; None if the run was not attacked.
 
         Raises:
-            RunFolderError: the file is spoilt.
+            RunFolderError: the file is damaged.
         """
         path = folder / LEAKAGE_FILE
         return load_record(cls, read_result(path), path) if path.exists() else None
@@ -163,7 +161,7 @@ class Leakage:
 
 @dataclass(frozen=True)
 class TableLine:
-    """The figures that one attack got of one target, by their names."""
+    """Metrics of one attack on one target, by name."""
 
     attack: str
     target: str
@@ -171,7 +169,7 @@ class TableLine:
 
 
 def table_lines(rows: Iterable[LeakageMetric]) -> list[TableLine]:
-    """Rows of one attack on one target as a line each, in the order of their first ones."""
+    """Group metrics of one attack on one target into lines, in the order of their first ones."""
     found: dict[tuple[str, str], dict[str, LeakageMetric]] = {}
     for row in rows:
         found.setdefault((row.attack, row.target), {})[row.metric] = row
@@ -179,7 +177,7 @@ def table_lines(rows: Iterable[LeakageMetric]) -> list[TableLine]:
 
 
 def group_tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
-    """Lines as tables: those that follow each other and have a figure in common.
+    """Group consecutive lines with common metrics into tables.
 
     >>> right, auc = (LeakageMetric(target="student", metric=name) for name in ("right", "AUC"))
     >>> metrics = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
@@ -196,7 +194,7 @@ def group_tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
 
 
 def skipped_texts(found: Leakage) -> list[str]:
-    """What was not tried, and why; one text a reason."""
+    """Return one text for each reason, with the attacks that were not possible for it."""
     reasons: dict[str, list[str]] = {}
     for part in found.skipped:
         reasons.setdefault(part.reason, []).append(part.attack)
@@ -204,7 +202,7 @@ def skipped_texts(found: Leakage) -> list[str]:
 
 
 def format_percent(value: float | None) -> str:
-    """A part of 1 in percent.
+    """Format a share of 1 in percent.
 
     >>> format_percent(0.6141), format_percent(None)
     ('61.4%', '-')
@@ -213,7 +211,7 @@ def format_percent(value: float | None) -> str:
 
 
 def percent_fields(value: float, low: float, high: float) -> dict[str, Any]:
-    """Value, interval and text of a row that is a part of 1.
+    """Return value, interval and text of a :class:`LeakageMetric` from shares of 1.
 
     >>> percent_fields(0.614, 0.58, 0.64)["text"]
     '61.4% (58.0 to 64.0)'

@@ -1,9 +1,10 @@
-"""Every mechanism attacked, and what that shows beside what is claimed.
+"""Audits of all privacy mechanisms: attacks, and their lower bounds of epsilon compared with the claimed
+ones.
 
-Single releases are attacked in :mod:`fedstill.attacks.neighboring_datasets`; here records are planted in what learns with
-DP-SGD, and looked for in what it has learned. How many records there are sets the rate of sampling and
-counts as known. So a record that is left out leaves a blank in its place: numbers that are none, whose
-gradient counts nothing.
+Single releases are attacked in :mod:`fedstill.attacks.neighboring_datasets`. Here records are planted in
+the data of DP-SGD training, and detected in its result. The number of records sets the sampling rate and
+counts as known, so a record that is left out is replaced by a blank one: NaN, whose gradient counts as
+zero.
 """
 
 from __future__ import annotations
@@ -48,22 +49,23 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 
 DELTA = 1e-5
-LEARNING_RATE = (
-    1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
-)
+LEARNING_RATE = 1e-6  # so low that every gradient of the record stays clipped
 Audit = Callable[[int], "AuditFinding"]
 
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """What an audit has shown.
+    """Result of an audit.
 
     Args:
-        claimed: epsilon that the audit log says it costs, an upper bound.
-        shown: epsilon that it costs at least, whatever its noise.
-        as_claimed: the same if its noise is of the kind that is claimed; None where that was not computed.
-        refuted: whether the claim is too small, at any delta.
-        runs: how often the mechanism was run.
+        mechanism: registered name.
+        on: audited release.
+        claimed: epsilon by the audit log, an upper bound.
+        shown: lower bound of epsilon, for any noise.
+        as_claimed: lower bound of epsilon for noise of the claimed kind; None if it was not computed.
+        refuted: the claim is too small, at some delta.
+        runs: number of runs of the mechanism.
+        seconds: duration.
     """
 
     mechanism: str
@@ -77,7 +79,7 @@ class AuditFinding:
 
 
 def run_audit(distinguisher: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> AuditFinding:
-    """Run an attack so often without the record, and as often with it.
+    """Run a distinguisher ``runs`` times without the record, and as often with it.
 
     Raises:
         ArgumentError: fewer than 6 runs.
@@ -115,11 +117,24 @@ def audit_one_run(
     local: LocalConfig | None = None,
     precision: Precision = "float32",
 ) -> AuditFinding:
-    """One private training with many planted records, each there or not by a coin of its own.
+    """Train once with many planted records, each of them present or not by an independent coin.
 
-    They are images of noise with labels of chance. Then the node is asked about them, and who does best by
-    the trained network is guessed to have been there, who does worst is not. ``local``, where it is given, is
-    how the node trains, in the place of epochs and batch.
+    The records are noise images with random labels. The node then predicts them; those with the smallest
+    losses are guessed to be present, those with the largest to be absent.
+
+    Args:
+        seed: of data, coins and noise.
+        confidence: of the lower bound.
+        noise: noise multiplier.
+        canaries: number of planted records.
+        records: number of other records.
+        epochs: of the training.
+        batch: expected batch size.
+        guessed_share: share of the planted records guessed as present, and as absent.
+        clip: of DP-SGD.
+        model: of the node.
+        local: training options, instead of ``epochs`` and ``batch``.
+        precision: of the training.
     """
     start = time.perf_counter()
     generator = torch_generator(seed, "audit", "canaries")
@@ -163,11 +178,17 @@ def audit_one_run_linear(
     precision: Precision = "float32",
     noise: float = 4.0,
 ) -> AuditFinding:
-    """As :func:`audit_one_run`, of what the private presets train: a linear model on fixed features, by a few
-    steps over all records. There are more weights than planted records, so that it could learn all.
+    """Apply :func:`audit_one_run` to the training of the private presets: a linear model on fixed features,
+    with a few steps over all records. It has more weights than planted records, so that it can memorize
+    all of them.
 
-    ``many``: with the options of nodes that have many records (four times as many steps, momentum, longer
-    gradients), and twice the noise, which costs the same.
+    Args:
+        seed: of data, coins and noise.
+        confidence: of the lower bound.
+        many_records: use the options of nodes with many records (four times as many steps, momentum, larger
+            gradients), and twice the noise, which costs the same.
+        precision: of the training.
+        noise: noise multiplier.
     """
     step_count, momentum, clip = (80, 0.9, 0.5) if many_records else (20, 0.0, 0.25)
     local = LocalConfig(
@@ -197,11 +218,11 @@ def audit_one_run_linear(
 def distinguish_training_steps(
     noise: float = 0.8, step_count: int = 4, records: int = 8, batch: int = 2, seed: int = 0
 ) -> Distinguisher:
-    """All steps of a private training, seen from outside: what each added to the network.
+    """Distinguish by all steps of a private training: the change of the network in each of them.
 
-    The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its
-    own. Seen are each step along that direction, how far apart steps are, and how likely all of them are with
-    the record rather than without, if everything is as it is claimed.
+    The record is one very bright pixel that is dark in all digits, so that its clipped gradient has a
+    direction of its own. The observations are each step along that direction, the spread of the steps, and
+    the likelihood ratio of all of them with and without the record, under the claimed noise.
     """
     privacy = DPSGD(training=DPTrainingConfig(noise=noise))
     local = replace(LOCAL, least_steps=step_count, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
@@ -218,7 +239,7 @@ def distinguish_training_steps(
     def observe(is_present: bool, run: int) -> torch.Tensor:
         node = nodes[is_present]
         node.node.model.load_state_dict(untrained)
-        node.node.query_context_hash = f"run {run}"  # names the draws: each run has its own
+        node.node.query_context_hash = f"run {run}"  # each run has different noise
         return _run_features(_step_projections(node, record, step_count, batch), noise, batch / records)
 
     observe(True, 0)
@@ -227,12 +248,12 @@ def distinguish_training_steps(
 
 
 def distinguish_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0) -> Distinguisher:
-    """The steps that a critic takes on half of two records, one for each query.
+    """Distinguish by the steps of a critic on half of two records, one step for each query.
 
-    Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
+    The observation is each step's noisy sum along the record's own gradient, as Adam stores it.
     """
     privacy = NoisyOutputs(
-        critic=DPTrainingConfig(noise=noise, clip=1e-3),  # every gradient is longer
+        critic=DPTrainingConfig(noise=noise, clip=1e-3),  # all gradients are longer
         outputs=OutputsConfig(distribution="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0),
     )
     pair = load_digits(seed).subset(torch.arange(2))
@@ -265,12 +286,12 @@ def distinguish_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0
 
 
 def blank_record(record: TensorData) -> TensorData:
-    """What counts as a record and teaches nothing."""
+    """Return a record that counts as one but teaches nothing."""
     return TensorData(torch.full_like(record.inputs, math.nan), record.targets)
 
 
 def _step_projections(audited: AuditedNode, record: TensorData, step_count: int, batch: int) -> torch.Tensor:
-    """The noisy sum of clipped gradients of each step along the record's own gradient: ``(steps,)``."""
+    """Noisy sum of clipped gradients of each step, projected on the record's own gradient: ``(steps,)``."""
     model, projections = audited.node.model, []
     for step in range(step_count):
         weights = parameters_to_vector(model.parameters()).detach()
@@ -292,7 +313,7 @@ def _unit_gradient(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) 
 
 
 def _run_features(projections: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
-    """The moves, their spread, and the logarithm of how likely they are with the record over without."""
+    """The projections, their spread, and the log likelihood ratio with over without the record."""
     event = Event("gaussian", noise, rate)
     exponents = ((projections - 0.5) / event.noise**2).double().clamp(-300, 300)
     log_likelihood_ratio = torch.log1p(event.rate * torch.expm1(exponents)).sum()
@@ -331,4 +352,4 @@ AUDITS: Mapping[str, tuple[Audit, ...]] = {
         _repeated_audit(neighboring_datasets.distinguish_gradients, 2000),
     ),
 }
-"""By what is audited, each given the seed of data and noise."""
+"""Audits by mechanism; each takes the seed of data and noise."""

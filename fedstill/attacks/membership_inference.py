@@ -1,20 +1,14 @@
-"""Records whose membership is asked for: members, as many others, and records that no model learned from.
+"""Membership inference on a run's private records, through its student and through the responses of a node.
 
-What an outsider sees of a run: outputs of its central model, or of what stands for it.
+The outsider queries the student, or its substitute: methods without a student are attacked through the
+average of the nodes' models, or through all of them, of which the one most confident in the record's label
+is used. Nobody in the run has these models; the result shows what they would reveal. The curious server has
+queries and responses, and distills a copy of the node's model from them.
 
-Some methods have no central model: then the average of the nodes' models is attacked, or all of them, of
-which the one speaks that is surest of the record's label. Nobody in the run is given these; it is what they
-would tell if they were used.
-
-Membership of a run's private records: told by its central model, and by the answers that a node gave.
-
-The outsider has the central model, or what stands for it (:mod:`fedstill.attacks.membership_inference`). The curious
-server has queries and answers, and distils a copy of the node's model from them.
-
-Members are the records that the nodes learned from; of nodes of which the server heard nothing but how much
-they hold, nothing can have come to a student. Others are test data, which no model saw; where one node is
-attacked they have its classes in its own shares, lest the class itself tell who is a member. A part of the
-test data is kept aside as RMIA's population.
+Members are the records that the nodes learned from. Nodes from which the server received nothing but counts
+cannot have influenced a student. Other records are test data. For an attack on one node they have the class
+shares of its records, so that the class alone does not reveal membership. A part of the test data is RMIA's
+population.
 """
 
 from __future__ import annotations
@@ -58,10 +52,10 @@ from fedstill.protocol.payload_kinds import INPUTS
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.simulation import Simulation
 
-POPULATION_SHARE = 4  # one of so many test records is RMIA's
+POPULATION_SHARE = 4  # one in so many test records is in RMIA's population
 MAX_POPULATION = 500
-SHADOW_TEST_RECORDS = 100  # test records that a shadow federation is measured on; nobody looks at it
-REPORTED_RATE = 0.01  # of false positives, at which comparisons tell true positives
+SHADOW_TEST_RECORDS = 100  # for the evaluation of shadow federations, which is not used
+REPORTED_RATE = 0.01  # false positive rate in comparisons
 AUC, RESPONSES_AUC, TPR = "membership_auc", "responses_auc", "tpr_at_1_percent"
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 TARGET_TEXTS = {
@@ -85,9 +79,9 @@ SHADOW_TEXTS = {
 
 @dataclass(frozen=True)
 class MembershipInference(Attack):
-    """How membership is told."""
+    """Membership inference by loss, LiRA and RMIA."""
 
-    title: ClassVar[str] = "Who was among the training records: membership inference"
+    title: ClassVar[str] = "Membership inference: detection of training records"
     columns: ClassVar[tuple[LeakageColumn, ...]] = (
         LeakageColumn(
             name=AUC,
@@ -123,14 +117,17 @@ class MembershipInference(Attack):
     )
 
     shadows: int = 16
-    """Models that the attacker trains itself, an even number from 4 up; 0: only attacks that need none."""
+    """Number of shadow models that the attacker trains, an even number from 4 up; 0: attacks without shadow
+    models only.
+    """
     trained: Literal["alone", "federations"] = "alone"
-    """Each shadow by itself, as a node trains its model; or each by the whole run, with the run's method:
-    stronger, and as many runs as shadows."""
+    """alone: each shadow as a node trains its model. federations: each by the whole run with its method,
+    which is stronger and needs as many runs as shadows.
+    """
     records: Annotated[int, Ge(10)] = 2000
-    """Members that are looked at, at most; and at most as many others. Shadows learn from half of them."""
+    """Largest number of members that are tested, and of others. Shadows learn from half of them."""
     responses: NonNegativeInt = 2000
-    """Answers of a node that a copy of its model is distilled from, at most; 0: none."""
+    """Largest number of a node's responses from which a copy of its model is distilled; 0: no such attack."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +139,7 @@ class MembershipInference(Attack):
         return self.responses
 
     def run(self, target: Target) -> AttackResult:
-        """Attack a run's central model, and the answers of the node that has most records."""
+        """Attack a run's student, and the responses of the node with the most records."""
         if target.experiment.task.kind != "class":
             reason = "membership is told from one label an input, and this task has none"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
@@ -191,7 +188,7 @@ class MembershipInference(Attack):
 
 
 def _attack_student(target: Target, attack: MembershipInference) -> dict[str, Any]:
-    """The central model, or what stands for it."""
+    """Attack the student or its substitute."""
     replayed, experiment, seed = target.replay, target.experiment, target.seed
     contributors = contributing_nodes(experiment, target.transcript.contributors)
     if not contributors:
@@ -229,9 +226,10 @@ def _attack_responses(
     attack: MembershipInference,
     source: str,
 ) -> dict[str, Any]:
-    """Through a copy of one node's model, distilled from what it answered; shadows are copied likewise.
+    """Attack a copy of one node's model, distilled from its responses; copies of the shadows are distilled
+    likewise.
 
-    Where the server sees sums only (``told``), the copy is of what all nodes say together.
+    Under secure aggregation (``source`` is the sum), the copy is of the sum of all nodes.
     """
     replayed, task, compute = target.replay, target.experiment.task, target.experiment.compute
     node_index = [each.name for each in target.nodes].index(node.name)
@@ -274,9 +272,9 @@ def _attack_record(
     inside: torch.Tensor,
     attack: MembershipInference,
 ) -> dict[str, Any]:
-    """All attacks on what target and shadows say ``(1 + M, N + Z, classes)``, as the file has them."""
+    """Return the record of all attacks on the outputs of target and shadows ``(1 + M, N + Z, classes)``."""
     scores = score_candidates(candidates, logits, inside)
-    # All intervals hold together, since the attack that got most is told first.
+    # All intervals hold together, as the strongest attack is reported first.
     confidence = 1 - (1 - CONFIDENCE) / len(scores)
     metrics = {name: attack_metrics(score, candidates.inside, confidence) for name, score in scores.items()}
     return {
@@ -295,11 +293,12 @@ def _attack_record(
 def score_candidates(
     candidates: Candidates, logits: torch.Tensor, inside: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Each attack's score of each candidate ``(N,)``, higher for likelier members.
+    """Return each attack's scores of the candidates ``(N,)``, higher for likelier members.
 
     Args:
-        told: logits of the target and of M shadows about candidates and population, ``(1 + M, N + Z,
-            classes)``. Without shadows there is the attack by loss alone.
+        candidates: records and population.
+        logits: of the target and of M shadows for candidates and population, ``(1 + M, N + Z, classes)``.
+            Without shadows only the attack by loss is possible.
         inside: which shadow learned from which candidate, ``(M, N)`` bool.
     """
     n, labels = len(candidates.records), candidates.all.targets
@@ -317,12 +316,12 @@ def score_candidates(
 
 
 def strongest_attack(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The attack that is right most often."""
+    """Return the name of the attack with the highest AUC."""
     return max(records, key=lambda name: _oriented_auc(records[name]["auc"]))
 
 
 def _oriented_auc(auc: Mapping[str, float]) -> float:
-    """How often an attack is right, its scores turned round where they are wrong for sure."""
+    """AUC of an attack, with reversed scores if they are significantly wrong."""
     return 1 - auc["value"] if auc["high"] < 0.5 else auc["value"]
 
 
@@ -331,11 +330,13 @@ def _oriented_auc(auc: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Records whose membership is asked for: members, ``inside`` ``(N,)`` bool, and others.
+    """Records whose membership is tested: members, ``inside`` ``(N,)`` bool, and others.
 
     Args:
-        population: further records that no model learned from.
-        learned: how many members there are in all.
+        records: members and others.
+        inside: True for members.
+        population: further records from which no model learned.
+        learned: total number of members.
     """
 
     records: TensorData
@@ -345,15 +346,25 @@ class Candidates:
 
     @property
     def all(self) -> TensorData:
-        """Records, and behind them the population."""
+        """Records followed by the population."""
         return concatenate([self.records, self.population])
 
 
 def choose_candidates(
     members: TensorData, test: TensorData, max_records: int, seed: int, *, match_classes: bool = False
 ) -> Candidates:
-    """Of each ``most`` at most: of all records that the target learned from, and of ``test``, which it did
-    not; ``alike``: others have the members' classes, in their shares."""
+    """Sample at most ``max_records`` members and as many other records.
+
+    Args:
+        members: all records that the target learned from.
+        test: records that it did not learn from.
+        max_records: of each.
+        seed: of the sampling.
+        match_classes: give the others the class shares of the members.
+
+    Raises:
+        ArgumentError: fewer than two records of a kind.
+    """
     order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
     population_size = min(len(test) // POPULATION_SHARE, MAX_POPULATION)
     population, remaining = test.subset(order[:population_size]), test.subset(order[population_size:])
@@ -372,9 +383,9 @@ def choose_candidates(
 
 
 def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows: int) -> torch.Tensor:
-    """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
+    """Return as many rows of ``targets`` (N,) as possible whose class shares are those of ``reference``.
 
-    At most ``most``, but for rounding up in each class.
+    At most ``max_rows``, up to rounding in each class.
 
     >>> _match_class_shares(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
     [0, 3, 4]
@@ -392,7 +403,7 @@ def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows
 
 
 def private_records(experiment: Simulation, node: Node) -> TensorData:
-    """What a node holds itself: where methods train on labeled public data, these stand beside it."""
+    """Return a node's own records, without labeled public data that a method adds."""
     names = [each.name for each in experiment.nodes]
     return experiment.setting.parts[names.index(node.name)]
 
@@ -405,7 +416,7 @@ def concatenate(parts: Sequence[TensorData]) -> TensorData:
 
 
 def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.Tensor:
-    """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
+    """Return the logits of the student, or its substitute, for records: ``(N, classes)``."""
     inputs = records.inputs.to(experiment.compute.device)
     if experiment.method.evaluated_model == "ensemble":
         experiment.reopen()
@@ -427,7 +438,7 @@ def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.
 
 
 def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
-    """The query that is answered with scores of any inputs, and what its inputs are called."""
+    """Return the name of the query for scores of any inputs, and of its input tensor."""
     return next(
         (query.name, name)
         for query in experiment.side.queries.values()
@@ -437,7 +448,9 @@ def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
 
 
 def contributing_nodes(experiment: ObservedSimulation, names: set[str]) -> list[Node]:
-    """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
+    """Return the nodes whose records may have influenced the target, given the names of those that released
+    something.
+    """
     uses_node_models = experiment.method.evaluated_model in ("nodes", "ensemble")
     includes_all = uses_node_models or SUM in names
     return [node for node in experiment.nodes if includes_all or node.name in names]
@@ -446,11 +459,11 @@ def contributing_nodes(experiment: ObservedSimulation, names: set[str]) -> list[
 def shadow_federation(
     replayed: ReplayedRun, candidates: Candidates, row: torch.Tensor, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A run with the same method, on other records and with other draws.
+    """Run the same method on other records and with other random numbers.
 
     Returns:
-        What it says about the candidates ``(N + Z, classes)``, and which of them it learned from ``(N,)``: of
-        those that it was to learn from, ``row``, without those of nodes that were not drawn.
+        Logits for the candidates ``(N + Z, classes)``, and the mask of those that it learned from ``(N,)``:
+            the records of ``row``, without those of nodes that did not participate.
     """
     rows = row.nonzero().flatten()
     part, run = candidates.records.subset(rows), replayed.config
@@ -481,7 +494,7 @@ def shadow_federation(
 
 
 def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:
-    """Untrained networks of a name, one a seed."""
+    """Return a factory of untrained networks by seed."""
     data, classes = replayed.data, len(replayed.data.classes)
     return lambda seed: models.build(
         spec, replayed.shape, classes, seed, "shadow", vocabulary=data.vocabulary
@@ -514,16 +527,16 @@ def _metric_rows(attack: Mapping[str, Any], target_name: str, column: str) -> It
             baseline=rate,
             note=f"{point['found']:,} of {point['members']:,}; false alarms: {point['accused']:,} of {point['others']:,}",
             column=TPR if column == AUC and math.isclose(point["rate"], REPORTED_RATE) else "",
-            detail=not point["allowed"],  # of few others no low rate can be told
+            detail=not point["allowed"],  # few others allow no low rate
         )
 
 
 def _describe_target(target: Mapping[str, Any]) -> str:
-    """What the adversary of one target sees, and on what it was tried."""
+    """Describe the adversary's view of one target, and the tested records."""
     members, others, shadows = (target[key] for key in ("members", "others", "shadows"))
     shadow_text = f", with {shadows} shadow models, {SHADOW_TEXTS[target['trained']]}" if shadows else ""
     rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
-    # What no number of these records can tell, whatever the attack.
+    # Rates that are too low for the number of records.
     limits = [
         f" {100 * rate:g}% false alarms cannot be told from fewer than {math.ceil(1 / rate):,} others: that "
         "column counts members found without any false alarm."

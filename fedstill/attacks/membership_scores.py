@@ -1,32 +1,28 @@
-"""How well scores tell members from others: ROC figures, each with what is known of its error.
+"""Membership scores of records, shadow models, and the metrics of an attack.
 
-Intervals are over the records that were drawn, for the one model that was attacked; another training of the
-same data is another model, and no interval here speaks of it.
+Scores are computed from a model's outputs, and are higher for likelier members. The attacks differ in what
+they compare a target's output with:
 
-Shadow models: trained as the target was, on random halves of a pool of records, by the attacker.
-
-Shadows come in pairs that share the pool between them, so that each record is in half of them and all learn
-from as many. This project's own local training trains them, all at once (:func:`train_shadows`); that whole
-federations do is in :mod:`fedstill.attacks.membership_inference`.
-
-Whoever holds the pairs of queries and answers that left a node, and cannot ask more, distils a *proxy* of
-its model from them and attacks that (:func:`train_proxies`). Copying a model by its answers is the subject of
-Tramer, Zhang, Juels, Reiter, Ristenpart, "Stealing Machine Learning Models via Prediction APIs", USENIX
-Security 2016. What left the node is all that enters, and proxies of shadows are distilled from as many pairs.
-
-Who was in the training data: scores of records from a model's outputs, higher for likelier members.
-
-Three attacks, by what they compare a target's output about a record with:
-
-- :func:`loss_attack`: nothing. Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning: Analyzing the
-  Connection to Overfitting", CSF 2018, Adversary 2.
-- :func:`lira_attack`, :func:`lira_offline_attack`: the outputs of shadow models that learned, or did not learn, from the
-  very record. Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First
+- :func:`loss_attack`: nothing. Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning:
+  Analyzing the Connection to Overfitting", CSF 2018, Adversary 2.
+- :func:`lira_attack`, :func:`lira_offline_attack`: outputs of shadow models that learned, or did not learn,
+  from the same record. Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First
   Principles", IEEE S&P 2022, Algorithm 1.
-- :func:`rmia_attack`: the same, and other records of the population. Zarifzadeh, Liu, Shokri, "Low-Cost High-Power
-  Membership Inference Attacks", ICML 2024, Section 3.
+- :func:`rmia_attack`: these, and other records of the population. Zarifzadeh, Liu, Shokri, "Low-Cost
+  High-Power Membership Inference Attacks", ICML 2024, Section 3.
 
-All are computed in float64: the outputs of an overfitted model differ where float32 says 1.
+All are computed in float64, as outputs of an overfitted model differ where float32 rounds to 1.
+
+Shadow models are trained as the target was, on random halves of a pool of records. They come in pairs that
+share the pool between them, so that each record is in half of them and all learn from as many.
+:func:`train_shadows` trains them all at once by the project's own local training; shadow federations are in
+:mod:`fedstill.attacks.membership_inference`. An adversary with queries and responses of a node, and without
+further queries, distills a *proxy* of its model from them and attacks that (:func:`train_proxies`), as in
+Tramer, Zhang, Juels, Reiter, Ristenpart, "Stealing Machine Learning Models via Prediction APIs", USENIX
+Security 2016. Proxies of shadows are distilled from as many pairs.
+
+The confidence intervals of the metrics are over the sampled records, for the one attacked model. They do
+not cover the variation between trainings.
 """
 
 from __future__ import annotations
@@ -58,12 +54,12 @@ from fedstill.tasks import Task
 from fedstill.tasks.formulas import distillation_loss
 
 LOW_RATES = (0.01, 0.001)  # false positive rates at which members are counted
-MIN_SHADOWS_PER_RECORD = 64  # shadow models from which on each record has a Gaussian of its own altogether
-MIN_DEVIATION = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure
+MIN_SHADOWS_PER_RECORD = 64  # from which each record has separate variances
+MIN_DEVIATION = 1e-6  # avoids infinite confidence if all shadows agree
 ModelFactory = Callable[[int], nn.Module]  # an untrained model, from a seed
 Record = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
 PROXY_TRAINING = LocalConfig(epochs=40, batch=64, smoothing=0.0)
-"""How a proxy learns: longer than a node, as answers say more than labels do."""
+"""Training of a proxy, longer than that of a node, as responses contain more than labels."""
 
 
 # --- scores ----------------------------------------------------------------------------------------
@@ -71,19 +67,19 @@ PROXY_TRAINING = LocalConfig(epochs=40, batch=64, smoothing=0.0)
 
 @dataclass(frozen=True, eq=False)
 class RecordLogits:
-    """What an attacker has of some records: their labels, and what models say about them.
+    """Labels of some records, and the logits of models for them.
 
-    Probabilities serve in place of logits as their logarithms: nothing here depends on what is added to all
-    logits of an input.
+    Logarithms of probabilities may replace logits, as a constant added to all logits of an input changes
+    nothing.
 
     Args:
-        target: logits of the model that is attacked, ``(N, classes)``.
-        shadows: logits of the attacker's own models, ``(M, N, classes)``; M may be 0.
+        target: logits of the attacked model, ``(N, classes)``.
+        shadows: logits of the shadow models, ``(M, N, classes)``; M may be 0.
         inside: which shadow learned from which record, ``(M, N)`` bool.
-        labels: the records' classes, ``(N,)`` int64.
+        labels: classes of the records, ``(N,)`` int64.
 
     Raises:
-        ArgumentError: a logit that is NaN or infinite.
+        ArgumentError: a logit is NaN or infinite.
     """
 
     target: torch.Tensor
@@ -98,10 +94,11 @@ class RecordLogits:
 
 
 def logit_confidence(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """phi(p) = log(p / (1 - p)) of the label's probability, Carlini et al. Section V-B: nearly Gaussian.
+    """phi(p) = log(p / (1 - p)) of the label's probability, Carlini et al. Section V-B, which is nearly
+    Gaussian.
 
-    Of logits ``(..., N, classes)`` as z_y - log sum_{c != y} exp(z_c), ``(..., N)`` float64, which loses
-    nothing where p is nearly 1.
+    It maps logits ``(..., N, classes)`` to z_y - log sum_{c != y} exp(z_c), ``(..., N)`` float64, which is
+    exact for p near 1.
 
     >>> logit_confidence(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))  # of two classes: the difference
     tensor([2.], dtype=torch.float64)
@@ -113,26 +110,29 @@ def logit_confidence(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 
 
 def loss_attack(records: RecordLogits) -> torch.Tensor:
-    """Minus the target's cross-entropy, ``(N,)``: Yeom et al., who call a record of little loss a member."""
+    """Negative cross-entropy of the target, ``(N,)``: Yeom et al., who classify records with small loss as
+    members.
+    """
     return _label_entry(records.target.double().log_softmax(-1), records.labels)
 
 
 def lira_attack(records: RecordLogits, per_record: bool | None = None) -> torch.Tensor:
-    """LiRA online, Carlini et al. Algorithm 1: the logarithm of their likelihood ratio, ``(N,)``.
+    """LiRA online, Carlini et al. Algorithm 1: the log likelihood ratio, ``(N,)``.
 
     A record's confidence phi is Gaussian over models that learned from it, and another Gaussian over models
     that did not: log N(phi; mu_in, sigma_in^2) - log N(phi; mu_out, sigma_out^2).
 
     Args:
-        seen: with shadows inside and outside for each record.
-        own: each record has two Gaussians of its own, as in the paper; None: from 64 shadows on. With fewer
-            all records share one variance inside and one outside (their Section VI), and a record's two means
-            are drawn to their average distance by as much as so few shadows leave it unknown (not in the
-            paper; Efron and Morris, "Stein's Estimation Rule and Its Competitors", JASA 1973).
+        records: with shadows inside and outside for each record.
+        per_record: separate variances for each record, as in the paper; None: from 64 shadows on. With
+            fewer, all records share one variance inside and one outside (their Section VI), and the
+            difference of a record's two means is shrunk towards the average difference by the uncertainty
+            of so few shadows (not in the paper; Efron and Morris, "Stein's Estimation Rule and Its
+            Competitors", JASA 1973).
 
     Raises:
         ArgumentError: too few shadows: one inside and one outside for each record, and two where a variance
-            is to be told.
+            is needed.
     """
     shadows, per_record = (
         logit_confidence(records.shadows, records.labels),
@@ -149,10 +149,11 @@ def lira_attack(records: RecordLogits, per_record: bool | None = None) -> torch.
 
 
 def lira_offline_attack(records: RecordLogits, per_record: bool | None = None) -> torch.Tensor:
-    """LiRA offline: how far a record's confidence lies above that of models that never saw it, ``(N,)``.
+    """LiRA offline: confidence of a record compared with that of models that did not learn from it, ``(N,)``.
 
-    Carlini et al. Eq. 4: Pr[Z <= phi], Z from N(mu_out, sigma_out^2), which rises with what is given here,
-    (phi - mu_out) / sigma_out. Shadows inside are not looked at; ``own`` is that of :func:`lira_attack`.
+    Carlini et al. Eq. 4: Pr[Z <= phi], Z from N(mu_out, sigma_out^2), which increases with the returned
+    score, (phi - mu_out) / sigma_out. Shadows inside are not used; ``per_record`` is that of
+    :func:`lira_attack`.
 
     Raises:
         ArgumentError: too few shadows outside.
@@ -170,21 +171,21 @@ def rmia_attack(
     alpha: float = 0.3,
     temperature: float = 2.0,
 ) -> torch.Tensor:
-    """RMIA: than how many records of the population is this one far likelier to be a member? ``(N,)`` 0 .. 1.
+    """RMIA: share of the population over which a record is much likelier to be a member, ``(N,)`` 0 .. 1.
 
-    With r(x) = Pr(x | theta) / Pr(x), the target's probability of the label over that of a model at large,
+    With r(x) = Pr(x | theta) / Pr(x), the target's probability of the label over that of a random model,
     the score is Pr_z[r(x) / r(z) >= gamma] over records z of the population. Pr(x) is the mean over as many
-    shadows that learned from x as that did not. No model has learned from z: what models say of it is put
-    right, Pr(z) = ((1 + alpha) Pr_out(z) + 1 - alpha) / 2, as Pr_in(z) is about alpha Pr_out(z) + 1 - alpha.
+    shadows that learned from x as that did not. No model learned from z, so that Pr(z) is corrected to ((1
+    + alpha) Pr_out(z) + 1 - alpha) / 2, as Pr_in(z) is about alpha Pr_out(z) + 1 - alpha.
 
-    Equal scores are told apart by r(x), by less than one record of the population.
+    Equal scores are ordered by r(x), by less than one record of the population.
 
     Args:
-        seen: the records; with shadows inside and outside for each. One each is enough.
-        population: further records, in no model's training data, as the same models see them.
-        gamma: how much likelier, above 0.
-        alpha: 0 .. 1, near 1 where models hardly gain from a record.
-        temperature: by which logits are divided, above 0; above 1, overfitted models differ more.
+        records: with shadows inside and outside for each record; one of each suffices.
+        population: further records, in no model's training data, with logits of the same models.
+        gamma: likelihood ratio, above 0.
+        alpha: 0 .. 1, near 1 if models hardly gain from a record.
+        temperature: divides logits, above 0; above 1, overfitted models differ more.
 
     Raises:
         ArgumentError: too few shadows.
@@ -208,7 +209,7 @@ def rmia_attack(
 
 
 def _label_probability(logits: torch.Tensor, records: RecordLogits, temperature: float) -> torch.Tensor:
-    """Of each record's label, ``(..., N)``."""
+    """Probability of each record's label, ``(..., N)``."""
     return _label_entry((logits.double() / temperature).log_softmax(-1), records.labels).exp()
 
 
@@ -219,7 +220,7 @@ def _log_likelihood_ratio(records: RecordLogits, marginal: torch.Tensor, tempera
 
 
 def _label_entry(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The entry of each record's label: ``(..., N, classes)`` to ``(..., N)``."""
+    """Select the entry of each record's label: ``(..., N, classes)`` to ``(..., N)``."""
     index = labels.expand(values.shape[:-1]).unsqueeze(-1)
     return values.gather(-1, index).squeeze(-1)
 
@@ -229,7 +230,7 @@ def _per_record(per_record: bool | None, records: RecordLogits) -> bool:
 
 
 def _masked_mean(values: torch.Tensor, mask: torch.Tensor, side: str, min_count: int = 1) -> torch.Tensor:
-    """Of each record over the shadows that are taken, ``(M, N)`` and ``(M, N)`` to ``(N,)``."""
+    """Mean of each record over the masked shadows, ``(M, N)`` and ``(M, N)`` to ``(N,)``."""
     counts = mask.sum(0)
     smallest_count = int(counts.min()) if counts.numel() else min_count
     if smallest_count < min_count:
@@ -240,7 +241,7 @@ def _masked_mean(values: torch.Tensor, mask: torch.Tensor, side: str, min_count:
 def _fit_gaussian(
     values: torch.Tensor, mask: torch.Tensor, side: str, per_record: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each record over the shadows that are taken: ``(N,)`` each."""
+    """Mean and standard deviation of each record over the masked shadows: ``(N,)`` each."""
     mean = _masked_mean(values, mask, side, 2 if per_record else 1)
     squares = (values - mean).square().where(mask, 0.0).sum(0)  # (N,)
     degrees_of_freedom = mask.sum(0) - 1
@@ -252,14 +253,14 @@ def _fit_gaussian(
 
 
 def _shrink(estimates: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """Estimates ``(N,)`` of known variance, drawn to their mean; less where they differ beyond that error."""
+    """Shrink estimates ``(N,)`` of known variance to their mean; less if they vary more than their errors."""
     centered = estimates - estimates.mean()
     spread = (centered.square().mean() - error.mean()).clamp(min=0)
     return estimates.mean() + spread / (spread + error) * centered
 
 
 def _log_normal(x: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
-    """The logarithm of a Gaussian's density, but for a constant."""
+    """Log density of a Gaussian, up to a constant."""
     return -((x - mean) / deviation).square() / 2 - deviation.log()
 
 
@@ -267,9 +268,9 @@ def _log_normal(x: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) ->
 
 
 def shadow_halves(records: int, models: int, seed: int) -> torch.Tensor:
-    """Which model learns from which record: ``(models, records)`` bool, each record in half of the models.
+    """Assign records to shadow models: ``(models, records)`` bool, each record in half of the models.
 
-    Models 2i and 2i + 1 share the records between them, by chance; of an odd number the second has one more.
+    Models 2i and 2i + 1 share the records at random; for an odd number, the second has one more.
 
     >>> inside = shadow_halves(6, 4, 0)
     >>> inside.sum(0).tolist(), inside.sum(1).tolist()
@@ -294,16 +295,19 @@ def train_shadows(
     compute: Compute | None = None,
     work: TrainStep | None = None,
 ) -> list[nn.Module]:
-    """All at once, by the local training of a node.
+    """Train all shadow models at once, by the local training of a node.
 
-    Each model has first weights, batches and augmentation of its own, which follow from the seed.
+    Each model has separate initial weights, batches and augmentation, which follow from the seed.
 
     Args:
-        make: an untrained model; all of one architecture.
-        pool: the records; or one a model, of the same size, where models learn different targets of them.
-        inside: which model learns from which of them, ``(M, N)`` bool.
-        local: how the target was trained, as far as the attacker knows.
-        work: what one step does; None is a step on the task's loss.
+        make: creates an untrained model from a seed; all of one architecture.
+        pool: the records; or one pool per model, of equal sizes, if models learn different targets of them.
+        inside: which model learns from which record, ``(M, N)`` bool.
+        task: of the target.
+        local: training options of the target, as far as the attacker knows them.
+        seed: of all random numbers.
+        compute: device and precision.
+        work: one training step; None: a step on the task's loss.
 
     Raises:
         ArgumentError: a model without a record.
@@ -340,19 +344,24 @@ def train_proxies(
     local: LocalConfig = PROXY_TRAINING,
     compute: Compute | None = None,
 ) -> list[nn.Module]:
-    """One of the node, from what it answered, and then one of each shadow, which is asked the same.
+    """Distill a proxy of the node from its responses, and one of each shadow from its outputs for the same
+    inputs.
 
-    The loss is half the mean squared difference of logits without their mean, the limit of distillation at
-    high temperature: it copies also what is said of unlikely classes.
+    The loss is half the mean squared difference of centered logits, the limit of distillation at high
+    temperature, which also copies the outputs for unlikely classes.
 
     Args:
-        make: an untrained proxy, of the node's architecture as far as that is known.
-        inputs: what the node was asked about ``(Q, ...)``.
-        responses: what it answered ``(Q, classes)``, as logits.
+        make: creates an untrained proxy, of the node's architecture as far as that is known.
+        inputs: queried inputs ``(Q, ...)``.
+        responses: the node's logits ``(Q, classes)``.
         shadows: the attacker's own models.
+        task: of the target.
+        seed: of all random numbers.
+        local: training options.
+        compute: device and precision.
 
     Raises:
-        ArgumentError: no queries, or answers of another number.
+        ArgumentError: no queries, or a different number of responses.
     """
     if len(responses) != len(inputs) or not len(inputs):
         raise ArgumentError("answers", tuple(responses.shape), f"({len(inputs)}, classes)")
@@ -376,9 +385,10 @@ def train_proxies(
 
 
 def attack_metrics(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
-    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``.
+    """Return all metrics of an attack from scores ``(N,)``, higher for likelier members, and the mask of
+    members ``(N,)``.
 
-    ``auc`` is :func:`auc_with_interval`, ``at`` are :func:`tpr_at_fpr` at low rates of false positives.
+    ``auc`` is :func:`auc_with_interval`, ``at`` holds :func:`tpr_at_fpr` at low false positive rates.
     """
     members, others = scores[inside], scores[~inside]
     at_low_rates = [tpr_at_fpr(members, others, rate, confidence) for rate in LOW_RATES]
@@ -386,14 +396,16 @@ def attack_metrics(scores: torch.Tensor, inside: torch.Tensor, confidence: float
 
 
 def auc_with_interval(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
-    """Area under the ROC curve, how often a member's score is above another's, with DeLong's interval.
+    """Area under the ROC curve, with DeLong's interval.
 
-    DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
-    another the share of members above it, ties half; AUC is the mean of either, its variance
-    var(V10) / n + var(V01) / n'. Computed from ranks as Sun and Xu, IEEE Signal Processing Letters 2014.
+    It is the probability that a member's score exceeds another record's. DeLong, DeLong, Clarke-Pearson,
+    Biometrics 1988: V10 of a member is the share of others below it, V01 of another record the share of
+    members above it, with ties as half. The AUC is the mean of either, its variance var(V10) / n + var(V01)
+    / n'. They are computed from ranks as in Sun and Xu, IEEE Signal Processing Letters 2014.
 
-    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
-    is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
+    The interval is computed on the scale of log(A / (1 - A)), so that it stays within 0 .. 1. If the
+    variance is 0, it is the wide interval of Clopper and Pearson for min(n, n') pairs without common
+    records.
 
     >>> auc_with_interval(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))["value"]  # pairs: 1, 1/2, 1, 1
     0.875
@@ -421,13 +433,13 @@ def auc_with_interval(members: torch.Tensor, others: torch.Tensor, confidence: f
 def tpr_at_fpr(
     members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE
 ) -> Record:
-    """True positives at a false positive rate, without interpolation: the strictest there is.
+    """True positive rate at a false positive rate, without interpolation.
 
-    A record is accused if its score is above that of the first non-member that must not be: of n' others, at
-    most floor(rate n') are ``allowed`` to be, and so many are ``accused``, fewer where scores are equal. A
-    rate of 0.1 % with fewer than 1000 others thus means none at all. ``true_positives`` is the rate of
-    members ``found``, ``false_positives`` that of the accused, each with its Clopper-Pearson interval for the
-    threshold as it is: the latter may well reach beyond ``rate``.
+    A record is accused if its score exceeds the threshold. Of n' others, at most floor(rate n') are
+    ``allowed`` to be accused, and so many are ``accused``, fewer where scores are equal. A rate of 0.1 %
+    with fewer than 1000 others thus means none at all. ``true_positives`` is the rate of members ``found``,
+    ``false_positives`` that of the accused, each with its Clopper-Pearson interval at the given threshold;
+    the latter may exceed ``rate``.
 
     >>> at = tpr_at_fpr(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
     >>> at["allowed"], at["accused"], at["found"]  # above 1.5 are one other and two members
@@ -438,7 +450,7 @@ def tpr_at_fpr(
     allowed = math.floor(rate * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
     threshold = float(others.sort(descending=True).values[allowed]) if allowed < m else -math.inf
     accused, found = int((others > threshold).sum()), int((members > threshold).sum())
-    if allowed == m:  # everybody, also those of score -inf
+    if allowed == m:  # all records, also those with score -inf
         accused, found = m, n
     return {
         "rate": rate,
@@ -457,7 +469,7 @@ def _interval(value: float, ends: tuple[float, float]) -> Record:
 
 
 def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]:
-    """The exact interval of a probability whose event came k times in n; two-sided."""
+    """Exact two-sided interval of a probability whose event occurred k times in n."""
     error = (1 - confidence) / 2
     return 1 - clopper_pearson_upper(n - math.floor(k), n, error), clopper_pearson_upper(
         math.ceil(k), n, error

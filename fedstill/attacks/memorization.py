@@ -1,30 +1,26 @@
-"""Do generated images copy private ones? Each one's nearest private and nearest held-out neighbor.
+"""Memorization: test whether inputs that a server generated are copies of private images, and measure their
+distances.
 
-Two tests, since each misses what the other finds:
+In some methods the server learns from the nodes' responses to generate inputs. The adversary is anyone who
+sees the inputs that it sends. The attack tests whether some are copies of private images, measures their
+distance to each node's images (:mod:`fedstill.attacks.generative_metrics`), and scores them with the nodes'
+models.
 
-* **nearer to private than to held-out images**: who is private is drawn anew, many times, and of images made
-  without the private ones the truth does not stand out among the permutations. A small p-value shows that images
-  depend on these very private ones, as the mean and covariance of a few would, too.
-* **nearer to private than held-out images are** (Meehan, Chaudhuri, Dasgupta: "A Non-Parametric Test to
-  Detect Data-Copying in Generative Models", AISTATS 2020; here all of the space is one cell). Poor images,
-  far from everything, pass it even where some are copies; images of few kinds fail it without a copy.
+There are two tests of copies, based on each generated image's nearest private and nearest held-out
+neighbor, as each misses what the other detects:
 
-Both are about generated images on the whole: one copy in a thousand is looked for among the closest pairs.
-Both assume that private and held-out images were parted by chance: where a part is another hospital, its
-images differ for that reason too. And the features of a network that has learned from the private images may
-tell them from others without any copy.
+- **Nearer to private than to held-out images**: a permutation test of which images are private. For images
+  generated without the private ones, the truth does not differ from random permutations. A small p-value
+  shows that images depend on these very private ones, as even the mean and covariance of a few would.
+- **Nearer to private images than held-out images are** (Meehan, Chaudhuri, Dasgupta: "A Non-Parametric Test
+  to Detect Data-Copying in Generative Models", AISTATS 2020; here with one cell for the whole space). Poor
+  images, far from all others, pass it even if some are copies; images of low diversity fail it without a
+  copy.
 
-What the inputs that a server made give away: copies of private images, distances from them, their quality.
-
-The server learns to make inputs from what nodes tell it about others. Whoever sees the inputs that it sends
-around may ask whether some are private images come back (:mod:`fedstill.attacks.memorization`), how near they
-come to each node's own (:mod:`fedstill.attacks.generative_metrics`), and what the nodes' models recognize in
-them.
-
-Data copying: whether inputs that a server made are private images come back, and how near they come.
-
-The server learns to make inputs from what nodes tell it about others. The adversary is whoever sees those
-that it sends around.
+Both are about the set of generated images; one copy in a thousand shows among the closest pairs only. Both
+assume that private and held-out images were split at random: images from another hospital may differ for
+that reason. Features of a network that was trained on the private images may separate them from others
+without any copy.
 """
 
 from __future__ import annotations
@@ -60,20 +56,18 @@ from fedstill.runs.simulation import Simulation
 
 MAX_NUMBERS = 1 << 23  # float64 in memory at once while neighbors are looked for, beside the vectors: 64 MiB
 NORMAL_95 = 1.959964  # standard deviations to each side of a 95 % interval
-STATISTIC_TOLERANCE = 1e-12  # by which two equal statistics may differ
+STATISTIC_TOLERANCE = 1e-12  # rounding difference of equal statistics
 MAX_IMAGES = 4000  # private images, and held-out ones, that neighbors are sought among in one space
 MAX_NODE_IMAGES = 1000  # images of one node that generated ones are measured from
-MAX_FID_DIMENSIONS = (
-    1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
-)
+MAX_FID_DIMENSIONS = 1100  # for FID, whose cost grows with their cube: 28 x 28 pixels, not 32 x 32 x 3
 IMAGES_TEXT = "inputs that the server sent to nodes"
 
 
 @dataclass(frozen=True)
 class Memorization(Attack):
-    """What is asked about the inputs that a server made: copies, distances, scores."""
+    """Tests of generated inputs for copies of private images, distances and inception scores."""
 
-    title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
+    title: ClassVar[str] = "Memorization: generated images compared with private ones"
     columns: ClassVar[tuple[LeakageColumn, ...]] = (
         LeakageColumn(
             name="memorization_p",
@@ -100,12 +94,13 @@ class Memorization(Attack):
     )
 
     images: Annotated[int, Ge(2)] = 1000
-    """Of the inputs that the server made last, how many are looked at; an image that it asked about more than
-    once, or moved by next to nothing, counts once."""
+    """Number of last generated inputs that are tested; an image that was queried more than once, or moved
+    by next to nothing, counts once.
+    """
     permutations: PositiveInt = 999
-    """Of who is private, for the p-value, which is at least 1 / (permutations + 1)."""
+    """Number of random permutations for the p-value, which is at least 1 / (permutations + 1)."""
     pairs: PositiveInt = 10
-    """Closest pairs of a generated and a private image that are kept."""
+    """Number of closest pairs of a generated and a private image that are kept."""
 
     @property
     def transcript_rows(self) -> int:
@@ -173,13 +168,19 @@ class Memorization(Attack):
 def examine_images(
     inputs: torch.Tensor, experiment: Simulation, attack: Memorization, seed: int
 ) -> AttackResult:
-    """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
+    """Attack generated inputs ``(Q, C, H, W)``, normalized as for the networks, the last ones last.
 
-    Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
-    drawn.
+    The private images are those of all nodes, the held-out ones those of the test part; large sets are
+    sampled, see :data:`MAX_IMAGES`.
+
+    Args:
+        inputs: generated inputs.
+        experiment: run at its end.
+        attack: options.
+        seed: of all random numbers.
 
     Raises:
-        ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
+        ArgumentError: fewer than two inputs, or inputs that are no images of the private ones' shape.
     """
     shape = tuple(experiment.task.real_images(experiment.test).shape[1:])
     if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
@@ -198,7 +199,7 @@ def examine_images(
         for space in extractors:
             try:
                 measured = measure(space)
-            except DataError as error:  # a network that diverged has features that are no numbers
+            except DataError as error:  # features of a diverged network may be NaN
                 skipped.append((attack, str(error)))
                 continue
             if measured is not None:
@@ -237,7 +238,7 @@ def examine_images(
 def feature_spaces(
     images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
 ) -> list[Extractor]:
-    """What distances are measured in: pixels, and the student's features."""
+    """Return the spaces in which distances are measured: pixels, and the student's features."""
     extractors = [pixel_extractor(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
     if experiment.has_student and experiment.task.kind in ("class", "labels"):
         try:
@@ -248,11 +249,12 @@ def feature_spaces(
 
 
 def distinct_images(images: torch.Tensor) -> torch.Tensor:
-    """Of images ``(N, C, H, W)`` those that are no later one asked about again, or moved a little.
+    """Return the images ``(N, C, H, W)`` without those that were queried again later, also with small
+    changes.
 
-    Methods that difference answers ask about each image and its surroundings, others about one batch several
-    times; who counts all of them counts one image often, and takes chance for evidence. What lies nearer to a
-    later image than a tenth of the median distance between two is that one again.
+    Methods with finite differences query each image and its surroundings, others query one batch several
+    times. Counting all of them would count one image often, and take chance for evidence. An image nearer
+    to a later one than a tenth of the median distance counts as the same image.
 
     >>> x = torch.tensor([0.0, 5.0, 9.0, 0.01]).view(4, 1, 1, 1)
     >>> distinct_images(x).flatten()
@@ -270,10 +272,11 @@ def distinct_images(images: torch.Tensor) -> torch.Tensor:
 
 
 class ReferenceImages:
-    """Private and held-out images that neighbors are sought among, and which ones they are.
+    """Private and held-out images for the search of neighbors, with their origin.
 
     Args:
-        seed: of the draws, where there are more than :data:`MAX_IMAGES`.
+        experiment: run at its end.
+        seed: of the sampling, if there are more than :data:`MAX_IMAGES`.
     """
 
     def __init__(self, experiment: Simulation, seed: int) -> None:
@@ -299,8 +302,9 @@ class ReferenceImages:
     def _groups(
         self, parts: Sequence[TensorData], test: TensorData
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Whose each image is, where that is known of all: no split parts a patient, so that numbers that
-        happen to be alike in two places are of two patients."""
+        """Return the group of each image, if all groups are known. No partition splits a patient, so that
+        equal group numbers at two nodes mean two patients.
+        """
         test_groups = (
             test.groups if test.groups is not None else None if test.cases is None else test.cases.case_ids
         )
@@ -319,7 +323,7 @@ class ReferenceImages:
         return private_groups, held_out_groups[self.test_place]
 
     def told(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result with places in the node's data and in the test part, and what to mind."""
+        """Return a result with indices in the node's data and in the test part, and with caveats."""
         pairs = [
             {
                 **pair,
@@ -342,7 +346,9 @@ class ReferenceImages:
 def node_distances(
     images: torch.Tensor, experiment: Simulation, space: Extractor, seed: int, skipped: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
-    """FID and KID from each node's own images in one space; None where there is none, which is told."""
+    """FID and KID from each node's images in one space; None with an entry in ``skipped`` if they are
+    undefined.
+    """
     task, test = experiment.task, experiment.test
     dimensions = space(images[:1]).shape[1]
     if dimensions > MAX_FID_DIMENSIONS:
@@ -361,8 +367,8 @@ def node_distances(
         node_images[node.name] = task.real_images(_subset(node.data, selected)).float()
     if not node_images:
         return None
-    # Real images that are nobody's, spread over all of them, lest they be sorted; and as many generated ones,
-    # as FID falls with their number.
+    # Held-out images, evenly spaced in case they are sorted, and as many generated ones, as FID falls with
+    # their number.
     has_test = len(test) > 1
     count = min(len(test), len(images)) if has_test else len(images)
     generated = space(_evenly_spaced(images, count))
@@ -414,7 +420,7 @@ def inception_record(
 def closest_pair_images(
     result: dict[str, Any], images: torch.Tensor, reference: ReferenceImages, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
-    """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
+    """Return the closest pairs as bytes, with the held-out image nearest to each generated one."""
     to_bytes = PixelRange.of(*(part.cpu() for part in normalization(experiment.setting))).shown
     sets = {"generated": images, "private": reference.private, "held_out": reference.held_out}
     return {
@@ -423,7 +429,7 @@ def closest_pair_images(
 
 
 def _evenly_spaced(images: torch.Tensor, count: int) -> torch.Tensor:
-    """So many of images ``(N, C, H, W)``, evenly over all of them; all where these are no more."""
+    """Return ``count`` of the images ``(N, C, H, W)``, evenly spaced."""
     return images[torch.linspace(0, len(images) - 1, count).long()]
 
 
@@ -452,42 +458,47 @@ def memorization_test(
     pair_count: int = 10,
     groups: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Measure whether generated images copy private ones.
+    """Test whether generated images are copies of private ones.
 
     Args:
-        generated, private, held_out: images ``(N, C, H, W)``, as networks take them. Private images are all
-            that generated ones may be copies of; held-out ones are from the same source, and nobody's.
-        seed: of the permutations of who is private.
-        closest: pairs to tell.
-        groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
-            are drawn, not images, since slices of one patient are near each other without any copy.
+        generated, private, held_out: normalized images ``(N, C, H, W)``. Private images are all possible
+            originals; held-out ones are from the same source, and unused.
+        extractor: feature space.
+        seed: of the permutations.
+        permutations: number of permutations.
+        pair_count: number of closest pairs.
+        groups: group of each private and each held-out image, ``(N,)`` int64 each (patients). Patients are
+            then permuted instead of images, as slices of one patient are near each other without any copy.
 
     Returns:
         ``extractor``, and the numbers of ``generated``, ``private`` and ``held_out`` images and of
-        ``permutations``. ``statistic``: the mean of ``(h - p) / (h + p)`` over generated images, where p and h
-        are distances to the nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of
-        private images). ``expected``: its mean over permutations of who is private, which is 0 only for as many
-        private as held-out. ``p_value``: how often, among permutations and the truth, it is as large as in truth.
+            ``permutations``.
+        ``statistic``: mean of ``(h - p) / (h + p)`` over generated images, where p and h are the distances
+            to the nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of private
+            images). ``expected``: its mean over permutations, which is 0 only for as many private as
+            held-out images. ``p_value``: share of the permutations, including the truth, whose statistic is
+            at least as large.
 
-        ``share``: of generated images that are nearer to a private than to a held-out image, the larger set
-        cut to the size of the smaller, on average over all ways: about 0.5 for images that copy nothing.
-        ``low``, ``high``: its 95 % interval, over more images of the same generator (Wilson; private and
-        held-out images held as they are). ``z``, ``z_p_value``: of :func:`data_copying_test`, far below 0 where
-        generated images lie nearer to private images than held-out ones do; one-sided.
+        ``share``: share of generated images nearer to a private than to a held-out image, with the larger
+            set reduced to the size of the smaller, on average over all ways; about 0.5 without copies.
+            ``low``, ``high``: its 95 % interval over generated images (Wilson; private and held-out images
+            are fixed). ``z``, ``z_p_value``: of :func:`data_copying_test`, one-sided, far below 0 if
+            generated images lie nearer to private images than held-out ones.
 
-        ``pairs``: the closest in proportion, each private image once: places of ``generated``, ``private``
-        and ``held_out`` image, its ``distance`` to the private and to the ``other`` one, and their ``ratio``,
-        0 for a copy and 1 where both are 0. ``fresh``: the smallest ratio that a held-out image has, were it
-        generated: what a fresh image comes to by chance; None for fewer than two held-out images.
+        ``pairs``: the closest pairs by ratio, each private image once: indices of ``generated``,
+            ``private`` and ``held_out`` image, ``distance`` to the private and to the ``other`` one, and
+            their ``ratio``, 0 for a copy and 1 if both are 0.
+        ``held_out_ratio``: smallest ratio of a held-out image, were it generated; None for fewer than two
+            of them.
 
     Raises:
-        ArgumentError: no images, or a group that has both kinds of images.
-        DataError: as the extractor says.
+        ArgumentError: no images, or a group with both kinds of images.
+        DataError: see :class:`Extractor`.
     """
     generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
     group_of = _group_indices(groups)  # (P + H,), or None
     is_private = torch.arange(len(private) + len(held_out)) < len(private)
-    # As many neighbors as seldom are all of one kind, once in about e^20.
+    # So many neighbors are all of one kind only once in about e^20.
     width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
     pool = Neighbors(generated, torch.cat([private, held_out]), width)
     observed = _statistic(pool, is_private)
@@ -527,12 +538,12 @@ def memorization_test(
 
 
 def data_copying_test(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
-    """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value; 0 and 1/2 where all
-    distances are equal.
+    """Return the z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value; 0 and 1/2
+    for equal distances.
 
-    U counts pairs of a generated ``(m,)`` and a held-out image ``(n,)`` of which the generated one is farther
-    from its nearest private image (Mann, Whitney 1947): ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, with
-    ties as half a pair, and the variance that they leave.
+    U counts pairs of a generated ``(m,)`` and a held-out image ``(n,)`` in which the generated one is
+    farther from its nearest private image (Mann, Whitney 1947): ``(U - mn / 2) / sqrt(mn (m + n + 1) /
+    12)``, with ties as half a pair, and their smaller variance.
 
     >>> z, p = data_copying_test(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
     >>> round(z, 4), round(p, 4)  # (0 - 3) / sqrt(2 * 3 * 6 / 12)
@@ -550,7 +561,7 @@ def data_copying_test(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share of n (Wilson 1927); for means of numbers in 0..1 it is the wider for it.
+    """95 % interval of a share of n (Wilson 1927); it is conservative for means of numbers in 0..1.
 
     >>> low, high = wilson_interval(0.5, 100)
     >>> round(low, 4), round(high, 4)
@@ -563,7 +574,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def _group_indices(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
-    """A number from 0 up for each image's group, ``(P + H,)``: those of private images first."""
+    """Number the groups from 0, ``(P + H,)``: those of private images first."""
     if groups is None:
         return None
     shared = sorted(set(groups[0].tolist()) & set(groups[1].tolist()))
@@ -576,7 +587,7 @@ def _group_indices(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Te
 def _permutations(
     is_private: torch.Tensor, group_of: torch.Tensor | None, seed: int, count: int
 ) -> Iterator[torch.Tensor]:
-    """Who is private, drawn anew: as many images, or groups, as in truth; ``(P + H,)`` bool each."""
+    """Yield random masks of private images, or groups, of the true number: ``(P + H,)`` bool each."""
     group_mask = is_private
     if group_of is not None:
         group_mask = torch.zeros(int(group_of.max()) + 1, dtype=torch.bool)
@@ -588,17 +599,18 @@ def _permutations(
 
 
 def _statistic(pool: Neighbors, is_private: torch.Tensor) -> float:
-    """The mean of (h - p) / (h + p); 0 where an image is a copy of both."""
+    """Mean of (h - p) / (h + p); 0 for an image that is a copy of both."""
     (p, _), (h, _) = pool.first(is_private), pool.first(~is_private)
     return float(((h - p) / (h + p).clamp_min(torch.finfo(p.dtype).tiny)).mean())
 
 
 def _nearer_probability(pool: Neighbors, is_private: torch.Tensor) -> torch.Tensor:
-    """Of each generated image, how likely its nearest is private if the larger set is cut to the smaller.
+    """Probability that each generated image's nearest one is private, if the larger set is reduced to the
+    size of the smaller.
 
-    Of N images of the larger set, j are nearer than the nearest of the smaller one, which has n. That one of
-    the j is among n drawn of the N has probability ``1 - C(N - j, n) / C(N, n)``. Where distances are equal:
-    the mean of both answers, nearer and farther.
+    Of N images of the larger set, j are nearer than the nearest of the smaller one, which has n. One of
+    these j is among n sampled of the N with probability ``1 - C(N - j, n) / C(N, n)``. Equal distances
+    count as the mean of nearer and farther.
     """
     from scipy.stats import hypergeom
 
@@ -616,8 +628,9 @@ def _distance_ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
 
 
 def _closest_pairs(pool: Neighbors, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
-    """The pairs of the smallest ratio of distances, and of these of the smallest distance; each private image
-    once, with the generated image that is nearest to it in proportion."""
+    """Return the pairs with the smallest ratio of distances, and of equal ones the smallest distance; each
+    private image once, with the generated image of the smallest ratio.
+    """
     (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
     columns = {
         "generated": torch.arange(len(p)),
@@ -641,12 +654,14 @@ def _closest_pairs(pool: Neighbors, is_private: torch.Tensor, count: int) -> lis
 def nearest_neighbors(
     x: torch.Tensor, y: torch.Tensor, *, skip_nearest: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
+    """Return the nearest vector in y of each vector in x: Euclidean distances ``(N,)`` float64, and indices
+    ``(N,)``.
 
     Args:
         x: ``(N, d)``.
-        y: ``(M, d)``; of equally near ones the first is told.
-        other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
+        y: ``(M, d)``; the first of equally near ones is returned.
+        skip_nearest: return the second nearest, which is the nearest other one where x is y, of two vectors
+            or more.
 
     >>> nearest_neighbors(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
     (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
@@ -656,12 +671,12 @@ def nearest_neighbors(
 
 
 class Neighbors:
-    """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
+    """Vectors with others sorted by distance, for a fast search of the nearest in any subset.
 
     Args:
         x: ``(N, d)``.
         y: the others ``(M, d)``.
-        width: how long the lists are; they grow where a part is not met in them.
+        width: length of the lists; it grows if a subset has no member in them.
     """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, width: int = 32) -> None:
@@ -669,7 +684,9 @@ class Neighbors:
         self.distances, self.places = _nearest_sorted(self.x, self.y, width)  # (N, width), ascending
 
     def first(self, subset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
+        """Return the nearest of a non-empty ``subset`` (M,) bool of the others: distances ``(N,)``,
+        indices.
+        """
         while True:
             is_member, column = subset[self.places].byte().max(1, keepdim=True)  # of equal ones the first
             if is_member.all():
@@ -678,10 +695,12 @@ class Neighbors:
             self.distances, self.places = _nearest_sorted(self.x, self.y, self.width)
 
     def count(self, subset: torch.Tensor, limit: torch.Tensor, *, include_ties: bool) -> torch.Tensor:
-        """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
+        """Return the number of vectors of a subset nearer than a limit ``(N,)`` of :meth:`first`: ``(N,)``.
 
         Args:
-            ties: whether those count that are as far as the limit.
+            subset: ``(M,)`` bool.
+            limit: ``(N,)``.
+            include_ties: count vectors at the distance of the limit.
         """
         bound = limit.unsqueeze(1)
         is_nearer = self.distances <= bound if include_ties else self.distances < bound
@@ -689,10 +708,11 @@ class Neighbors:
 
 
 def _nearest_sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest ``width`` of y, or all: distances and places ``(N, width)``, of equal ones the first first.
+    """Return the nearest ``width`` of y, or all: sorted distances and indices ``(N, width)``, stable for
+    equal ones.
 
-    Who they are is found by ``|x|^2 - 2 x y + |y|^2``, a product of matrices; how far they are, and their
-    order, by the differences themselves, since the former loses digits where distances are small.
+    Candidates are found by ``|x|^2 - 2 x y + |y|^2``, a matrix product. Their distances and order are
+    computed from the differences, as the former loses digits for small distances.
     """
     width = min(width, len(y))
     center = y.mean(0)

@@ -1,6 +1,6 @@
-"""What parameters give away: a gradient, or the update that all steps of local training make of one.
+"""Parameter updates as functions of examples: a gradient, or the change by all steps of local training.
 
-A step is the one of :mod:`fedstill.node.local_training`: the same loss, optimizers, learning rates and
+A step is that of :mod:`fedstill.node.local_training`, with the same loss, optimizers, learning rates and
 batches.
 """
 
@@ -25,7 +25,7 @@ ModelPart = Literal["all", "extractor", "head"]
 
 
 def shared_parameters(model: nn.Module, part: ModelPart) -> tuple[str, ...]:
-    """The names of the parameters that a method shares: all, the extractor's or the head's.
+    """Return the names of the parameters that a method shares: all, the extractor's or the head's.
 
     Raises:
         ModelError: the model cannot be split.
@@ -41,13 +41,15 @@ def shared_parameters(model: nn.Module, part: ModelPart) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a node trained between what it was sent and what it sent back; the server knows its own protocol.
+    """Local training of a node between the received and the released parameters, which the server knows.
 
     Args:
-        rates: the learning rate of each step.
-        batch: examples a step.
-        optimizer: from a fresh start.
-        smoothing: share of each label spread over all classes.
+        rates: learning rate of each step.
+        batch: examples in a step.
+        optimizer: with a fresh state.
+        momentum: of SGD.
+        weight_decay: of the optimizer.
+        smoothing: share of each label that is spread over all classes.
     """
 
     rates: tuple[float, ...] = ()
@@ -59,10 +61,10 @@ class Schedule:
 
     @classmethod
     def of(cls, local: LocalConfig, examples: int, span: Span = FULL_TRAINING) -> Schedule:
-        """The steps of a node with so many examples, in a part of its local training.
+        """Return the steps of a node with a number of examples, in a span of its local training.
 
         Raises:
-            ArgumentError: images are augmented, by draws that only the node knows.
+            ArgumentError: images are augmented, with random numbers that only the node knows.
 
         >>> Schedule.of(LocalConfig(epochs=1, batch=2, lr=0.5, lr_end=0.1), 4).rates
         (0.5, 0.1)
@@ -149,23 +151,23 @@ def simulate_training(
 def _adam_step(
     g: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor | None, step: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Adam's moments, and its move before the learning rate (torch's defaults: 0.9, 0.999, 1e-8)."""
+    """Adam's moments, and its step before the learning rate (torch's defaults: 0.9, 0.999, 1e-8)."""
     m = 0.1 * g if first is None else 0.9 * first + 0.1 * g
     v = 0.001 * g**2 if second is None else 0.999 * second + 0.001 * g**2
-    nonzero = v > 0  # the root of 0 has no slope
+    nonzero = v > 0  # the square root has no gradient at 0
     root = torch.where(nonzero, torch.where(nonzero, v, 1.0).sqrt(), 0.0) / (1 - 0.999**step) ** 0.5
     return m, v, m / (1 - 0.9**step) / (root + 1e-8)
 
 
 @dataclass(frozen=True)
 class ObservedUpdate:
-    """What left a node, as a function of examples that an adversary can compute and differentiate.
+    """A node's release as a function of examples that an adversary can compute and differentiate.
 
     Args:
-        model: the network, with the parameters from before. Where a method keeps a part to the node, the
-            adversary's best guess of it, say the first weights that all started from.
-        target: what was released, by name: the gradient of the mean loss, or ``before - after``.
-        schedule: of the steps in between; of none, the target is one gradient.
+        model: network with the parameters before the update. For a part that a method keeps at the node,
+            the adversary's best guess, such as the initial weights.
+        target: released tensors by name: gradient of the mean loss, or ``before - after``.
+        schedule: local training steps; without any, the target is a gradient.
 
     Raises:
         ArgumentError: the target holds NaN or infinity.
@@ -185,7 +187,7 @@ class ObservedUpdate:
         return not self.schedule.rates
 
     def of(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What these examples would have released; gradients pass."""
+        """Compute the release of given examples, differentiably."""
         before = {name: value.detach() for name, value in self.model.named_parameters()}
         if self.is_gradient:
             released = {name: before[name] for name in self.target}
@@ -194,12 +196,14 @@ class ObservedUpdate:
         return {name: before[name] - after[name] for name in self.target}
 
     def mean_gradient(self) -> Tensors:
-        """About the mean gradient: an update over how much each step's own gradient counts in it, of SGD."""
+        """Approximate the mean gradient: an SGD update divided by the total weight of the steps' gradients
+        in it.
+        """
         if self.is_gradient:
             return self.target
         momentum = (
             self.schedule.momentum if self.schedule.optimizer == "sgd" else 0.0
-        )  # later steps repeat it
+        )  # later steps repeat a gradient
         rates = self.schedule.rates
         total = sum(
             rate * momentum**age for first in range(len(rates)) for age, rate in enumerate(rates[first:])
@@ -207,9 +211,9 @@ class ObservedUpdate:
         return {name: change / total for name, change in self.target.items()}
 
     def as_gradient(self) -> ObservedUpdate:
-        """Of one step of SGD: the gradient of its batch.
+        """Convert the update of one step to a gradient.
 
-        Adam's first step tells little more than its signs: these then stand for the gradient.
+        Adam's first step reveals little more than signs, which then replace the gradient.
         """
         (rate,), weight_decay = self.schedule.rates, self.schedule.weight_decay
         target = {name: change / rate for name, change in self.target.items()}

@@ -1,11 +1,12 @@
-"""Two worlds that differ in one record: real nodes behind real gates, at the worst that their data can be.
+"""Attacks on single releases with neighboring data sets: two real nodes behind real gates that differ in
+one record.
 
-A guarantee is about all data that a node could hold, so the attacker chooses them: few digits, and one record
-that turns a small network round.
+A guarantee covers all possible data, so the attacker chooses the worst: few digits, and one record that
+reverses a small network.
 
-Attacks on single releases ask both worlds the same. Each run asks twice, and the record moves the second
-answer the other way: so everything that is paid for tells something, and noise that comes twice is found.
-Request handler, gate, rules, noise, audit log are those of any run.
+Both nodes get the same queries. Each run sends two queries, and the record moves the second response in the
+opposite direction. Every charged release thus carries information, and repeated noise is detected. Request
+handler, gate, rules, noise and audit log are those of any run.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from fedstill.tasks.classification import Classification
 
 NODE_NAME, RUN_NAME = "audited", "audit"
 SHAPE = (1, 8, 8)
-CLASSES = 2  # of digits, 0 and 1: the fewer, the further a record moves an answer as a whole
+CLASSES = 2  # digits 0 and 1: with fewer classes, a record moves a whole response further
 TEACHERS = 4
-STEEP_GRADIENT = 1e4  # of what is pulled back: every network's gradient is clipped
-NEGLIGIBLE_NOISE = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
+STEEP_GRADIENT = 1e4  # output gradient for which every input gradient is clipped
+NEGLIGIBLE_NOISE = 1e6  # noise of releases that are not attacked: they cost almost nothing
 LOCAL = LocalConfig(
     epochs=0, least_steps=30, batch=8, optimizer="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
 )
@@ -55,15 +56,18 @@ Observe = Callable[[bool, int], torch.Tensor]
 
 @dataclass
 class AuditedNode:
-    """One node with some records, trained and ready to be asked.
+    """One trained node with some records, ready for queries.
 
     Args:
-        privacy: what its owner says; without a budget, so that it never refuses.
-        secret: keys its noise.
-        model: its network; "linear" is one layer that starts at zero.
+        data: its records.
+        privacy: mechanism of its owner, without a budget, so that it refuses nothing.
+        local: training options.
+        secret: key of its noise.
+        model: of the node; "linear" is one layer that is initialized with zeros.
+        classes: number of classes.
         rows: inputs of a query.
-        critics: whether the node has a critic, that takes a step for each answer.
-        precision: in which it learns and answers.
+        critics: the node has a critic, which takes a step for each response.
+        precision: of training and predictions.
     """
 
     data: TensorData
@@ -89,41 +93,41 @@ class AuditedNode:
         self.node = Node(NODE_NAME, self.data, network, gate, 0)
         method = AuditMethod(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
-        side = method.node_side(setting)  # ours, though no method that is named: its votes are votes
+        side = method.node_side(setting)  # of this package, although the method is not registered
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)
         side.prepare([self.node])
         local_training.make_optimizers(self.node.learners, self.local)
         self.handler = RequestHandler(NodeGroup([self.node]), side, self.compute)
 
     def learn(self, start: int = 0, steps: int | None = None) -> None:
-        """Local training, or some steps of it."""
+        """Run the local training, or some steps of it."""
         for group in group_by_architecture(self.node.learners):
             local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
 
     def query(self, query: str, **tensors: torch.Tensor) -> Tensors:
-        """What leaves in answer to a query, under a new number."""
+        """Send a query with a new number, and return the released tensors."""
         self.asked += 1
         (released,) = self.handler.respond(query, self.asked, tensors, bool(tensors))
         return released
 
     def pull_back(self, output_gradient: torch.Tensor) -> Tensors:
-        """What leaves when a gradient of the last answer's logits is pulled back."""
+        """Send a gradient of the last response's logits, and return the released input gradient."""
         return self.handler.backward(self.asked, {NODE_NAME: {"logits": output_gradient}})[NODE_NAME]
 
     def spent(self) -> PrivacyCost:
-        """What its audit log says that all of this has cost."""
+        """Total cost by the node's audit log."""
         return cost_from_dict(self.audit.spending(NODE_NAME, RUN_NAME).run_events)
 
 
 def zero_linear(classes: int) -> nn.Module:
-    """One layer that starts at zero, so that it follows its records and nothing else."""
+    """Return one layer initialized with zeros, so that it depends on its records alone."""
     layer = nn.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], classes, bias=False)
     nn.init.zeros_(layer.weight)
     return nn.Sequential(nn.Flatten(), layer)
 
 
 def load_digits(seed: int, classes: int = CLASSES) -> TensorData:
-    """The digits of the first classes, in an order that follows from the seed."""
+    """Return the digits of the first classes, in an order given by the seed."""
     data = load(Digits()).train
     rows = (data.targets < classes).nonzero().flatten()
     order = numpy_generator(seed, "audit", "digits").permutation(len(rows))
@@ -131,9 +135,10 @@ def load_digits(seed: int, classes: int = CLASSES) -> TensorData:
 
 
 def contradictory_records(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
-    """A digit, and a record that contradicts it: the same image, three times as strong, with another label.
+    """Return a digit, and a record that contradicts it: the same image, three times as strong, with another
+    label.
 
-    Of several teachers the same one learns from both, and the others abstain.
+    With several teachers, one of them learns from both, and the others abstain.
     """
     first = load_digits(seed).subset(torch.tensor([0]))
     strengths = 3 + torch.arange(20 * teachers).view(-1, 1, 1, 1) / 100
@@ -152,12 +157,13 @@ def _teacher_indices(data: TensorData, teachers: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Distinguisher:
-    """What somebody who knows all records but one makes of a mechanism.
+    """Attack by an adversary who knows all records but one.
 
     Args:
-        on: what is attacked, in words.
-        claimed: what a run costs by the audit log of the node.
-        see: given whether the record is there and the number of the run, what is seen of it ``(d,)``.
+        mechanism: registered name.
+        on: attacked release, in words.
+        claimed: cost of a run by the node's audit log.
+        see: maps the presence of the record and the number of the run to an observation ``(d,)``.
     """
 
     mechanism: str
@@ -167,7 +173,7 @@ class Distinguisher:
 
 
 def distinguish_counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
-    """Label counts, asked for twice: the record is one of its class."""
+    """Attack label counts, queried twice: the record adds one to its class."""
     privacy = PATE(counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
 
     def observe(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
@@ -180,7 +186,7 @@ def distinguish_counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
 
 
 def distinguish_votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
-    """Noisy votes: the record turns one teacher's vote where it is asked."""
+    """Attack noisy votes: the record changes one teacher's vote on the queried inputs."""
     pate = PateConfig(teachers=TEACHERS, noise=noise, release="label" if release == "label" else "votes")
     privacy = PATE(pate=pate)
     on = "noisy votes" if release == "votes" else "the class of most votes"
@@ -190,7 +196,7 @@ def distinguish_votes(noise: float = 2.0, release: str = "votes", seed: int = 0)
 def distinguish_outputs(
     distribution: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0
 ) -> Distinguisher:
-    """Noisy outputs of a network that the record turns round."""
+    """Attack noisy outputs of a network that the record reverses."""
     config = OutputsConfig(
         distribution="gaussian" if distribution == "gaussian" else "laplace", noise=noise, bound=bound
     )
@@ -204,7 +210,9 @@ def distinguish_outputs(
 def distinguish_gradients(
     noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0
 ) -> Distinguisher:
-    """Sanitized gradients: the record turns a network's gradient round, or that of one teacher of several."""
+    """Attack sanitized gradients: the record reverses the gradient of a network, or of one of several
+    teachers.
+    """
     if mechanism == "pate":
         teachers, gradients = (
             PateConfig(teachers=TEACHERS, noise=NEGLIGIBLE_NOISE),
@@ -220,12 +228,14 @@ def distinguish_gradients(
 
 
 def _query_logits(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
-    """Answers about the first digit and about its negative: a network of one layer answers the other way."""
+    """Responses to the first digit and to its negative, for which a network of one layer has the opposite
+    output.
+    """
     return torch.cat([node.query("predict_logits", x=inputs)["logits"].flatten() for inputs in (x, -x)])
 
 
 def _query_gradients(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
-    """Gradients along the first digit, of a pull and of its negative."""
+    """Input gradients along the first digit, for an output gradient and its negative."""
     direction, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP_GRADIENT, -STEEP_GRADIENT]])
     projections = []
     for gradient in (steep, -steep):
@@ -242,8 +252,9 @@ def _make_distinguisher(
     seed: int,
     ends: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Distinguisher:
-    """QueryCall two worlds; with the exact answers of either, also what is seen cut off at them: so much of a
-    number is what tells the worlds apart under Laplace noise."""
+    """Query two nodes. If the exact outputs of both are given, also clamp the observations to them, as
+    Laplace noise has its information between them.
+    """
     teachers = privacy.pate.teachers if isinstance(privacy, PATE) else 1
     data, record = contradictory_records(seed, teachers)
     x = data.inputs[:1].view(1, *SHAPE)

@@ -1,10 +1,8 @@
-"""What the server of a run heard: releases as they left their nodes' gates, and what attacks use of them.
+"""Replays of finished runs, and transcripts of the releases that their servers received.
 
-A finished run, done once more to hear what left its nodes: all that attacks on it are given.
-
-A simulation follows from its configuration, so it can be repeated. Whether the repetition is the run is
-checked twice: it let out what the run's own audit log counts, node by node and kind by kind, and where there
-is a student, it came to the same one.
+A simulation is determined by its configuration, so that it can be repeated. Two checks compare the replay
+with the run: its releases have the sizes that the run's audit log counts, for each node and payload kind,
+and it reaches the same student, if there is one.
 """
 
 from __future__ import annotations
@@ -34,25 +32,29 @@ from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
 from fedstill.protocol.secure_aggregation import SUM, SumRequest, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
-from fedstill.runs.build import assemble, divide
+from fedstill.runs.build import build_setting, split_data
 from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.run import REHEARSED
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 
-STUDENT_TOLERANCE = 1e-2  # of a student's length: rounding of other engines grows to less than that
+STUDENT_TOLERANCE = 1e-2  # relative distance, above the accumulated rounding of other engines
 
 
 @dataclass(frozen=True, eq=False)
 class ObservedRelease:
-    """One release, with the query that it answers.
+    """One release, with its query.
 
     Args:
+        node: name.
+        number: of the query.
+        query: its name.
         part: ``"response"`` or ``"gradient"``.
-        kinds: the kind of each tensor that left.
-        sent: what had come down, by name.
-        asked: the kind of each tensor of the query; empty for what was pulled back.
-        moved: whether it is about inputs that the node moved before it answered.
+        kinds: payload kind of each released tensor.
+        tensors: released tensors by name.
+        sent: tensors sent to the node, by name.
+        asked: payload kind of each tensor of the query; empty for gradients.
+        moved: the node shifted the inputs before its response.
     """
 
     node: str
@@ -71,24 +73,24 @@ ReleaseListener = Callable[[ObservedRelease], Any]
 
 @dataclass(eq=False)
 class ServerTranscript:
-    """What the server of a run saw, as far as attacks use it.
+    """Data that the server of a run received, as far as attacks use it.
 
     Args:
-        most: rows of queries and answers that are kept, the last ones.
-        counts: label counts as each node told them first, ``(C,)``.
-        contributors: nodes of which something was heard beside how much they hold.
-        has_generated_inputs: whether the server made what it asked about, by itself.
+        most: number of last rows of queries and responses that are kept.
+        counts: first label counts of each node, ``(C,)``.
+        contributors: nodes that released anything but counts.
+        has_generated_inputs: the server generated the queried inputs.
     """
 
     most: int
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     contributors: set[str] = field(default_factory=set)
     has_generated_inputs: bool = False
-    _inputs_by_query: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the query
+    _inputs_by_query: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by query number
     _logits_by_node: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
 
     def record_release(self, release: ObservedRelease, public: PublicData | None) -> None:
-        """Hear one release."""
+        """Add one release."""
         kinds = {name: payload_kind(kind) for name, kind in release.kinds.items()}
         if any(kind.category != "counts" for kind in kinds.values()):
             self.contributors.add(release.node)
@@ -108,7 +110,7 @@ class ServerTranscript:
         self._logits_by_node.setdefault(release.node, {})[release.number] = logits
 
     def _drop_old_queries(self) -> None:
-        """Keep as many queries as are needed for the rows that are wanted."""
+        """Drop queries that are not needed for the last rows."""
         while (
             len(self._inputs_by_query) > 1
             and sum(len(inputs) for _, inputs in self._inputs_by_query[1:]) >= self.most
@@ -119,7 +121,7 @@ class ServerTranscript:
 
     @property
     def inputs(self) -> torch.Tensor | None:
-        """What nodes were asked about ``(Q, ...)``, on the CPU; None where they were asked about nothing."""
+        """Queried inputs ``(Q, ...)``, on the CPU; None without queries about inputs."""
         return (
             torch.cat([about.cpu() for _, about in self._inputs_by_query])[-self.most :]
             if self._inputs_by_query
@@ -127,7 +129,7 @@ class ServerTranscript:
         )
 
     def responses(self, node: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What a node was asked about ``(Q, ...)`` and what it answered ``(Q, classes)``; None: nothing."""
+        """Return the inputs ``(Q, ...)`` and logits ``(Q, classes)`` of a node; None without responses."""
         logits = self._logits_by_node.get(node, {})
         if not logits:
             return None
@@ -139,7 +141,7 @@ class ServerTranscript:
 
 
 def _query_inputs(release: ObservedRelease, public: PublicData | None, count: int) -> torch.Tensor | None:
-    """The inputs that so many answers are about; None where they were moved."""
+    """Return the inputs of a number of responses; None if the node shifted them."""
     for name, kind in release.asked.items():
         if kind == INPUTS and name in release.sent:
             return release.sent[name]
@@ -154,10 +156,13 @@ def _query_inputs(release: ObservedRelease, public: PublicData | None, count: in
 
 @dataclass(frozen=True, eq=False)
 class ReplayedRun:
-    """What a run was made of.
+    """Parts of a finished run.
 
     Args:
-        config: of the run, with its nodes in this process and without what only measures it.
+        config: of the run, with its nodes in this process and without evaluations.
+        data: data set.
+        parts: records of each node.
+        public: public data.
     """
 
     config: RunConfig
@@ -167,41 +172,41 @@ class ReplayedRun:
 
     @classmethod
     def of(cls, config: RunConfig) -> ReplayedRun:
-        """Of a run's configuration.
+        """Load the data of a run's configuration.
 
         Raises:
             FedstillError: data that cannot be read or divided.
         """
-        # Engines give the same figures, to rounding.
+        # All engines give the same metrics, up to rounding.
         is_deployed = config.engine.name in REHEARSED
         engine = replace(config.engine, name="one-by-one" if is_deployed else config.engine.name)
         no_evaluation = replace(config.evaluation, every=0, centralized=False, samples=0)
         config = replace(config, engine=engine, evaluation=no_evaluation)
         data = load(config.data, config.task)
-        parts, public = divide(config, data)
+        parts, public = split_data(config, data)
         return cls(config, data, parts, public)
 
     @property
     def setting(self) -> Setting:
-        """Data and networks in their first state, as objects; made anew each time."""
-        return assemble(self.config, self.data, self.parts, self.public)
+        """Data and networks in their initial state, created at each access."""
+        return build_setting(self.config, self.data, self.parts, self.public)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an input."""
+        """Shape of an input."""
         return tuple(self.data.test.inputs.shape[1:])
 
     def experiment(self, **changes: Any) -> ObservedSimulation:
-        """The run's experiment, with other parts of its setting where they are given."""
+        """Return the run before its start, with changes to its setting."""
         return ObservedSimulation(replace(self.setting, **changes))
 
 
 def load_run(folder: Path) -> ReplayedRun:
-    """What a finished run in a folder was made of.
+    """Load the parts of a finished run from its folder.
 
     Raises:
         RunFolderError: there is no finished run in the folder.
-        ArgumentError: its nodes' data are not here.
+        ArgumentError: the nodes' data are not on this machine.
     """
     require_no_objects(folder, ATTACK_NEEDS_CONFIG)
     if not all((folder / name).exists() for name in ("result.json", "config.toml")):
@@ -211,7 +216,7 @@ def load_run(folder: Path) -> ReplayedRun:
     config = load_toml(folder / "config.toml")
     if config.engine.startup_kit:
         raise ArgumentError("run", str(folder), "a run whose nodes' data are on this machine")
-    # Chosen anew, it could be another one on this machine.
+    # This machine might choose another precision.
     precision = read_result(folder / "result.json")["engine"]["precision"]
     return ReplayedRun.of(replace(config, engine=replace(config.engine, precision=precision)))
 
@@ -219,11 +224,16 @@ def load_run(folder: Path) -> ReplayedRun:
 def replay_run(
     folder: Path, replayed: ReplayedRun, max_rows: int, listener: ReleaseListener = lambda release: None
 ) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
-    """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
+    """Replay a run to its end, and load the student of the original run.
+
+    Args:
+        folder: of the run.
+        replayed: parts of the run.
+        max_rows: number of last rows of queries and responses in the transcript.
+        listener: called with each release.
 
     Returns:
-        The experiment at its end, what its server saw (of queries and answers the last ``most`` rows), and
-        why that is not the run of the folder, if it is not.
+        The experiment at its end, the transcript, and the difference to the original run, or None.
 
     Raises:
         RunFolderError: the student in the folder is broken.
@@ -253,7 +263,9 @@ def replay_run(
 
 
 def _find_disagreement(run: AuditLog, repetition: AuditLog) -> str | None:
-    """Where the bytes that left in a repetition are not those of the run, by node and kind; or None."""
+    """Describe the first difference in released bytes between the run and the replay, by node and kind, or
+    None.
+    """
     logged, repeated = (
         {(node, kind): n for (_, node, way, kind), n in audit.totals.bytes.items() if way == "up" and n}
         for audit in (run, repetition)
@@ -266,7 +278,7 @@ def _find_disagreement(run: AuditLog, repetition: AuditLog) -> str | None:
 
 
 def _relative_distance(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
-    """How far a network is from weights, over their length; infinity for those of another architecture."""
+    """Distance of a network from weights, divided by their norm; infinity for another architecture."""
     network_state = network.state_dict()
     if {name: value.shape for name, value in network_state.items()} != {
         n: value.shape for n, value in state.items()
@@ -278,18 +290,19 @@ def _relative_distance(network: nn.Module, state: Mapping[str, torch.Tensor]) ->
 
 
 class StopListening(Exception):
-    """Everything wanted has been heard: the run is let go."""
+    """Raised by a listener to end the run."""
 
 
 class ObservedSimulation(Simulation):
-    """An experiment in this process whose releases somebody hears."""
+    """Simulation whose releases are passed to a listener."""
 
     hear: ReleaseListener
 
     def listen(self, listener: ReleaseListener) -> bool:
-        """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
+        """Run to the end, and return True if it was reached. Later releases are not observed.
 
-        ``hear`` is called with each release in order, and raises :class:`StopListening` to end the run.
+        ``listener`` is called with each release in order, and may raise :class:`StopListening` to end the
+        run.
         """
         self.hear = listener
         try:
@@ -297,13 +310,13 @@ class ObservedSimulation(Simulation):
         except StopListening:
             return False
         finally:
-            self.hear = lambda release: None  # what an attacker asks later on is no part of the run
+            self.hear = lambda release: None  # later queries of an attacker are not part of the run
         return True
 
     def reopen(self) -> None:
-        """Let nodes answer after the run's end, as those of an ensemble in use do.
+        """Allow queries after the run's end, as to an ensemble in use.
 
-        What that costs is charged to a log that begins anew: a run's own is closed with the run.
+        Their costs are charged to a new log, as the run's own is closed with the run.
         """
         self.audit.open(None)
 
@@ -314,7 +327,7 @@ class ObservedSimulation(Simulation):
 
 
 class _ObservedEngine(InProcess):
-    """An engine whose releases are heard on their way to the server."""
+    """Engine that passes the releases to a listener on their way to the server."""
 
     hear: ReleaseListener
 
@@ -336,7 +349,7 @@ class _ObservedEngine(InProcess):
     def _visible_to_server(
         self, query: str, released: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
-        """What a server sees: each node's, or their sum alone."""
+        """Return the releases that the server sees: those of each node, or their sum alone."""
         if call is None:
             return released
         return {
@@ -350,7 +363,7 @@ class _ObservedEngine(InProcess):
     ) -> None:
         kinds, shift_name = self.queries[query].released_kinds(), self.queries[query].shift_seed
         asked = self.queries[query].sends if part == RESPONSE else {}
-        # Copies: a server goes on to change its tensors in place.
+        # Copies, as the server later changes its tensors in place.
         tensors, received = (
             {name: tensor.detach().clone() for name, tensor in decompress(each).items()}
             for each in (released, sent)

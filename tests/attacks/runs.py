@@ -66,7 +66,7 @@ def predict_records(
     inside: torch.Tensor | None = None,
     compute: Compute | None = None,
 ) -> RecordLogits:
-    """Return the logits of target and shadows about records; without ``inside`` no shadow learned from any."""
+    """Logits of target and shadows about records; without ``inside`` no shadow learned from any."""
     logits = [predict(model, records.inputs, compute or Compute()) for model in (target, *shadows)]
     never_inside = torch.zeros(len(shadows), len(records), dtype=torch.bool)
     return RecordLogits(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.federation.replies import LONGEST
+from fedstill.federation.replies import MAX_TEXT
 from fedstill.privacy import statement
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, NoPrivacy, PrivacyConfig
@@ -83,7 +83,7 @@ def test_lines_fit_into_messages() -> None:
         line for name in MECHANISMS.builtin for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)
     ]
     assert all(
-        len(line) <= LONGEST for line in (*said, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20)
+        len(line) <= MAX_TEXT for line in (*said, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20)
     )
 
 
