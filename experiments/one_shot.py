@@ -24,10 +24,10 @@ HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down"
 
 def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
     """A method's cells."""
-    ensemble = "" if entry.central == "ensemble" else entry.format_metric(f"ensemble {metric}") or ""
+    ensemble = "" if entry.evaluated_model == "ensemble" else entry.format_metric(f"ensemble {metric}") or ""
     costs = [entry.spread(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (round(each.mean) if each else 0 for each in costs)
-    left = ", ".join(entry.leaves) or "nothing"
+    left = ", ".join(entry.releases) or "nothing"
     sent = (format_bytes(up), format_bytes(down), str(queries))
     return (entry.name, entry.format_metric(metric) or "", ensemble, left, *sent)
 

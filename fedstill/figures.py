@@ -1,8 +1,7 @@
-"""Figures of finished runs and comparisons for papers, as matplotlib Figures.
+"""Figures of finished runs and comparisons for papers, as matplotlib figures.
 
-Each function takes a folder and returns a ``matplotlib.figure.Figure``, which belongs to the caller: change
-it, put it into a notebook, save it. They are the drawings of the reports, with names where a report has a
-table.
+Each function takes a folder and returns a :class:`matplotlib.figure.Figure`, which the caller may change,
+show in a notebook or save. The figures are those of the reports, with axis labels and legends.
 
 >>> import fedstill.figures
 >>> sorted(fedstill.figures.RUN_FIGURES)
@@ -35,101 +34,160 @@ T = TypeVar("T")
 
 
 class NothingToDraw(FedstillError):
-    """A run or a comparison lacks what a figure shows."""
+    """Raised when a run or a comparison lacks the metrics of a figure."""
 
 
 def accuracy(run: str | Path | RunFiles) -> Figure:
-    """What a run is judged by over its steps or rounds, in percent, with the levels beside it.
+    """Plot the main metric of a run over its steps or rounds, in percent, with baselines and upper bounds.
 
     Args:
-        run: its folder, or the run as :meth:`fedstill.report.run_files.RunFiles.read` loads it.
+        run: folder of a finished run, or the run as returned by
+            :meth:`fedstill.report.run_files.RunFiles.read`.
+
+    Returns:
+        Figure with one pair of axes.
 
     Raises:
-        NothingToDraw: nothing was measured on the way.
-        RunFolderError: the folder holds no finished run, or a file of it is spoilt.
+        NothingToDraw: the metric was not measured during the run.
+        RunFolderError: the folder holds no finished run, or a file is broken.
+
+    ``accuracy("runs/fediod").savefig("curve.pdf")`` writes the figure for a paper.
     """
-    kept = _run(run)
-    lacking = f"{kept.folder} measured nothing on its way: there is no curve to draw"
-    course = _needed(run_figures.read_learning_curve(kept), lacking)
+    files = _run_files(run)
+    message = f"{files.folder} has no metrics over steps or rounds: there is no curve to draw"
+    curve = _require(run_figures.read_learning_curve(files), message)
     with plotting.plot_style():
-        figure = run_figures.plot_learning_curve(course)
-        figure.axes[0].set_ylabel(f"{course.title} on the test data")
+        figure = run_figures.plot_learning_curve(curve)
+        figure.axes[0].set_ylabel(f"{curve.title} on the test data")
     return figure
 
 
 def losses(run: str | Path | RunFiles) -> Figure:
-    """The server's losses, a small plot each: every step pale, the running mean strong. Raises as
-    :func:`accuracy`.
+    """Plot each of the server's losses: values pale, their running mean strong.
+
+    Args:
+        run: as for :func:`accuracy`.
+
+    Returns:
+        Figure with one pair of axes per loss.
+
+    Raises:
+        NothingToDraw: the run has no losses at the server.
+        RunFolderError: the folder holds no finished run, or a file is broken.
     """
-    kept = _run(run)
-    return _losses(kept, kept.metrics.losses, shared=False)
+    files = _run_files(run)
+    return _plot_losses(files, files.metrics.server_losses, shared=False)
 
 
 def local_losses(run: str | Path | RunFiles) -> Figure:
-    """The losses of local training, a small plot a node on one scale, and of the centralized model. Raises
-    as :func:`accuracy`.
+    """Plot the losses of local training of each node and of the centralized model, on one scale.
+
+    Args:
+        run: as for :func:`accuracy`.
+
+    Returns:
+        Figure with one pair of axes per node.
+
+    Raises:
+        NothingToDraw: the run has no losses of local training.
+        RunFolderError: the folder holds no finished run, or a file is broken.
     """
-    kept = _run(run)
-    return _losses(kept, run_figures.local_losses(kept), shared=True)
+    files = _run_files(run)
+    return _plot_losses(files, run_figures.local_losses(files), shared=True)
 
 
 def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
-    """What methods reach against the bytes that they send, on a logarithmic axis.
+    """Plot the main metric of methods against their bytes, on a logarithmic axis.
 
     Args:
-        comparison: its folder, or its summary.
-        setting: which of its settings, from 0 up.
+        comparison: folder of a comparison, or its summary.
+        setting: index of the setting, from 0.
+
+    Returns:
+        Figure with one pair of axes and a legend of methods.
 
     Raises:
-        NothingToDraw: no run has both figures.
-        RunFolderError: the folder holds no comparison, or a file of it is spoilt.
+        ArgumentError: there is no such setting.
+        NothingToDraw: no method has both the metric and bytes.
+        RunFolderError: the folder holds no comparison, or a file is broken.
     """
-    kept = _setting(comparison, setting)
-    spots = _needed(scatter_points(kept), "no run of the comparison has both its figure and its bytes")
-    axis = "bytes up and down, all nodes, a whole run"
-    return _compared(compare_figures.traffic, (spots,), axis, kept.metric.title, spots)
+    compared = _setting(comparison, setting)
+    points = _require(
+        scatter_points(compared), "no run of the comparison has both its main metric and its bytes"
+    )
+    axis = "bytes up and down, all nodes, whole run"
+    return _comparison_figure(compare_figures.plot_traffic, (points,), axis, compared.metric.title, points)
 
 
 def curves(comparison: str | Path | Summary, setting: int = 0) -> Figure:
-    """What methods reach over the share of the run that is done, a line each. Raises as :func:`traffic`."""
-    kept = _setting(comparison, setting)
-    lines = _needed(learning_curves(kept), "no run of the comparison measured anything on its way")
-    axis = "share of the run that is done"
-    return _compared(compare_figures.curves, (lines,), axis, kept.metric.title, lines)
+    """Plot the main metric of methods over the fraction of the run, one line per method.
+
+    Args:
+        comparison, setting: as for :func:`traffic`.
+
+    Raises:
+        ArgumentError: there is no such setting.
+        NothingToDraw: no run measured the metric during the run.
+        RunFolderError: the folder holds no comparison, or a file is broken.
+    """
+    compared = _setting(comparison, setting)
+    lines = _require(learning_curves(compared), "no run of the comparison has metrics over steps or rounds")
+    axis = "fraction of the run"
+    return _comparison_figure(
+        compare_figures.plot_learning_curves, (lines,), axis, compared.metric.title, lines
+    )
 
 
 def against_epsilon(comparison: str | Path | Summary) -> Figure:
-    """What methods reach under each budget of privacy; without one at the right edge. Raises as
-    :func:`traffic`.
+    """Plot the main metric of methods over the privacy budget; runs without a budget are at the right edge.
+
+    Args:
+        comparison: as for :func:`traffic`.
+
+    Raises:
+        NothingToDraw: the settings do not differ in ``nodes.privacy.epsilon``.
+        RunFolderError: the folder holds no comparison, or a file is broken.
     """
     summary = _summary(comparison)
-    lines = [line for line in summary.budgets() if line.reached]
-    _needed(lines, "the settings of the comparison do not differ in nodes.privacy.epsilon")
-    return _compared(compare_figures.against_epsilon, (lines,), "epsilon", summary.metric.title, lines)
+    lines = [line for line in summary.by_budget() if line.values]
+    _require(lines, "the settings of the comparison do not differ in nodes.privacy.epsilon")
+    return _comparison_figure(
+        compare_figures.plot_against_epsilon, (lines,), "epsilon", summary.metric.title, lines
+    )
 
 
 def against_leakage(comparison: str | Path | Summary) -> Figure:
-    """What methods reach against what attacks got of them; areas are bytes. Raises as :func:`traffic`."""
+    """Plot the main metric of methods against leakage, the metric of attacks; areas of disks are bytes.
+
+    Args:
+        comparison: as for :func:`traffic`.
+
+    Raises:
+        NothingToDraw: no method has both the main metric and a leakage metric.
+        RunFolderError: the folder holds no comparison, or a file is broken.
+    """
     summary = _summary(comparison)
-    found = leakage_scatter(summary)
-    if found.column is None or not found.spots:
-        raise NothingToDraw("no run of the comparison has both its figure and one of attacks")
-    shown, axis = (found.spots, found.column), found.column.axis
-    return _compared(compare_figures.against_leakage, shown, axis, summary.metric.title, found.spots)
+    scatter = leakage_scatter(summary)
+    if scatter.column is None or not scatter.points:
+        raise NothingToDraw("no run of the comparison has both its main metric and a leakage metric")
+    content, axis = (scatter.points, scatter.column), scatter.column.axis
+    return _comparison_figure(
+        compare_figures.plot_against_leakage, content, axis, summary.metric.title, scatter.points
+    )
 
 
-def _compared(
+def _comparison_figure(
     draw: Callable[..., Figure],
-    shown: tuple[object, ...],
+    content: tuple[object, ...],
     axis: str,
     title: str,
     methods: Sequence[Point | MethodCurve],
 ) -> Figure:
-    """A comparison's drawing with its axes and its methods named."""
+    """Return a comparison's figure with axis labels and a legend."""
     with plotting.plot_style():
-        figure = draw(*shown, title)
+        figure = draw(*content, title)
         figure.axes[0].set(xlabel=axis, ylabel=title)
-        return compare_figures.legend(figure, [(method.place, method.name) for method in methods])
+        return compare_figures.add_legend(figure, [(method.number, method.name) for method in methods])
 
 
 RUN_FIGURES: Mapping[str, Callable[[RunFiles], Figure]] = {
@@ -138,56 +196,60 @@ RUN_FIGURES: Mapping[str, Callable[[RunFiles], Figure]] = {
 
 
 def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path]:
-    """Write all figures of a run or a comparison that have something to show; returns their paths.
+    """Write all figures of a run or a comparison and return their paths; figures without data are skipped.
 
     Args:
-        folder: of the run or the comparison.
-        out: where they go; None is ``figures`` in that folder.
-        kind: pdf, svg or png.
+        folder: folder of the run or the comparison.
+        out: folder of the figures; None for ``figures`` in that folder.
+        kind: format: "pdf", "svg" or "png".
 
     Raises:
-        ArgumentError: another kind.
-        NothingToDraw: there is none.
-        RunFolderError: the folder holds neither, or a file in it is spoilt.
+        ArgumentError: the format is none of these.
+        NothingToDraw: there is no data for any figure.
+        RunFolderError: the folder holds neither a run nor a comparison, or a file is broken.
+
+    ``write(Path("runs/fediod"), kind="svg")`` writes ``runs/fediod/figures/accuracy.svg`` and others.
     """
     if kind not in FORMATS:
         raise ArgumentError("format", kind, ", ".join(FORMATS))
     jobs: list[tuple[str, Callable[[], Figure]]] = []
     if (folder / "compare.toml").exists():
         summary = _summary(folder)
-        for place in range(len(summary.settings)):
-            end = "" if len(summary.settings) == 1 else f"_{place + 1}"
-            jobs += [(f"{draw.__name__}{end}", partial(draw, summary, place)) for draw in (traffic, curves)]
+        for index in range(len(summary.settings)):
+            suffix = "" if len(summary.settings) == 1 else f"_{index + 1}"
+            jobs += [
+                (f"{draw.__name__}{suffix}", partial(draw, summary, index)) for draw in (traffic, curves)
+            ]
         jobs += [(draw.__name__, partial(draw, summary)) for draw in (against_epsilon, against_leakage)]
     else:
         run = RunFiles.read(folder)
         jobs += [(name, partial(draw, run)) for name, draw in RUN_FIGURES.items()]
-    made = {}
+    figures = {}
     for name, draw in jobs:
         try:
-            made[name] = draw()
-        except NothingToDraw:  # a run need not have all of them
+            figures[name] = draw()
+        except NothingToDraw:  # a run need not have the data of all figures
             continue
-    _needed(made, f"{folder} holds nothing that a figure could show")
+    _require(figures, f"{folder} has no data for any figure")
     target = folder / "figures" if out is None else out
     target.mkdir(parents=True, exist_ok=True)
-    return [plotting.save_figure(figure, target / f"{name}.{kind}") for name, figure in made.items()]
+    return [plotting.save_figure(figure, target / f"{name}.{kind}") for name, figure in figures.items()]
 
 
-def _needed(found: T | None, lacking: str) -> T:
-    if not found:
-        raise NothingToDraw(lacking)
-    return found
+def _require(data: T | None, message: str) -> T:
+    if not data:
+        raise NothingToDraw(message)
+    return data
 
 
-def _run(run: str | Path | RunFiles) -> RunFiles:
+def _run_files(run: str | Path | RunFiles) -> RunFiles:
     return run if isinstance(run, RunFiles) else RunFiles.read(Path(run))
 
 
-def _losses(run: RunFiles, found: run_figures.Losses, *, shared: bool) -> Figure:
-    _needed(any(map(run_figures.finite_points, found.values())), f"{run.folder} holds no such losses")
+def _plot_losses(run: RunFiles, losses: run_figures.Losses, *, shared: bool) -> Figure:
+    _require(any(map(run_figures.finite_points, losses.values())), f"{run.folder} has no such losses")
     with plotting.plot_style():
-        return run_figures.plot_losses(found, shared=shared)
+        return run_figures.plot_losses(losses, shared=shared)
 
 
 def _summary(comparison: str | Path | Summary) -> Summary:

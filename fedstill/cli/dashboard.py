@@ -11,7 +11,7 @@ from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from fedstill.report.page_server import Page
+    from fedstill.report.page_server import RenderPage
 
 
 def dashboard(args: ParsedArgs) -> None:
@@ -38,7 +38,7 @@ def dashboard(args: ParsedArgs) -> None:
         server.serve_forever()
 
 
-def _pages(folder: Path, ending: contextlib.ExitStack) -> Page:
+def _pages(folder: Path, ending: contextlib.ExitStack) -> RenderPage:
     """Return the pages of a folder by its kind; ``ending`` closes what they open."""
     from fedstill.federation.provision import FEDERATION
     from fedstill.node.owner_folder import FILE
@@ -57,10 +57,10 @@ def _node(folder: Path, path: str, nonce: str) -> str | None:
     process = None
     with contextlib.suppress(DeployError):  # it has no kit: it answers files
         process = flare_site.process_id(flare_kit.node(folder))
-    return None if path else node_page.page(read_overview(folder), folder, process, nonce)
+    return None if path else node_page.render_node_page(read_overview(folder), folder, process, nonce)
 
 
-def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
+def _server(folder: Path, ending: contextlib.ExitStack) -> RenderPage:
     from fedstill.federation.server_status import ServerMonitor
     from fedstill.report import runs_page
 
@@ -69,8 +69,10 @@ def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
 
     def pages(path: str, nonce: str) -> str | None:
         if path:
-            return runs_page.run({place.name: place for place in (folder / "runs").glob("*/")}, path, nonce)
-        return runs_page.server_page(watch.read_status(), nonce)
+            return runs_page.render_run_page(
+                {place.name: place for place in (folder / "runs").glob("*/")}, path, nonce
+            )
+        return runs_page.render_server_page(watch.read_status(), nonce)
 
     return pages
 
@@ -78,5 +80,9 @@ def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
 def _runs(folder: Path, path: str, nonce: str) -> str | None:
     from fedstill.report import runs_page
 
-    runs = runs_page.found(folder)
-    return runs_page.run(runs, path, nonce) if path else runs_page.page(folder, runs, nonce)
+    runs = runs_page.find_runs(folder)
+    return (
+        runs_page.render_run_page(runs, path, nonce)
+        if path
+        else runs_page.render_runs_page(folder, runs, nonce)
+    )

@@ -20,7 +20,7 @@ ROOT = "runs/reproduce"
 def reproduce(args: ParsedArgs) -> None:
     """List the tables and figures, or run one and write the paper's table next to ours."""
     from fedstill.compare.reproduction import find_reproduction
-    from fedstill.report.reproduction_table import markdown, write
+    from fedstill.report.reproduction_table import markdown, write_table
 
     if not args.positionals:
         if lost := [*(option for option in args.options if option != "--json"), *args.overrides]:
@@ -47,7 +47,7 @@ def reproduce(args: ParsedArgs) -> None:
     if before is not None:
         asked = entry.comparison(scale).planned_runs(only)
         record = before.with_updated_rows(record, only, {(place.setting, place.label) for place in asked})
-    table = write(entry, record, folder / entry.scaled_name(scale))
+    table = write_table(entry, record, folder / entry.scaled_name(scale))
     if "--record" in args:
         record.write(entry.record_file(scale))
     if "--json" in args:
@@ -144,7 +144,7 @@ def _made(
     from fedstill.cli.run import resumable
     from fedstill.compare import reproduction
     from fedstill.report import write_report
-    from fedstill.report.reproduction_table import compared
+    from fedstill.report.reproduction_table import write_and_collect
 
     with resumable(folder, again=args.command):
         return reproduction.run_reproduction(
@@ -156,7 +156,7 @@ def _made(
             changes=_changes(entry.source, scale, args),
             command=args.command,
             report=write_report,
-            metrics=compared,
+            metrics=write_and_collect,
             quiet="--quiet" in args,
             bars=args.show_progress,
         )

@@ -1,18 +1,19 @@
-"""What a run found, for people: pages, tables and figures of runs and of comparisons.
+"""Results of runs and comparisons for people: HTML pages, tables and figures.
 
-``run_files`` loads a run's files once; ``result`` and ``result_parts`` are what its result says.
-``table_formats`` is the one table that terminal, page, CSV, LaTeX and Markdown write; ``run_levels``,
-``run_tables``, ``privacy_section``, ``leakage_section`` and ``link_costs`` make a run's; ``compare_reader``
-reads a comparison into its ``compare_summary``, of which ``compare_table``, ``compare_points`` and
-``compare_csv`` make tables and ``compare_files`` all files; ``paired`` tells an order from chance.
-``run_page`` and ``compare_page`` fill the templates. What goes on is a ``live_page``, which a
-``page_server`` shows to browsers of this machine: ``node_page`` and ``runs_page``; ``so_far`` is a run that
-is not finished. ``paired_difference`` says how far two models are apart
-on the same cases. ``drawing`` is how all figures look, ``run_figures`` and ``compare_figures`` are the
-figures, ``pictures`` shows images. ``run_text`` and ``metric_text`` say in plain words what happened.
+``run_files`` loads the files of a run, ``result`` and ``result_parts`` its result. ``table_formats`` defines
+one table for terminal, page, CSV, LaTeX and Markdown. ``model_scores``, ``run_tables``, ``privacy_section``,
+``leakage_section`` and ``communication_time`` make the tables of a run. ``compare_reader`` reads a comparison
+into its ``compare_summary``; ``compare_table``, ``compare_points`` and ``compare_csv`` make its tables,
+``compare_files`` writes all files. ``significance`` and ``paired_difference`` compare methods with confidence
+intervals.
 
-Reads a run's files; may import compare and what lies below. A newcomer adds a section: a function that makes
-its table, and a line in the page's template.
+``run_page`` and ``compare_page`` fill the templates. ``run_progress``, ``runs_page`` and ``node_page`` are
+live pages, which ``page_server`` shows to browsers on this machine. ``plotting`` defines the style of
+figures; ``run_figures`` and ``compare_figures`` plot them, ``image_panels`` shows images. ``run_text`` and
+``metric_text`` write sentences and numbers.
+
+To add a section to a page, write a function that returns its table and a line in the page's template. This
+package reads runs' files and may import ``compare`` and the packages below it.
 """
 
 from fedstill.report.model_scores import print_table

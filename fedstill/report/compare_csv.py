@@ -1,4 +1,4 @@
-"""A comparison as CSV: one row a run, and one row a method in a setting."""
+"""CSV files of a comparison: one row per run, per method and setting, and per pair of methods."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from typing import Any
 from fedstill.report import table_formats
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compared_method import (
-    ALL_TESTS,
-    LOCAL,
+    ALL_TESTS_SUFFIX,
+    LOCAL_PREFIX,
     ComparedMethod,
     FinishedRun,
     Spread,
-    pick,
-    strongest,
+    metrics_by_attack,
+    pick_strongest,
 )
 from fedstill.report.privacy_section import run_guarantee
 
-MARKS = ("standalone", "ensemble", "centralized")
-WHOSE = ("", "local", *MARKS)
-PAIRED = ("setting", "metric", "method", "than", "seeds", "difference", "low", "high", "told_apart")
+REFERENCES = ("standalone", "ensemble", "centralized")
+MODELS = ("", "local", *REFERENCES)
+PAIR_COLUMNS = (
+    "setting", "metric", "method", "other_method", "seeds", "difference", "ci_low", "ci_high", "significant",
+)  # fmt: skip
 
 
 def runs_csv(summary: Summary) -> str:
-    """One row a run."""
+    """Return one row per run."""
     records = []
     for setting in summary.settings:
         for entry in setting.entries:
-            given = (summary, setting, entry)
-            records += [_run(*given, run.seed, "finished", run=run) for run in entry.runs]
+            context = (summary, setting, entry)
+            records += [_run_record(*context, run.seed, "finished", run=run) for run in entry.runs]
             for seed, reason in entry.not_run.items():
                 status = "stopped" if reason.startswith("stopped: ") else "refused"
-                records.append(_run(*given, seed, status, reason))
-            records += [_run(*given, seed, "not finished") for seed in entry.missing]
+                records.append(_run_record(*context, seed, status, reason))
+            records += [_run_record(*context, seed, "not finished") for seed in entry.missing]
     return table_formats.as_csv(records)
 
 
-def _run(
+def _run_record(
     summary: Summary,
     setting: ComparedSetting,
     entry: ComparedMethod,
@@ -45,31 +47,39 @@ def _run(
     reason: str = "",
     run: FinishedRun | None = None,
 ) -> dict[str, Any]:
-    first, *others = (metric.key for metric in summary.metrics)
-    metrics = [first, f"{LOCAL}{first}", f"{LOCAL}{first}{ALL_TESTS}"]
-    columns = {**{_column(name): name for name in metrics}, **{mark: f"{mark} {first}" for mark in MARKS}}
+    main, *others = (metric.key for metric in summary.metrics)
+    metrics = [main, f"{LOCAL_PREFIX}{main}", f"{LOCAL_PREFIX}{main}{ALL_TESTS_SUFFIX}"]
+    columns = {
+        **{_column(name): name for name in metrics},
+        **{reference: f"{reference} {main}" for reference in REFERENCES},
+    }
     for other in others:
-        columns |= {f"{whose}_{other}".lstrip("_"): f"{whose} {other}".strip() for whose in WHOSE}
-    price = None if run is None else run_guarantee(run.result)
+        columns |= {f"{model}_{other}".lstrip("_"): f"{model} {other}".strip() for model in MODELS}
+    guarantee = None if run is None else run_guarantee(run.result)
     traffic = [None if run is None else run.value(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (None if value is None else round(value) for value in traffic)
-    strong = {leak: strongest(leak, run.leakage if run else None) for leak in summary.leaks}
+    leakage = {
+        column: metrics_by_attack(column, run.leakage if run else None) for column in summary.leakage_columns
+    }
     return {
-        **_head(setting, entry),
+        **_method_record(setting, entry),
         "seed": seed,
         "status": status,
-        "judged_by": entry.central,
+        "evaluated_model": entry.evaluated_model,
         **{column: None if run is None else run.value(name) for column, name in columns.items()},
         "bytes_up": up,
         "bytes_down": down,
         "queries": queries,
-        "turn": run and run.result.turn,
-        "turns": run and run.result.turns,
+        "iteration_unit": run and run.result.iteration_unit,
+        "iterations": run and run.result.iterations,
         "seconds": run and run.result.seconds.total,
-        "epsilon": price and price[0],
-        "delta": price and price[1],
-        **{leak.name: pick(leak, got.values()) if got else None for leak, got in strong.items()},
-        "leaves": "; ".join((run.result.leaves if run else ()) or entry.leaves),
+        "epsilon": guarantee and guarantee[0],
+        "delta": guarantee and guarantee[1],
+        **{
+            column.name: pick_strongest(column, by_attack.values()) if by_attack else None
+            for column, by_attack in leakage.items()
+        },
+        "releases": "; ".join((run.result.releases if run else ()) or entry.releases),
         "needs": "; ".join(entry.needs),
         "reason": reason,
         "folder": run and run.folder,
@@ -77,62 +87,66 @@ def _run(
 
 
 def summary_csv(summary: Summary) -> str:
-    """One row a method in a setting."""
-    first, local, *others = summary.names()
-    compared, records = summary.compared(), []
-    papers = [name for name in summary.names() if name in compared or name in (first, local)]
+    """Return one row per method and setting, with means and standard deviations over seeds."""
+    main, local, *others = summary.metric_names()
+    published, records = summary.published_metrics(), []
+    papers = [name for name in summary.metric_names() if name in published or name in (main, local)]
     for setting in summary.settings:
         for entry in setting.entries:
-            record: dict[str, Any] = {**_head(setting, entry), "seeds": len(entry.runs)}
-            record["judged_by"] = entry.central
-            for name in (first, local, f"{local}{ALL_TESTS}", *others):
-                record |= _spread(_column(name), entry.spread(name))
+            record: dict[str, Any] = {**_method_record(setting, entry), "seeds": len(entry.runs)}
+            record["evaluated_model"] = entry.evaluated_model
+            for name in (main, local, f"{local}{ALL_TESTS_SUFFIX}", *others):
+                record |= _spread_record(_column(name), entry.spread(name))
             for name in ("bytes up", "bytes down", "queries", "seconds"):
-                ours = entry.spread(name)
-                record[f"{_column(name)}_mean"] = ours and ours.mean
-            record["epsilon_most"], record["delta"] = entry.epsilon() or (None, None)
-            for leak in summary.leaks:
-                attack, got = entry.leak(leak) or ("", None)
-                record |= {**_spread(leak.name, got), f"{leak.name}_attack": attack}
-            record |= {"leaves": "; ".join(entry.leaves), "needs": "; ".join(entry.needs)}
+                spread = entry.spread(name)
+                record[f"{_column(name)}_mean"] = spread and spread.mean
+            record["epsilon_max"], record["delta"] = entry.epsilon() or (None, None)
+            for column in summary.leakage_columns:
+                attack, leakage = entry.strongest_attack(column) or ("", None)
+                record |= {**_spread_record(column.name, leakage), f"{column.name}_attack": attack}
+            record |= {"releases": "; ".join(entry.releases), "needs": "; ".join(entry.needs)}
             for name in papers:
-                paper, column = entry.published.get(name), _column(name)
-                record[f"paper_{column}"] = paper and paper.value
-                record[f"paper_{column}_std"] = paper and paper.std
-                record[f"paper_{column}_source"] = paper and paper.source
-                record[f"{column}_gap"] = entry.gap(name)
-            records.append({**record, "reason": entry.reason()})
+                paper, column_name = entry.published.get(name), _column(name)
+                record[f"paper_{column_name}"] = paper and paper.value
+                record[f"paper_{column_name}_std"] = paper and paper.std
+                record[f"paper_{column_name}_source"] = paper and paper.source
+                record[f"{column_name}_gap"] = entry.paper_gap(name)
+            records.append({**record, "reason": entry.missing_reason()})
     return table_formats.as_csv(records)
 
 
 def pairs_csv(summary: Summary) -> str:
-    """One row for each two methods of a setting and each figure: how far the first is above the second, its
-    95 % interval over seeds, and whether that tells them apart."""
+    """Return one row per setting, metric and pair of methods.
+
+    A row has the paired difference, first minus second, its 95% interval over seeds, and whether the methods
+    are significantly different.
+    """
     records = []
     for setting in summary.settings:
         for metric in setting.metrics:
-            for one, other, gap in setting.pairs(metric):
-                low, high = (None, None) if gap.half is None else (gap.mean - gap.half, gap.mean + gap.half)
-                told = (
+            for first, second, difference in setting.pairs(metric):
+                mean, half_width = difference.mean, difference.half_width
+                low, high = (None, None) if half_width is None else (mean - half_width, mean + half_width)
+                values = (
                     setting.name,
                     metric.key,
-                    one.label,
-                    other.label,
-                    gap.seeds,
-                    gap.mean,
+                    first.label,
+                    second.label,
+                    difference.seeds,
+                    mean,
                     low,
                     high,
-                    gap.significant,
+                    difference.significant,
                 )
-                records.append(dict(zip(PAIRED, told, strict=True)))
-    return table_formats.as_csv(records, PAIRED)
+                records.append(dict(zip(PAIR_COLUMNS, values, strict=True)))
+    return table_formats.as_csv(records, PAIR_COLUMNS)
 
 
-def _head(setting: ComparedSetting, entry: ComparedMethod) -> dict[str, Any]:
+def _method_record(setting: ComparedSetting, entry: ComparedMethod) -> dict[str, Any]:
     return {"setting": setting.name, "method": entry.label, "name": entry.method, "title": entry.title}
 
 
-def _spread(column: str, spread: Spread | None) -> dict[str, Any]:
+def _spread_record(column: str, spread: Spread | None) -> dict[str, Any]:
     return {f"{column}_mean": spread and spread.mean, f"{column}_std": spread and spread.std}
 
 

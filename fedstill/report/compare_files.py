@@ -1,4 +1,4 @@
-"""A comparison's tables, for people and for papers: terminal, HTML, CSV, LaTeX and Markdown."""
+"""Output of a comparison: page, CSV, LaTeX and Markdown files, and tables in the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedstill.core.run_writer import write_text
 from fedstill.report import table_formats
 from fedstill.report.compare_csv import pairs_csv, runs_csv, summary_csv
-from fedstill.report.compare_page import html
+from fedstill.report.compare_page import render_comparison_page
 from fedstill.report.compare_reader import summarize
 from fedstill.report.compare_summary import Summary
 from fedstill.report.compare_table import (
@@ -18,25 +18,27 @@ from fedstill.report.compare_table import (
     full_table,
     leakage_columns,
     leakage_notes,
-    leaves,
     metric_columns,
-    needs,
+    needs_text,
     paper_gap_text,
     paper_text,
+    releases_text,
     setting_table,
 )
-from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
+from fedstill.report.table_formats import NO_VALUE, Cell, Column, Row, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.compare.comparison_file import Comparison
 
-__all__ = ["html", "latex", "markdown", "print_comparison", "summarize", "write_comparison"]
+__all__ = [
+    "latex", "markdown", "print_comparison", "render_comparison_page", "summarize", "write_comparison",
+]  # fmt: skip
 
 
 def write_comparison(out: Path, comparison: Comparison) -> Path:
-    """Write page, CSV, LaTeX and Markdown of a comparison into its folder; returns the path of the page.
+    """Write page, CSV, LaTeX and Markdown of a comparison into its folder and return the path of the page.
 
     Raises:
         RunFolderError: a file of a run is broken.
@@ -47,7 +49,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
     write_text(out / "compare-pairs.csv", pairs_csv(summary))
     write_text(out / "compare.tex", latex(summary))
     write_text(out / "compare.md", markdown(summary))
-    write_text(out / "compare.html", html(summary))
+    write_text(out / "compare.html", render_comparison_page(summary))
     return out / "compare.html"
 
 
@@ -55,71 +57,77 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
 
 
 def markdown(summary: Summary) -> str:
-    """A table for each setting, for a page of documentation; before them accuracy against epsilon."""
+    """Return the Markdown text: a table by privacy budget if budgets differ, then a table per setting."""
     by_budget = budget_table(summary)
     lines = [] if by_budget is None else [*table_formats.markdown(by_budget), ""]
     for setting in summary.settings:
         table = full_table(summary, setting)
         lines += [f"**{setting.name}**", ""] if setting.name else []
-        judged = zip(setting.entries, table.rows, strict=True)
-        rows = [replace(row, cells=[Cell(entry.central), *row.cells]) for entry, row in judged]
+        rows = [
+            replace(row, cells=[Cell(entry.evaluated_model), *row.cells])
+            for entry, row in zip(setting.entries, table.rows, strict=True)
+        ]
         lines += table_formats.markdown(
-            replace(table, columns=[Column("judged by"), *table.columns], rows=rows)
+            replace(table, columns=[Column("evaluated model"), *table.columns], rows=rows)
         )
         lines.append("")
-        told = [f"{row.name}: {row.says}." for row in table.rows if row.says] + setting.verdicts()
-        lines += [*told, ""] if told else []
+        notes = [f"{row.name}: {row.note}." for row in table.rows if row.note] + setting.verdicts()
+        lines += [*notes, ""] if notes else []
     return "\n".join(lines)
 
 
 def latex(summary: Summary) -> str:
-    """The table for a paper."""
+    """Return the LaTeX table of all settings, with notes as comments."""
     papers = [f"Paper: {paper.method}, {paper.metric}: {paper.source}" for paper in summary.published]
-    told = [
-        f"{setting.name}: {each}" if setting.name else each
+    verdicts = [
+        f"{setting.name}: {verdict}" if setting.name else verdict
         for setting in summary.settings
-        for each in setting.verdicts()
+        for verdict in setting.verdicts()
     ]
     tables = [full_table(summary, setting) for setting in summary.settings]
-    text = table_formats.latex(tables, [*summary.notes, *told, *papers])
+    text = table_formats.latex(tables, [*summary.notes, *verdicts, *papers])
     return text.replace(" & Down & ", " & Bytes down & ", 1)
 
 
-# --- the terminal -----------------------------------------------------------------------------------------
+# --- terminal ---------------------------------------------------------------------------------------------
 
 
 def print_comparison(summary: Summary, console: Console) -> None:
-    """Print a setting's tables, one row a method: what is reached at which cost, other figures, leakage."""
+    """Print each setting's tables with a row per method: main metric and costs, other metrics, leakage."""
     from rich.text import Text
 
-    first, local, *others = summary.shown()
-    reached = metric_columns(summary, [first, local])
-    reached[1] = replace(reached[1], head="local")
-    parts = [[*reached, *cost_columns(summary)], metric_columns(summary, others), leakage_columns(summary)]
+    main, local, *others = summary.shown_metrics()
+    main_columns = metric_columns(summary, [main, local])
+    main_columns[1] = replace(main_columns[1], header="local")
+    parts = [
+        [*main_columns, *cost_columns(summary)],
+        metric_columns(summary, others),
+        leakage_columns(summary),
+    ]
     for setting in summary.settings:
         console.print(Text(setting.name or summary.name, style="bold"))
         console.print(Text(setting.context, style="dim"))
-        for values in filter(None, parts):
-            table_formats.print_rows(setting_table(setting, values), console, wrapped=["epsilon"])
+        for columns in filter(None, parts):
+            table_formats.print_rows(setting_table(setting, columns), console, wrapped=["epsilon"])
         for verdict in setting.verdicts():
             console.print(Text(verdict))
         for entry in setting.entries:
-            if entry.reason():
-                console.print(Text(f"{entry.name}: {entry.reason()}"))
+            if entry.missing_reason():
+                console.print(Text(f"{entry.name}: {entry.missing_reason()}"))
             for name in entry.published:
-                theirs, gap = paper_text(summary, name, entry), paper_gap_text(summary, name, entry) or NONE
-                what = f"{entry.name}, {summary.called(name)}"
-                console.print(Text(f"{what}: the paper has {theirs}, the gap is {gap}"))
+                published = paper_text(summary, name, entry)
+                gap = paper_gap_text(summary, name, entry) or NO_VALUE
+                console.print(Text(f"{entry.name}, {summary.title_of(name)}: paper {published}, gap {gap}"))
         console.print()
-    known = {entry.name: entry for entry in summary.entries}.values()
-    heads = [Column("leaves a node", ""), Column("needs", "")]
-    rows = [Row(entry.name, [Cell(leaves(entry)), Cell(needs(entry))]) for entry in known]
+    by_name = {entry.name: entry for entry in summary.entries}.values()
+    headers = [Column("releases of a node", ""), Column("needs", "")]
+    rows = [Row(entry.name, [Cell(releases_text(entry)), Cell(needs_text(entry))]) for entry in by_name]
     table_formats.print_rows(
-        Table("", "method", heads, rows), console, wrapped=[column.head for column in heads]
+        Table("", "method", headers, rows), console, wrapped=[column.header for column in headers]
     )
     for paper in summary.published:
-        where = f", {paper.setting}" if paper.setting else ""
-        told = f"Paper: {paper.method}, {summary.called(paper.metric)}{where}: {paper.source}"
-        console.print(Text(told, style="dim"))
-    for note in (*summary.notes, *(leakage_notes(summary.leaks) if summary.leakage else ())):
+        setting_text = f", {paper.setting}" if paper.setting else ""
+        line = f"Paper: {paper.method}, {summary.title_of(paper.metric)}{setting_text}: {paper.source}"
+        console.print(Text(line, style="dim"))
+    for note in (*summary.notes, *(leakage_notes(summary.leakage_columns) if summary.leakage else ())):
         console.print(Text(note, style="dim"))

@@ -1,4 +1,4 @@
-"""What a comparison's drawings show: a spot or a line a method, and the same in words."""
+"""Points and curves of a comparison's figures, and their descriptions in words."""
 
 from __future__ import annotations
 
@@ -12,90 +12,112 @@ from fedstill.privacy.statement import format_epsilon_bound
 from fedstill.report.compare_summary import ComparedSetting, MethodCurve, Summary
 from fedstill.report.compared_method import ComparedMethod, Spread
 
-NOTHING = Spread(0.0)
+NO_LEAKAGE = Spread(0.0)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One method in one setting: its number and name, what it reaches in percent, for how many bytes."""
+    """Point of a scatter plot: one method in one setting.
 
-    place: int
+    Args:
+        number: number of the method.
+        name: name of the method.
+        value: main metric in percent.
+        bytes: bytes up and down of a whole run over all nodes.
+        leakage: metric of attacks in percent, if it is an axis.
+        label: epsilon and letter of the setting, next to the number.
+        details: epsilon and setting in words.
+        connected: whether a line connects the point to the method's previous point.
+    """
+
+    number: int
     name: str
     value: Spread
-    bytes: float  # up and down, all nodes, a whole run
-    leak: Spread = NOTHING  # what attacks got, in percent, where that is drawn
-    tag: str = ""  # beside it: its epsilon, its setting
-    where: str = ""  # the same in words
-    joined: bool = False  # by a line with the method's spot before it
+    bytes: float
+    leakage: Spread = NO_LEAKAGE
+    label: str = ""
+    details: str = ""
+    connected: bool = False
 
-    def describe(self, metric: str) -> str:
-        """It in words, with what attacks' figure is called."""
-        name = f"{self.name}, {self.where}" if self.where else self.name
-        reached = f"{format_percent(self.value.mean)}, {metric} {format_percent(self.leak.mean)}"
-        return f"{name}: {reached}, {format_bytes(round(self.bytes))}"
+    def describe(self, leakage_name: str) -> str:
+        """Return the point in words; ``leakage_name`` is the name of the attacks' metric."""
+        name = f"{self.name}, {self.details}" if self.details else self.name
+        values = f"{format_percent(self.value.mean)}, {leakage_name} {format_percent(self.leakage.mean)}"
+        return f"{name}: {values}, {format_bytes(round(self.bytes))}"
 
 
 @dataclass(frozen=True)
 class LeakageScatter:
-    """What methods reach against what attacks got: the figure of attacks, if one can be an axis; spots in
-    the order in which a method's are joined; letters of settings; rows that lack a figure, in words.
+    """Main metric against leakage.
+
+    Args:
+        column: metric of attacks on the axis; None if no metric can be an axis.
+        points: points, those of one method in the order in which lines connect them.
+        letters: letters of settings with their names.
+        missing: methods and settings that lack a metric, in words.
     """
 
     column: LeakageColumn | None
-    spots: Sequence[Point]
+    points: Sequence[Point]
     letters: Sequence[tuple[str, str]]
-    absent: Sequence[str]
+    missing: Sequence[str]
 
 
 def scatter_points(setting: ComparedSetting) -> list[Point]:
-    """What each method reaches for its bytes, of those that have both figures."""
-    return [spot for entry in setting.entries if (spot := _spot(entry)) is not None]
+    """Return main metric and bytes of each method that has both."""
+    return [point for entry in setting.entries if (point := _point(entry)) is not None]
 
 
-def _spot(entry: ComparedMethod) -> Point | None:
-    reached, sent = entry.spread(entry.metric), entry.traffic()
-    if reached is None or sent is None:
+def _point(entry: ComparedMethod) -> Point | None:
+    value, total_bytes = entry.spread(entry.metric), entry.total_bytes()
+    if value is None or total_bytes is None:
         return None
-    return Point(entry.place, entry.name, reached, sent)
+    return Point(entry.number, entry.name, value, total_bytes)
 
 
 def learning_curves(setting: ComparedSetting) -> list[MethodCurve]:
-    """What each method reaches over its run, of those that measured it on the way."""
+    """Return the learning curve of each method that measured its main metric during the run."""
     return [
-        MethodCurve(entry.place, entry.name, line) for entry in setting.entries if (line := entry.curve())
+        MethodCurve(entry.number, entry.name, curve)
+        for entry in setting.entries
+        if (curve := entry.learning_curve())
     ]
 
 
 def leakage_scatter(summary: Summary) -> LeakageScatter:
-    """Settings that differ in the budget alone are joined by method; others have a letter."""
-    by_budget = bool(summary.budgets())
-    column = next((leak for leak in summary.leaks if leak.axis), None)
+    """Return main metric against leakage over all settings.
+
+    If settings differ in the privacy budget alone, lines connect the points of each method. Otherwise
+    settings have letters.
+    """
+    by_budget = bool(summary.by_budget())
+    column = next((column for column in summary.leakage_columns if column.axis), None)
     names = [setting.name for setting in summary.settings]
     letters = dict(zip(names, ascii_lowercase, strict=False)) if len(names) > 1 and not by_budget else {}
     entries = [(setting.name, entry) for setting in summary.settings for entry in setting.entries]
     if by_budget:
-        entries.sort(key=lambda each: (each[1].place, each[1].budget))
-    spots: list[Point] = []
-    absent = []
+        entries.sort(key=lambda pair: (pair[1].number, pair[1].budget))
+    points: list[Point] = []
+    missing = []
     for name, entry in entries:
-        spot, leak = _spot(entry), None if column is None else entry.leak(column)
-        if spot is None or leak is None:
-            absent.append(", ".join(part for part in (entry.name, name) if part))
+        point, leakage = _point(entry), None if column is None else entry.strongest_attack(column)
+        if point is None or leakage is None:
+            missing.append(", ".join(part for part in (entry.name, name) if part))
             continue
-        kept = entry.epsilon()
-        epsilon = "" if kept is None else format_epsilon_bound(kept[0])
-        tag = ", ".join(filter(None, (letters.get(name), epsilon and f"\u03b5 {epsilon}")))
-        where = ", ".join(filter(None, (name, epsilon and f"epsilon {epsilon}")))
-        joined = by_budget and bool(spots) and spots[-1].place == spot.place
-        spots.append(replace(spot, leak=leak[1], tag=tag, where=where, joined=joined))
-    return LeakageScatter(column, spots, [(letter, name) for name, letter in letters.items()], absent)
+        bound = entry.epsilon()
+        epsilon = "" if bound is None else format_epsilon_bound(bound[0])
+        label = ", ".join(filter(None, (letters.get(name), epsilon and f"\u03b5 {epsilon}")))
+        details = ", ".join(filter(None, (name, epsilon and f"epsilon {epsilon}")))
+        connected = by_budget and bool(points) and points[-1].number == point.number
+        points.append(replace(point, leakage=leakage[1], label=label, details=details, connected=connected))
+    return LeakageScatter(column, points, [(letter, name) for name, letter in letters.items()], missing)
 
 
 def format_budget(epsilon: float) -> str:
-    """An epsilon as people write it: "7.7" or the sign for no bound."""
+    """Return a privacy budget as text, as "7.7"; the infinity sign without a budget."""
     return f"{epsilon:g}".replace("inf", "\u221e")
 
 
-def budgets(lines: Sequence[MethodCurve]) -> list[float]:
-    """All epsilons, rising."""
-    return sorted({epsilon for line in lines for epsilon in line.reached})
+def sorted_budgets(curves: Sequence[MethodCurve]) -> list[float]:
+    """Return the budgets of all curves in ascending order."""
+    return sorted({epsilon for curve in curves for epsilon in curve.values})

@@ -1,4 +1,4 @@
-"""A comparison's tables, from its figures: a table a setting, a row a method; and the words below them."""
+"""Tables of a comparison: one per setting with a row per method, and notes on leakage."""
 
 from __future__ import annotations
 
@@ -8,150 +8,176 @@ from functools import partial
 
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import format_bytes
-from fedstill.report.compare_points import budgets, format_budget
+from fedstill.report.compare_points import format_budget, sorted_budgets
 from fedstill.report.compare_summary import ComparedSetting, Summary
-from fedstill.report.compared_method import LOCAL, ComparedMethod, Spread
+from fedstill.report.compared_method import LOCAL_PREFIX, ComparedMethod, Spread
 from fedstill.report.metric_text import format_difference, format_header, lowercase_title
-from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
+from fedstill.report.table_formats import NO_VALUE, Cell, Column, Row, Table
 
 
 @dataclass(frozen=True)
-class Value:
-    """One column of values: its head, what it says of a method, and the figure whose best is bold."""
+class ValueColumn:
+    """Column of values of methods.
 
-    head: str
-    of: Callable[[ComparedMethod], Cell | str | None]
+    Args:
+        header: header of the column.
+        value_of: function from a method to its cell or text.
+        metric: key of the metric whose significantly best value is bold; empty for none.
+        style: CSS classes.
+    """
+
+    header: str
+    value_of: Callable[[ComparedMethod], Cell | str | None]
     metric: str = ""
     style: str = "r"
 
     def cell(self, entry: ComparedMethod) -> Cell:
-        """Of one method."""
-        made = self.of(entry)
-        return made if isinstance(made, Cell) else Cell(made)
+        """Return the cell of one method."""
+        value = self.value_of(entry)
+        return value if isinstance(value, Cell) else Cell(value)
 
 
-def metric_columns(summary: Summary, names: Sequence[str]) -> list[Value]:
-    """What methods reach, by the figures' names."""
-    return [Value(_head(summary, name), partial(_figure, summary, name), name) for name in names]
-
-
-def cost_columns(summary: Summary) -> list[Value]:
-    """Bytes, queries, seconds, and epsilon where any row has one."""
+def metric_columns(summary: Summary, names: Sequence[str]) -> list[ValueColumn]:
+    """Return columns of metrics by their names."""
     return [
-        Value("bytes up", partial(_mean, "bytes up", _bytes)),
-        Value("down", partial(_mean, "bytes down", _bytes)),
-        Value("queries", partial(_mean, "queries", lambda count: f"{round(count):,}")),
-        Value("seconds", partial(_mean, "seconds", lambda took: f"{took:,.{1 if took < 100 else 0}f}")),
-        *([Value("epsilon", ComparedMethod.price)] if summary.priced else []),
+        ValueColumn(_metric_header(summary, name), partial(_metric_text, summary, name), name)
+        for name in names
     ]
 
 
-def leakage_columns(summary: Summary) -> list[Value]:
-    """What attacks got."""
-    return [Value(leak.head, partial(_leaked, leak), style="r leak") for leak in summary.leaks]
+def cost_columns(summary: Summary) -> list[ValueColumn]:
+    """Return columns of bytes, queries, seconds, and of epsilon if a method has one."""
+    return [
+        ValueColumn("bytes up", partial(_mean, "bytes up", _bytes)),
+        ValueColumn("down", partial(_mean, "bytes down", _bytes)),
+        ValueColumn("queries", partial(_mean, "queries", lambda count: f"{round(count):,}")),
+        ValueColumn(
+            "seconds", partial(_mean, "seconds", lambda seconds: f"{seconds:,.{1 if seconds < 100 else 0}f}")
+        ),
+        *([ValueColumn("epsilon", ComparedMethod.epsilon_text)] if summary.has_epsilon else []),
+    ]
 
 
-def paper_columns(summary: Summary) -> list[Value]:
-    """What papers have, and the gap to it."""
-    values = []
-    for name in summary.compared():
-        about = [] if summary.metric_named(name) is summary.metric else [summary.metric_named(name).title]
-        about += ["local"] if name.startswith(LOCAL) else []
-        end = "".join(f", {part}" for part in about)
-        values.append(Value(f"paper{end}", partial(paper_text, summary, name)))
-        values.append(Value(f"gap{end}", partial(paper_gap_text, summary, name), style="r gap"))
-    return values
+def leakage_columns(summary: Summary) -> list[ValueColumn]:
+    """Return columns of the strongest attack's metrics."""
+    return [
+        ValueColumn(column.head, partial(_leakage_cell, column), style="r leak")
+        for column in summary.leakage_columns
+    ]
 
 
-def setting_table(setting: ComparedSetting, values: Sequence[Value]) -> Table:
-    """One setting: a row a method; of one that has not run the reason, as far as a cell has room."""
+def paper_columns(summary: Summary) -> list[ValueColumn]:
+    """Return columns of published metrics and of our difference from them."""
+    columns = []
+    for name in summary.published_metrics():
+        metric = summary.metric_named(name)
+        parts = [] if metric is summary.metric else [metric.title]
+        parts += ["local"] if name.startswith(LOCAL_PREFIX) else []
+        suffix = "".join(f", {part}" for part in parts)
+        columns.append(ValueColumn(f"paper{suffix}", partial(paper_text, summary, name)))
+        columns.append(ValueColumn(f"gap{suffix}", partial(paper_gap_text, summary, name), style="r gap"))
+    return columns
+
+
+def setting_table(setting: ComparedSetting, columns: Sequence[ValueColumn]) -> Table:
+    """Return the table of a setting; a method without runs has a short reason instead of values."""
     best = {metric.key: setting.best(metric) for metric in setting.metrics}
     rows = []
     for entry in setting.entries:
-        cells = [value.cell(entry).bold_if(entry.label in best.get(value.metric, ())) for value in values]
+        cells = [column.cell(entry).bold_if(entry.label in best.get(column.metric, ())) for column in columns]
         if not entry.runs:
-            cells = [Cell(entry.reason().partition(":")[0]), *(Cell(NONE) for _ in values[1:])]
-        rows.append(Row(entry.name, cells, "" if entry.runs else entry.reason()))
-    return Table(setting.name, "method", [Column(value.head, value.style) for value in values], rows)
+            short_reason = entry.missing_reason().partition(":")[0]
+            cells = [Cell(short_reason), *(Cell(NO_VALUE) for _ in columns[1:])]
+        rows.append(Row(entry.name, cells, "" if entry.runs else entry.missing_reason()))
+    return Table(setting.name, "method", [Column(column.header, column.style) for column in columns], rows)
 
 
 def full_table(summary: Summary, setting: ComparedSetting) -> Table:
-    """The same with all values that there are."""
-    values = [*metric_columns(summary, summary.shown()), *cost_columns(summary), *leakage_columns(summary)]
-    return setting_table(setting, [*values, *paper_columns(summary)])
+    """Return the table of a setting with all columns."""
+    columns = [*metric_columns(summary, summary.shown_metrics()), *cost_columns(summary)]
+    return setting_table(setting, [*columns, *leakage_columns(summary), *paper_columns(summary)])
 
 
 def budget_table(summary: Summary) -> Table | None:
-    """What each method reaches under each budget of privacy, as FedIOD's Table 5; None for other settings."""
-    lines = summary.budgets()
-    if not lines:
+    """Return each method's main metric by privacy budget, as FedIOD's Table 5; None for other settings."""
+    curves = summary.by_budget()
+    if not curves:
         return None
-    columns = budgets(lines)
+    budgets = sorted_budgets(curves)
     rows = [
-        Row(line.name, [Cell(known.text() if (known := line.reached.get(at)) else NONE) for at in columns])
-        for line in lines
+        Row(
+            curve.name,
+            [
+                Cell(spread.text() if (spread := curve.values.get(epsilon)) else NO_VALUE)
+                for epsilon in budgets
+            ],
+        )
+        for curve in curves
     ]
-    title = f"{summary.metric.title} in percent of each method under each budget"
-    return Table(title, "method", [Column(f"epsilon {format_budget(at)}") for at in columns], rows)
+    title = f"{summary.metric.title} of each method in percent, by privacy budget"
+    columns = [Column(f"epsilon {format_budget(epsilon)}") for epsilon in budgets]
+    return Table(title, "method", columns, rows)
 
 
-# --- one value --------------------------------------------------------------------------------------------
+# --- cells ------------------------------------------------------------------------------------------------
 
 
-def _head(summary: Summary, name: str) -> str:
+def _metric_header(summary: Summary, name: str) -> str:
     metric = summary.metric_named(name)
-    told = lowercase_title(format_header(metric, units=metric.unit != "%"))
-    return f"{LOCAL}{told}" if name.startswith(LOCAL) else told
+    header = lowercase_title(format_header(metric, units=metric.unit != "%"))
+    return f"{LOCAL_PREFIX}{header}" if name.startswith(LOCAL_PREFIX) else header
 
 
-def _figure(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
-    return entry.shown(name, summary.metric_named(name).digits)
+def _metric_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
+    return entry.format_metric(name, summary.metric_named(name).digits)
 
 
-def _mean(name: str, write: Callable[[float], Cell | str], entry: ComparedMethod) -> Cell | str | None:
+def _mean(name: str, format_mean: Callable[[float], Cell | str], entry: ComparedMethod) -> Cell | str | None:
     spread = entry.spread(name)
-    return None if spread is None else write(spread.mean)
+    return None if spread is None else format_mean(spread.mean)
 
 
 def _bytes(count: float) -> Cell:
-    return Cell(format_bytes(round(count)), title=f"{round(count):,} bytes")
+    return Cell(format_bytes(round(count)), tooltip=f"{round(count):,} bytes")
 
 
-def _leaked(leak: LeakageColumn, entry: ComparedMethod) -> Cell:
-    found = entry.leak(leak)
-    return Cell(None) if found is None else Cell(found[1].text(leak.digits), found[0])
+def _leakage_cell(column: LeakageColumn, entry: ComparedMethod) -> Cell:
+    strongest = entry.strongest_attack(column)
+    return Cell(None) if strongest is None else Cell(strongest[1].text(column.digits), strongest[0])
 
 
 def paper_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
-    """A published figure as tables have it."""
+    """Return a published metric as text; None if the paper does not report it."""
     paper = entry.published.get(name)
     return None if paper is None else Spread(paper.value, paper.std).text(summary.metric_named(name).digits)
 
 
 def paper_gap_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
-    """Ours minus it."""
-    gap = entry.gap(name)
+    """Return our mean minus the published metric as text; None if the paper does not report it."""
+    gap = entry.paper_gap(name)
     return None if gap is None else format_difference(summary.metric_named(name), gap)
 
 
-def leaves(entry: ComparedMethod) -> str:
-    """What leaves a node."""
-    return ", ".join(entry.leaves) or "nothing"
+def releases_text(entry: ComparedMethod) -> str:
+    """Return the payload kinds that leave a node, in words."""
+    return ", ".join(entry.releases) or "nothing"
 
 
-def needs(entry: ComparedMethod) -> str:
-    """What a method needs."""
+def needs_text(entry: ComparedMethod) -> str:
+    """Return a method's requirements in words."""
     return ", ".join(entry.needs) or "nothing"
 
 
 def leakage_notes(columns: Sequence[LeakageColumn]) -> tuple[str, str]:
-    """How to read the figures that attacks got."""
+    """Return notes on the interpretation of leakage metrics."""
     return (
-        "An attack that gets little shows that this attack, at this strength, got little; it shows nothing "
-        "of stronger ones. Nothing here is called safe.",
-        "Each of these figures is of the strongest attack of those tried (the highest mean over seeds). "
+        "A weak attack result shows only that this attack, with this strength, got little. A stronger "
+        "attack may "
+        "get more, so no method is called safe.",
+        "Each leakage metric is that of the strongest attack (the highest mean over seeds). "
         + "".join(f"{column.description} " for column in columns if column.description)
-        + "The best of several attacks lies a little above guessing by chance, and one run's figure has an "
-        "interval, in its report: marks that are close to each other, or to the dashed line, are not told "
-        "apart.",
+        + "The best of several attacks is slightly above random guessing by chance alone. Intervals of "
+        "single runs "
+        "are in their reports: points close to each other, or to the dashed line, are not significantly "
+        "different.",
     )

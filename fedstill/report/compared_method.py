@@ -1,8 +1,8 @@
-"""Entry: one method of a comparison in one setting, its runs' figures with mean and deviation over seeds.
+"""One method of a comparison in one setting: metrics of its runs with mean and standard deviation over seeds.
 
-Every figure is that of the last round on data that no node saw. Standard deviations are the sample's (n - 1),
-and one seed alone has none. A figure of attacks is that of the strongest attack: of those that were tried on
-a row's runs, the one with the highest mean over seeds (of a p-value: the lowest).
+Every metric is that of the last round on data that no node saw. Standard deviations are the sample's (n - 1);
+one seed has none. An attack's metric is that of the strongest attack: of the attacks on a row's runs, the one
+with the highest mean over seeds (the lowest for a p-value).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from fedstill.attacks.leakage import Leakage, LeakageColumn
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
-from fedstill.report.privacy_section import most, run_guarantee
-from fedstill.report.result import OverNodes, Result
+from fedstill.report.privacy_section import run_guarantee, weakest_guarantee
+from fedstill.report.result import MetricStats, Result
 from fedstill.report.run_files import MetricsLog
-from fedstill.report.significance import Draws
+from fedstill.report.significance import Resamples
 
 if TYPE_CHECKING:
     from fedstill.runs.config import PaperMetric
@@ -39,138 +39,169 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Spread | None:
-        """Of values, or None where one is missing: no mean over fewer seeds than the others have."""
+        """Return mean and deviation of values; None if any value is missing."""
         known = [value for value in values if value is not None]
         if not known or len(known) < len(values):
             return None
         return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
     def text(self, digits: int = 1) -> str:
-        """ "93.0 ± 3.6": without a unit."""
+        """Return mean and deviation without a unit, as "93.0 ± 3.6"."""
         return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" \u00b1 {self.std:.{digits}f}")
 
 
-TRAFFIC: Mapping[str, Callable[[Result], float | None]] = {
+RUN_COSTS: Mapping[str, Callable[[Result], float | None]] = {
     "bytes up": lambda result: result.bytes.up,
     "bytes down": lambda result: result.bytes.down,
     "queries": lambda result: result.queries,
-    "turns": lambda result: result.turns,
+    "iterations": lambda result: result.iterations,
     "seconds": lambda result: result.seconds.total,
 }
-LOCAL, ALL_TESTS = "local ", ", all tests"  # around the key of a figure
+LOCAL_PREFIX, ALL_TESTS_SUFFIX = "local ", ", all tests"  # before and after the key of a metric
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One finished run: what its files say."""
+    """One finished run of a comparison.
+
+    Args:
+        seed: its seed.
+        folder: its folder within the comparison's.
+        result: its result.
+        metrics: metrics during the run.
+        leakage: results of the comparison's attacks on the run.
+        resamples: main metric in each bootstrap resample of the test cases, ``(R,)``.
+    """
 
     seed: int
     folder: str
     result: Result
     metrics: MetricsLog
-    leakage: Leakage | None = None  # what attacks with the comparison's options got
-    resamples: Draws | None = None  # what it is judged by in each draw of test cases
+    leakage: Leakage | None = None
+    resamples: Resamples | None = None
 
     @property
-    def tested(self) -> int | None:
-        """How many test cases were drawn from."""
-        kept = self.result.intervals
-        return None if kept is None else kept.cases
+    def test_cases(self) -> int | None:
+        """Number of test cases that were resampled."""
+        intervals = self.result.intervals
+        return None if intervals is None else intervals.cases
 
     def value(self, name: str) -> float | None:
-        """One of :data:`TRAFFIC`; or by a figure's key, of the central model; or by "local <key>", of the
-        nodes' own models (of what they are judged by, each on its share of the test data); or by "local
-        <key>, all tests", "standalone <key>", "ensemble <key>", "centralized <key>".
+        """Return a cost or a metric of the run by its name.
+
+        Args:
+            name: a key of :data:`RUN_COSTS`; or a metric's key for the main model; or the key after "local",
+                "standalone", "ensemble" or "centralized". "local KEY" of the main metric is over each node's
+                share of the test data, "local KEY, all tests" over all test data.
         """
-        if name in TRAFFIC:
-            return TRAFFIC[name](self.result)
-        whose, _, key = name.removesuffix(ALL_TESTS).rpartition(" ")
+        if name in RUN_COSTS:
+            return RUN_COSTS[name](self.result)
+        model, _, key = name.removesuffix(ALL_TESTS_SUFFIX).rpartition(" ")
         result = self.result
-        if not whose:
+        if not model:
             return result.metric_values.get(key)
-        if whose in ("local", "standalone"):
-            on_shares = whose == "local" and key == result.metric.key and not name.endswith(ALL_TESTS)
-            metrics = result.local if whose == "local" else result.standalone
-            return metrics.get("share" if on_shares else key, OverNodes()).mean
-        return (result.ensemble if whose == "ensemble" else result.centralized).get(key)
+        if model in ("local", "standalone"):
+            on_shares = model == "local" and key == result.metric.key and not name.endswith(ALL_TESTS_SUFFIX)
+            stats = result.local if model == "local" else result.standalone
+            return stats.get("share" if on_shares else key, MetricStats()).mean
+        return (result.ensemble if model == "ensemble" else result.centralized).get(key)
 
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """One method in one setting."""
+    """One method in one setting of a comparison.
 
-    place: int  # its number, from 1 up
+    Args:
+        number: its number in figures, from 1.
+        label: its name in the comparison.
+        method: its registered name.
+        title: its title, such as "FedIOD".
+        evaluated_model: kind of model that it is evaluated by: student, virtual, ensemble or nodes.
+        releases: payload kinds that leave a node.
+        needs: requirements of the method, in words.
+        runs: its finished runs.
+        not_run: reasons of refused or stopped runs, by seed.
+        missing: seeds of unfinished runs.
+        published: the paper's metrics, by name.
+        budget: privacy budget (epsilon) of a run at each node.
+        metric: key of the main metric.
+    """
+
+    number: int
     label: str
     method: str
     title: str
-    central: str
-    leaves: tuple[str, ...]
+    evaluated_model: str
+    releases: tuple[str, ...]
     needs: tuple[str, ...]
     runs: tuple[FinishedRun, ...] = ()
-    not_run: Mapping[int, str] = field(default_factory=dict)  # reasons by seed
-    missing: tuple[int, ...] = ()  # seeds whose runs are not finished
-    published: Mapping[str, PaperMetric] = field(default_factory=dict)  # by figure
-    budget: float = math.inf  # epsilon that a run may cost each node
-    metric: str = "accuracy"  # the key of what its models are judged by
+    not_run: Mapping[int, str] = field(default_factory=dict)
+    missing: tuple[int, ...] = ()
+    published: Mapping[str, PaperMetric] = field(default_factory=dict)
+    budget: float = math.inf
+    metric: str = "accuracy"
 
     @property
     def name(self) -> str:
-        """As people write it; where a method stands here more than once, as the comparison calls it."""
+        """Title of the method; its label if the comparison has the method more than once."""
         return self.title if self.label in (self.method, self.method.rpartition(":")[2]) else self.label
 
     def spread(self, metric: str) -> Spread | None:
-        """A figure over seeds."""
+        """Return mean and deviation of a metric or cost over seeds."""
         return Spread.of([run.value(metric) for run in self.runs])
 
     def has(self, metric: str) -> bool:
-        """Whether any run has a figure."""
+        """Return whether any run has a metric."""
         return any(run.value(metric) is not None for run in self.runs)
 
-    def shown(self, metric: str, digits: int = 1) -> str | None:
-        """A figure over seeds, as tables have it; of one seed a nodes' mean has its deviation over them."""
-        ours = self.spread(metric)
-        if ours is not None and self.spread_is_over_nodes and not metric.startswith(LOCAL):
-            ours = Spread(ours.mean, self.runs[0].result.local.get(metric, OverNodes()).std)
-        return None if ours is None else ours.text(digits)
+    def format_metric(self, metric: str, digits: int = 1) -> str | None:
+        """Return mean and deviation of a metric as text; one seed has deviation over nodes."""
+        spread = self.spread(metric)
+        if spread is not None and self.spread_is_over_nodes and not metric.startswith(LOCAL_PREFIX):
+            spread = Spread(spread.mean, self.runs[0].result.local.get(metric, MetricStats()).std)
+        return None if spread is None else spread.text(digits)
 
     @property
     def spread_is_over_nodes(self) -> bool:
-        """Whether what stands behind the sign is no deviation over seeds."""
-        return self.central == "nodes" and len(self.runs) == 1
+        """Whether deviations are over nodes instead of seeds."""
+        return self.evaluated_model == "nodes" and len(self.runs) == 1
 
-    def gap(self, metric: str) -> float | None:
-        """Ours minus the paper's."""
-        ours, paper = self.spread(metric), self.published.get(metric)
-        return None if ours is None or paper is None else ours.mean - paper.value
+    def paper_gap(self, metric: str) -> float | None:
+        """Return our mean minus the paper's value."""
+        spread, paper = self.spread(metric), self.published.get(metric)
+        return None if spread is None or paper is None else spread.mean - paper.value
 
     def epsilon(self) -> tuple[float, float] | None:
-        """An epsilon and a delta that hold at each node in each run; None if one has no guarantee."""
-        return most([run_guarantee(run.result) for run in self.runs])
+        """Return the epsilon and delta that hold at each node in each run; None if a run has no guarantee."""
+        return weakest_guarantee([run_guarantee(run.result) for run in self.runs])
 
-    def price(self) -> str:
-        """That epsilon, or "no guarantee", or that nothing left the nodes."""
-        kept = self.epsilon()
+    def epsilon_text(self) -> str:
+        """Return the epsilon, "no guarantee", or "nothing released" in words."""
+        bound = self.epsilon()
         if all(run.value("bytes up") == 0 for run in self.runs):
-            return "nothing left"
-        return NO_GUARANTEE if kept is None else format_epsilon_bound(kept[0])
+            return "nothing released"
+        return NO_GUARANTEE if bound is None else format_epsilon_bound(bound[0])
 
-    def leak(self, column: LeakageColumn) -> tuple[str, Spread] | None:
-        """A figure of the strongest attack over seeds, with its name; None where a run has none."""
-        tried = [strongest(column, run.leakage) for run in self.runs]
-        means = {name: Spread.of([each.get(name) for each in tried]) for name in (tried[0] if tried else ())}
-        known = {name: spread for name, spread in means.items() if spread is not None}
+    def strongest_attack(self, column: LeakageColumn) -> tuple[str, Spread] | None:
+        """Return name and metric of the strongest attack over seeds; None if a run has no such metric."""
+        by_run = [metrics_by_attack(column, run.leakage) for run in self.runs]
+        spreads = {
+            name: Spread.of([metrics.get(name) for metrics in by_run])
+            for name in (by_run[0] if by_run else ())
+        }
+        known = {name: spread for name, spread in spreads.items() if spread is not None}
         if not known:
             return None
-        chosen = pick(column, [spread.mean for spread in known.values()])
-        return next((name, spread) for name, spread in known.items() if spread.mean == chosen)
+        strongest = pick_strongest(column, [spread.mean for spread in known.values()])
+        return next((name, spread) for name, spread in known.items() if spread.mean == strongest)
 
-    def traffic(self) -> float | None:
-        """Bytes up and down of a whole run, all nodes, the mean over seeds."""
+    def total_bytes(self) -> float | None:
+        """Return bytes up and down of a whole run over all nodes, the mean over seeds."""
         up, down = self.spread("bytes up"), self.spread("bytes down")
         return None if up is None or down is None else up.mean + down.mean
 
-    def reason(self) -> str:
-        """Why runs are lacking, in one line; empty where none is."""
+    def missing_reason(self) -> str:
+        """Return the reasons of missing runs in one line; empty if none is missing."""
         reasons: dict[str, list[int]] = {}
         for seed, text in self.not_run.items():
             reasons.setdefault(text if text.startswith("stopped: ") else f"refused: {text}", []).append(seed)
@@ -180,25 +211,30 @@ class ComparedMethod:
             return next(iter(reasons))
         return "; ".join(f"{text} (seed {', '.join(map(str, seeds))})" for text, seeds in reasons.items())
 
-    def curve(self) -> dict[float, Spread]:
-        """What models are judged by over the share of the run that is done, the mean over seeds."""
-        lines = []
+    def learning_curve(self) -> dict[float, Spread]:
+        """Return the main metric by fraction of the run, the mean over seeds."""
+        curves = []
         for run in self.runs:
-            last = run.value("turns") or max(run.metrics.central, default=0)
-            lines.append({step / last: value for step, value in run.metrics.central.items()} if last else {})
-        shared = set.intersection(*map(set, lines)) if lines else set()
-        return {share: Spread(statistics.fmean(line[share] for line in lines)) for share in sorted(shared)}
+            last = run.value("iterations") or max(run.metrics.main_model, default=0)
+            curves.append(
+                {step / last: value for step, value in run.metrics.main_model.items()} if last else {}
+            )
+        shared = set.intersection(*map(set, curves)) if curves else set()
+        return {
+            fraction: Spread(statistics.fmean(curve[fraction] for curve in curves))
+            for fraction in sorted(shared)
+        }
 
 
-def strongest(column: LeakageColumn, found: Leakage | None) -> dict[str, float]:
-    """A column's figures in one run, by attack: of several targets the one of which it got most."""
-    told: dict[str, list[float]] = {}
-    for attack in () if found is None else found.attacks:
+def metrics_by_attack(column: LeakageColumn, leakage: Leakage | None) -> dict[str, float]:
+    """Return a column's metric in one run by attack; the strongest of an attack with several targets."""
+    values: dict[str, list[float]] = {}
+    for attack in () if leakage is None else leakage.attacks:
         for row in attack.rows:
             if row.column == column.name and row.value is not None:
-                told.setdefault(row.attack or attack.name, []).append(row.value)
-    return {name: pick(column, values) for name, values in told.items()}
+                values.setdefault(row.attack or attack.name, []).append(row.value)
+    return {name: pick_strongest(column, of_attack) for name, of_attack in values.items()}
 
 
-def pick(column: LeakageColumn, values: Iterable[float]) -> float:
+def pick_strongest(column: LeakageColumn, values: Iterable[float]) -> float:
     return min(values) if column.lower_is_stronger else max(values)

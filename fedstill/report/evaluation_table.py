@@ -1,4 +1,4 @@
-"""What a student reaches on data that were not its run's, for the terminal: in all, and site by site."""
+"""Terminal table of a student's metrics on other data than its run's: over all examples and by site."""
 
 from __future__ import annotations
 
@@ -11,32 +11,44 @@ from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.tasks.task import Metric
 
 
-def evaluation_table(found: Mapping[str, Any], metrics: tuple[Metric, ...]) -> Table:
-    """A line for all examples, and one a site, with every figure of the task."""
-    columns = [Column("examples"), *(Column(format_header(each, units=True)) for each in metrics)]
+def evaluation_table(evaluation: Mapping[str, Any], metrics: tuple[Metric, ...]) -> Table:
+    """Return one row for all examples and one row per site, with every metric of the task.
+
+    Args:
+        evaluation: the student's evaluation, with the keys ``examples``, ``metrics``, ``interval`` and
+            ``sites``.
+        metrics: metrics of the task; the first has a 95% interval.
+    """
+    columns = [Column("examples"), *(Column(format_header(metric, units=True)) for metric in metrics)]
     columns.insert(2, Column("95% interval"))
 
-    def row(name: str, part: Mapping[str, Any], accent: bool = False) -> Row:
-        reached = [part["metrics"][each.key] for each in metrics]
-        values = [None if x is None else format_value(of, x) for of, x in zip(metrics, reached, strict=True)]
-        ends = part["interval"]
-        told = None if ends is None else " to ".join(format_value(metrics[0], end) for end in ends)
-        cells = [f"{part['examples']:,}", values[0], told, *values[1:]]
-        return Row(name, [Cell(each) for each in cells], accent=accent)
+    def row(name: str, scores: Mapping[str, Any], highlight: bool = False) -> Row:
+        values = [scores["metrics"][metric.key] for metric in metrics]
+        texts = [
+            None if value is None else format_value(metric, value)
+            for metric, value in zip(metrics, values, strict=True)
+        ]
+        ends = scores["interval"]
+        interval = None if ends is None else " to ".join(format_value(metrics[0], end) for end in ends)
+        cells = [f"{scores['examples']:,}", texts[0], interval, *texts[1:]]
+        return Row(name, [Cell(text) for text in cells], highlight=highlight)
 
-    rows = [row("all", found, accent=True), *(row(site, part) for site, part in found["sites"].items())]
-    return Table("", "site" if found["sites"] else "", columns, rows)
+    by_site = [row(site, scores) for site, scores in evaluation["sites"].items()]
+    rows = [row("all", evaluation, highlight=True), *by_site]
+    return Table("", "site" if evaluation["sites"] else "", columns, rows)
 
 
-def overlap_text(found: Mapping[str, Any]) -> str:
-    """Whether a node had any of the examples, or the public data, as far as that was looked up."""
-    seen, count = found["seen"], found["examples"]
+def overlap_text(evaluation: Mapping[str, Any]) -> str:
+    """Return a sentence on evaluation examples that are also in the nodes' data or in the public data."""
+    seen, count = evaluation["seen"], evaluation["examples"]
     if seen["examples"] is None:
-        return f"Whether a node had any of them was not checked: {seen['why']}."
+        return f"Overlap with the nodes' data was not checked: {seen['why']}."
     if not seen["examples"] and not seen["public"]:
-        what = format_count(count, "example")
-        compared = "each was compared with the nodes' and public data, to the last bit"
-        return f"No node had any of these {what}: {compared}."
-    whose = {"examples": "the nodes' own", "public": "the public data, on which a student may have learned"}
-    some = [f"{seen[key]:,} are equal to some of {of}" for key, of in whose.items() if seen[key]]
-    return f"Of {format_count(count, 'example')} {', and '.join(some)}: figures may flatter."
+        return (
+            f"None of the {format_count(count, 'example')} is in the nodes' training data or in the public "
+            "data "
+            "(compared bit by bit)."
+        )
+    sources = {"examples": "the nodes' training data", "public": "the public data used for distillation"}
+    overlaps = [f"{seen[key]:,} are also in {source}" for key, source in sources.items() if seen[key]]
+    return f"Of {format_count(count, 'example')} {', and '.join(overlaps)}: metrics may be too optimistic."

@@ -1,7 +1,7 @@
-"""What attacks got from a run, from ``leakage.json`` and ``leakage.safetensors``: figures, words, pictures.
+"""Leakage section of a run's report: metrics, notes and images of attacks.
 
-The files hold all of it ready to be shown, whichever attacks there were. Nothing here is called safe: an
-attack at its strength got what it got.
+``leakage.json`` and ``leakage.safetensors`` hold everything in displayable form, whichever attacks were run.
+The section never calls a run safe: a stronger attack may get more.
 """
 
 from __future__ import annotations
@@ -30,102 +30,111 @@ from fedstill.report.bars import bar
 from fedstill.report.png import image_tag, image_url
 from fedstill.report.result import Result
 from fedstill.report.run_files import Array, is_image_stack, read_tensors
-from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
+from fedstill.report.table_formats import NO_VALUE, Cell, Column, Row, Table
 
-PICTURES = "leakage.safetensors"
-MOST = 10  # pictures of a strip that are drawn
-SIDE = 96  # pixels of a drawn picture's longer side
+IMAGES_FILE = "leakage.safetensors"
+MAX_IMAGES = 10  # images per strip
+MAX_IMAGE_PIXELS = 96  # longer side
 
-Named = Callable[[str], str]
+DisplayText = Callable[[str], str]
 
 
-def section(folder: Path, result: Result) -> dict[str, Any] | None:
-    """The section's content; None for a run that nobody attacked. Raises RunFolderError for a broken file."""
-    found = Leakage.read(folder)
-    if found is None:
+def build_leakage_section(folder: Path, result: Result) -> dict[str, Any] | None:
+    """Return the variables of the template; None for a run without attacks.
+
+    Raises:
+        RunFolderError: a file is broken.
+    """
+    leakage = Leakage.read(folder)
+    if leakage is None:
         return None
-    stacks, named = read_tensors(folder / PICTURES), _named(result.display_names)
-    price = NO_GUARANTEE
-    if found.epsilon is not None:
-        price = f"epsilon {format_epsilon_bound(found.epsilon)} at most, at each node"
-    there = {name: stack[:MOST] for name, stack in (stacks or {}).items() if is_image_stack(stack)}
+    stacks, display_text = read_tensors(folder / IMAGES_FILE), _name_replacer(result.display_names)
+    guarantee = NO_GUARANTEE
+    if leakage.epsilon is not None:
+        guarantee = f"epsilon at most {format_epsilon_bound(leakage.epsilon)} at each node"
+    shown = {name: stack[:MAX_IMAGES] for name, stack in (stacks or {}).items() if is_image_stack(stack)}
     return {
-        "found": found,
-        "attacks": [_attack(each, there, named) for each in found.attacks],
-        "left": join_names(found.leaves) if found.leaves else None,
-        "guarantee": price,
-        "pictures_missing": PICTURES if stacks is None else None,
-        "config": json.dumps(found.config, indent=2, ensure_ascii=False),
+        "leakage": leakage,
+        "attacks": [_attack(attack, shown, display_text) for attack in leakage.attacks],
+        "releases": join_names(leakage.releases) if leakage.releases else None,
+        "guarantee": guarantee,
+        "missing_images": IMAGES_FILE if stacks is None else None,
+        "config": json.dumps(leakage.config, indent=2, ensure_ascii=False),
     }
 
 
-def _named(names: Mapping[str, str]) -> Named:
-    """Puts nodes' names into words as a report writes them."""
-    other = [name for name, label in names.items() if label != name]
-    if not other:
+def _name_replacer(names: Mapping[str, str]) -> DisplayText:
+    """Return a function that replaces node names in a text by their display names."""
+    changed = [name for name, display_name in names.items() if display_name != name]
+    if not changed:
         return lambda text: text
-    known = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, other))})(?![\w-])")
-    return lambda text: known.sub(lambda found: names[found[1]], text)
+    pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, changed))})(?![\w-])")
+    return lambda text: pattern.sub(lambda match: names[match[1]], text)
 
 
-def _attack(told: AttackReport, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
-    title, columns = told.title or told.name, {column.name: column for column in told.columns}
+def _attack(report: AttackReport, stacks: Mapping[str, Array], display_text: DisplayText) -> dict[str, Any]:
+    title, columns = report.title or report.name, {column.name: column for column in report.columns}
     return {
         "title": title,
-        "about": [(named(term), named(about)) for term, about in told.about],
-        "tables": [_table(title, table, columns, named) for table in group_tables(table_lines(told.rows))],
-        "notes": told.notes,
-        "pictures": [_pictures(each, stacks, named) for each in told.pictures],
+        "about": [(display_text(term), display_text(about)) for term, about in report.about],
+        "tables": [
+            _table(title, table, columns, display_text) for table in group_tables(table_lines(report.rows))
+        ],
+        "notes": report.notes,
+        "pictures": [_images(images, stacks, display_text) for images in report.pictures],
     }
 
 
 def _table(
-    title: str, table: Sequence[TableLine], columns: Mapping[str, LeakageColumn], named: Named
+    title: str, table: Sequence[TableLine], columns: Mapping[str, LeakageColumn], display_text: DisplayText
 ) -> Table:
     metrics = list(dict.fromkeys(metric for line in table for metric in line.metrics))
-    columns_of = {name: [line.metrics[name] for line in table if name in line.metrics] for name in metrics}
-    shared = {name: _shared(rows) for name, rows in columns_of.items()}
+    by_metric = {name: [line.metrics[name] for line in table if name in line.metrics] for name in metrics}
+    shared_baselines = {name: _shared_baseline(rows) for name, rows in by_metric.items()}
     best = _best([row for line in table for row in line.metrics.values()], columns)
-    guess = _guess(columns_of[metrics[0]], columns)
-    attacks = any(line.attack for line in table)
+    guess = _guess(by_metric[metrics[0]], columns)
+    has_attacks = any(line.attack for line in table)
     rows = []
     for line in table:
-        cells = [Cell(named(line.target))] if attacks else []
+        cells = [Cell(display_text(line.target))] if has_attacks else []
         for name in metrics:
             row = line.metrics.get(name)
-            own = "" if row is None or shared[name] else row.baseline
-            cells.append(Cell(NONE) if row is None else _cell(row, own, row in best))
+            baseline = "" if row is None or shared_baselines[name] else row.baseline
+            cells.append(Cell(NO_VALUE) if row is None else _cell(row, baseline, row in best))
         cells += [] if guess is None else [Cell(_bar(line.metrics.get(metrics[0]), guess), style="bar")]
-        rows.append(Row(line.attack if attacks else named(line.target), cells))
-    heads = [f"{name[:1].upper()}{name[1:]}" for name in metrics]
-    told = [*([Column("Tried on", "")] if attacks else []), *map(Column, heads)]
-    foot = [*([Cell("")] if attacks else []), *(Cell(without) for without in shared.values())]
+        rows.append(Row(line.attack if has_attacks else display_text(line.target), cells))
+    headers = [f"{name[:1].upper()}{name[1:]}" for name in metrics]
+    shown = [*([Column("Target", "")] if has_attacks else []), *map(Column, headers)]
+    baselines = [
+        *([Cell("")] if has_attacks else []),
+        *(Cell(baseline) for baseline in shared_baselines.values()),
+    ]
     if guess is not None:
-        told.append(Column(f"{heads[0]}, 0 to 100%; guessing: {guess:g}%", ""))
-        foot.append(Cell(""))
-    without = [Row("Without attacking", foot)] if any(shared.values()) else []
-    about = f"{title}: {', '.join(heads)}"
-    return Table(about, "Attack" if attacks else "Tried on", told, rows, without, style="members")
+        shown.append(Column(f"{headers[0]}, 0 to 100%; random guessing: {guess:g}%", ""))
+        baselines.append(Cell(""))
+    footer = [Row("Baseline without attack", baselines)] if any(shared_baselines.values()) else []
+    caption = f"{title}: {', '.join(headers)}"
+    return Table(caption, "Attack" if has_attacks else "Target", shown, rows, footer, style="members")
 
 
-def _cell(row: LeakageMetric, without: str, best: bool) -> Cell:
-    small = [row.note, f"without it {without}" if without else ""]
-    return Cell(row.written, Markup("<br>").join(filter(None, small)), bold=best)
+def _cell(row: LeakageMetric, baseline: str, best: bool) -> Cell:
+    notes = [row.note, f"baseline {baseline}" if baseline else ""]
+    return Cell(row.written, Markup("<br>").join(filter(None, notes)), bold=best)
 
 
-def _shared(rows: Sequence[LeakageMetric]) -> str:
-    told = {row.baseline for row in rows}
-    return told.pop() if len(told) == 1 else ""
+def _shared_baseline(rows: Sequence[LeakageMetric]) -> str:
+    baselines = {row.baseline for row in rows}
+    return baselines.pop() if len(baselines) == 1 else ""
 
 
 def _best(rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]) -> list[LeakageMetric]:
-    found = []
+    best = []
     for name, column in columns.items():
-        told = [(row.value, row) for row in rows if row.column == name and row.value is not None]
-        if len(told) > 1:
+        values = [(row.value, row) for row in rows if row.column == name and row.value is not None]
+        if len(values) > 1:
             strongest = min if column.lower_is_stronger else max
-            found.append(strongest(told, key=lambda each: each[0])[1])
-    return found
+            best.append(strongest(values, key=lambda pair: pair[0])[1])
+    return best
 
 
 def _guess(rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]) -> float | None:
@@ -137,24 +146,23 @@ def _bar(row: LeakageMetric | None, guess: float) -> Markup:
     if row is None or row.value is None:
         return Markup("")
     whisker = row.interval or (row.value, row.value)
-    return bar(whisker=whisker, rings=[row.value], levels=[("chance", guess)])
+    return bar(whisker=whisker, rings=[row.value], lines=[("chance", guess)])
 
 
-def _pictures(told: ImageTable, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
-    drawn = []
-    for strip in told.strips:
+def _images(images: ImageTable, stacks: Mapping[str, Array], display_text: DisplayText) -> dict[str, Any]:
+    strips = []
+    for strip in images.strips:
         if strip.stack not in stacks:
             continue
-        images = stacks[strip.stack][: len(told.heads)]
-        below = [*strip.below, *[""] * (len(images) - len(strip.below))]
-        drawings = [image_tag(image_url(image, SIDE), strip.head) for image in images]
-        cells = list(zip(drawings, below, strict=False))
-        drawn.append({"head": strip.head, "cells": cells})
-    count = len(drawn[0]["cells"]) if drawn else 0
+        stack = stacks[strip.stack][: len(images.heads)]
+        captions = [*strip.below, *[""] * (len(stack) - len(strip.below))]
+        tags = [image_tag(image_url(image, MAX_IMAGE_PIXELS), strip.head) for image in stack]
+        strips.append({"header": strip.head, "cells": list(zip(tags, captions, strict=False))})
+    count = len(strips[0]["cells"]) if strips else 0
     return {
-        "title": told.title,
-        "note": told.note,
-        "heads": [named(head) for head in told.heads[:count]],
-        "strips": drawn,
-        "more": len(told.heads) - count,
+        "title": images.title,
+        "note": images.note,
+        "headers": [display_text(header) for header in images.heads[:count]],
+        "strips": strips,
+        "more": len(images.heads) - count,
     }

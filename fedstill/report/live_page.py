@@ -1,4 +1,4 @@
-"""A page that shows what is now, and renews itself: sections of tables, of small plots, of words."""
+"""Page of a current state that refreshes itself: sections with tables, small plots and lists of facts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from datetime import datetime, timezone
 from markupsafe import Markup
 
 from fedstill.report.table_formats import Fact, Table
-from fedstill.report.templates import environment
+from fedstill.report.templates import template_environment
 
-EVERY = 5  # seconds between two looks of a served page; a file's browser opens it anew each 30
+REFRESH_SECONDS = 5  # of a served page; a page in a file reloads every 30 seconds
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A small plot under its name, with its last value; None: there is but one."""
+    """Small plot with its name and its latest value; the plot is None if there is only one value."""
 
     name: str
     last: str
@@ -25,53 +25,56 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a page; what is empty is left out.
+    """One section of a page; empty parts are not shown.
 
     Args:
-        about: what it shows.
-        trouble: what is wrong, before all else.
+        title: its heading.
+        about: introduction.
+        error: message in a box before the content.
         table: rows.
         panels: small plots.
-        facts: by groups, each under a heading and with a command to copy.
-        empty: what is said where there is nothing to show.
+        facts: groups of facts: heading, facts, and a command to copy.
+        empty: text if the section has neither table, panels nor facts.
     """
 
     title: str
     about: str = ""
-    trouble: str | None = None
+    error: str | None = None
     table: Table | None = None
     panels: Sequence[Panel] = ()
     facts: Sequence[tuple[str, Sequence[Fact], str]] = ()
     empty: str = ""
 
 
-def html(
+def render_live_page(
     title: str,
     eyebrow: str,
-    lede: str,
+    lead: str,
     tiles: Sequence[Fact],
     sections: Sequence[Section],
-    served: str,
+    nonce: str,
     back: bool = False,
 ) -> str:
-    """The page.
+    """Return the HTML of a page.
 
     Args:
-        title, eyebrow, lede: its heading, what stands above and below it.
-        tiles: on top.
-        sections: below.
-        served: the nonce of its script; empty: it is a file, and its browser opens it anew by itself.
-        back: link to the first page.
+        title: its heading.
+        eyebrow: line above the heading.
+        lead: sentence below the heading.
+        tiles: key facts at the top.
+        sections: sections below.
+        nonce: nonce of the refresh script of a served page; empty for a file, which the browser reloads.
+        back: whether to link to the first page.
     """
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    told = {"title": title, "eyebrow": eyebrow, "lede": lede, "tiles": tiles, "sections": sections}
+    content = {"title": title, "eyebrow": eyebrow, "lead": lead, "tiles": tiles, "sections": sections}
     return (
-        environment()
+        template_environment()
         .get_template("live.html.j2")
-        .render(told, served=served, back=back, now=now, every=EVERY)
+        .render(content, nonce=nonce, back=back, now=now, refresh_seconds=REFRESH_SECONDS)
     )
 
 
-def trouble(text: str, served: str) -> str:
-    """A page that says what is wrong."""
-    return html("This cannot be shown", "fedstill", text, [], [], served)
+def render_error_page(text: str, nonce: str) -> str:
+    """Return a page with an error message."""
+    return render_live_page("This page cannot be shown", "fedstill", text, [], [], nonce)

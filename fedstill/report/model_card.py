@@ -1,6 +1,6 @@
-"""A model card from a run's facts, in Markdown: what the student is, learned from, reaches and gives away.
+"""Model card of a student in Markdown: model, training data, metrics, privacy and attacks.
 
-The front matter is what Hugging Face's hub reads. The license is for whoever publishes it to fill in.
+The front matter follows the Hugging Face Hub. The publisher fills in the license.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ from fedstill.attacks.leakage import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section
-from fedstill.report.model_scores import table, tested
-from fedstill.report.result import FILE, Result
+from fedstill.report.model_scores import interval_label, metrics_table
+from fedstill.report.result import RESULT_FILE, Result
 from fedstill.report.result_parts import NodeRecord
-from fedstill.report.run_text import plain_sentence
+from fedstill.report.run_text import run_sentence
 from fedstill.report.table_formats import Cell, Column, Row, Table, markdown
 
-NAME = "README.md"
+CARD_FILE = "README.md"
 PIPELINES = {"classification": "image-classification", "multi-label": "image-classification",
              "segmentation": "image-segmentation", "text": "text-classification",
              "tabular": "tabular-classification", "regression": "tabular-regression"}  # fmt: skip
 
 COUNTS, SIZES = "label counts", "data sizes"
-UNTRIED = "The run was not attacked (`fedstill attack`), which says nothing of what attacks would get."
+NOT_ATTACKED = "No attacks were run (`fedstill attack`), so leakage was not measured."
 
-NOTHING = "Nothing was noted by the run."
-UNTOLD = "What the run noted is not told here, as it may follow from protected data without their noise."
+NO_NOTES = "The run has no notes."
+NOTES_WITHHELD = "Notes of the run are withheld: they may depend on protected data without noise."
 
 CARD = """\
 ---
-license: unknown  # to be filled in by whoever publishes it
+license: unknown  # to be filled in by the publisher
 library_name: fedstill
 tags: [federated-learning, knowledge-distillation]
 {pipeline}---
 
 # {name}
 
-The student of a federated run: {model}, {parameters}, learned by {method} ({task}).
-It takes {inputs}. Classes or outputs: {classes}.
+Student (global model) of a federated run: {model}, {parameters}, trained by {method} ({task}).
+Inputs: {inputs}. Classes or outputs: {classes}.
 
 ```python
 {use}
 ```
 
-## What happened
+## Training
 
-{happened}
+{training}
 
-## Data, by counts
+## Data
 
 {data}
 
 {nodes}
 
-## What it reaches
+## Metrics
 
-On {test}.{tested}
+Measured on {test}.{intervals}
 
 {metrics}
 
@@ -66,90 +66,96 @@ On {test}.{tested}
 
 {privacy}
 
-{left}
+{releases}
 
 ## Attacks
 
 {leakage}
 
-## What to mind
+## Limitations and notes
 
 {notes}
 
 ## License
 
-*To be filled in: of the weights, and of what the data's owners allow.*
+*To be filled in: license of the weights, and permissions of the data owners.*
 
-Made by fedstill {version}, {date}: `{command}`
+Created by fedstill {version}, {date}: `{command}`
 """
 
 
-def model_card(folder: Path, says: str, use: str) -> str:
-    """The card of a finished run's student.
+def model_card(folder: Path, inputs: str, usage: str) -> str:
+    """Return the model card of a finished run's student in Markdown.
 
-    A card is for everybody: what a node holds is told as far as the node told it without noise, though a
-    simulation's own report knows more.
+    A card is public: it states data of a node only if the node released them without noise, although the
+    report of a simulation shows more.
 
     Args:
-        says: what the student takes, in words.
-        use: how it is used, in Python.
+        folder: folder of the run.
+        inputs: inputs of the student, in words.
+        usage: Python code that uses the student.
 
     Raises:
-        RunFolderError: there is no finished run, or it has no central model.
+        RunFolderError: the folder holds no finished run, or the run has no global model.
     """
     result, leakage = Result.read(folder), Leakage.read(folder)
-    left = ", ".join(
+    releases = ", ".join(
         f"{kind} ({format_bytes(sums.up)})" for kind, sums in (result.bytes.by_kind or {}).items() if sums.up
     )
     data, names = result.data, result.data.classes
-    # Under a mechanism counts leave with noise, if at all, and the result of a simulation has the true ones.
+    # With a privacy mechanism, nodes release noisy counts if any, but the result of a simulation has exact
+    # ones.
     private = any(node.mechanism != "none" for node in result.node_privacy)
-    told = set() if private else set(result.leaves) & {COUNTS, SIZES}
-    by_class = COUNTS in told and any(node.label_counts for node in result.nodes)
+    public_counts = set() if private else set(result.releases) & {COUNTS, SIZES}
+    by_class = COUNTS in public_counts and any(node.label_counts for node in result.nodes)
     rows = [
         Row(
             node.name,
             [
                 Cell(None if node.examples is None else f"{node.examples:,}"),
-                *(Cell(None if count is None else f"{count:,}") for count in _by_class(node, by_class)),
+                *(Cell(None if count is None else f"{count:,}") for count in _class_counts(node, by_class)),
             ],
         )
-        for node in (result.nodes if told else ())
+        for node in (result.nodes if public_counts else ())
     ]
-    # Models that learned without protection, and what was seen in nodes' data, are a simulation's to know.
-    levels = table(result)
-    shown = [row for row in levels.rows if row.accent or not private]
+    # With a privacy mechanism, metrics of models trained without it are withheld.
+    scores = metrics_table(result)
+    shown = [row for row in scores.rows if row.highlight or not private]
     columns = [Column("examples"), *(Column(name) for name in names * by_class)]
-    pipeline = PIPELINES.get(task := str(read_result(folder / FILE)["task"]), "")
+    pipeline = PIPELINES.get(task := str(read_result(folder / RESULT_FILE)["task"]), "")
     public = result.public
-    learned = f"{_count(data.train)} training examples" if told else "training examples, not told how many,"
+    training = (
+        f"{_count(data.train)} training examples" if public_counts else "training examples (number withheld)"
+    )
     sentences = [
-        f"Data set {data.name or NOT_MEASURED}: {learned} at {format_count(len(result.nodes), 'node')}, "
+        f"Data set {data.name or NOT_MEASURED}: {training} at {format_count(len(result.nodes), 'node')}, "
         f"{_count(data.test)} test examples.",
-        f"Divided {result.split.about}." if result.split.about else "",
+        f"Split: {result.split.about}." if result.split.about else "",
         f"Public data: {public.name}, {_count(public.examples)} examples." if public.name else "",
-        (data.note or "") if told else "",
+        (data.note or "") if public_counts else "",
     ]
     fields: dict[str, Any] = {
         "pipeline": f"pipeline_tag: {pipeline}\n" if pipeline else "",
-        "use": use,
-        "name": result.name or "A student",
+        "use": usage,
+        "name": result.name or "Student",
         "model": result.student.model or NOT_MEASURED,
         "parameters": f"{_count(result.student.parameters)} parameters",
         "method": result.method_title,
         "task": task,
-        "inputs": says,
+        "inputs": inputs,
         "classes": join_names(names) or NOT_MEASURED,
-        "happened": plain_sentence(result),
+        "training": run_sentence(result),
         "data": " ".join(part for part in sentences if part),
         "nodes": "\n".join(markdown(Table("", "node", columns, rows))) if rows else "",
         "test": f"{_count(data.test)} test examples",
-        "tested": f" Intervals: {tested(result)}." if result.intervals else "",
-        "metrics": "\n".join(markdown(replace(levels, rows=shown))),
+        "intervals": f" Intervals: {interval_label(result)}." if result.intervals else "",
+        "metrics": "\n".join(markdown(replace(scores, rows=shown))),
         "privacy": privacy_section.describe_privacy(result) or NOT_MEASURED,
-        "left": f"What left the nodes: {left or 'nothing'}.",
-        "leakage": UNTRIED if leakage is None else leakage.sentence,
-        "notes": UNTOLD if private else "\n".join(f"- {note}" for note in result.note_sentences) or NOTHING,
+        "releases": f"Releases of the nodes: {releases or 'nothing'}.",
+        "leakage": NOT_ATTACKED if leakage is None else leakage.sentence,
+        "notes": NOTES_WITHHELD
+        if private
+        else "\n".join(f"- {note}" for note in result.note_sentences) or NO_NOTES,
         "version": result.fedstill or NOT_MEASURED,
         "date": (result.date or NOT_MEASURED).partition("T")[0],
         "command": result.command or "from Python",
@@ -157,8 +163,8 @@ def model_card(folder: Path, says: str, use: str) -> str:
     return CARD.format(**fields)
 
 
-def _by_class(node: NodeRecord, wanted: bool) -> tuple[int | None, ...]:
-    return (node.label_counts or ()) if wanted else ()
+def _class_counts(node: NodeRecord, by_class: bool) -> tuple[int | None, ...]:
+    return (node.label_counts or ()) if by_class else ()
 
 
 def _count(count: int | None) -> str:

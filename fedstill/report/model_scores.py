@@ -1,4 +1,7 @@
-"""The levels that a run is judged by: the lines of its table, in the terminal and on its page."""
+"""Metrics of the models that a run compares: the main model, the baselines and the upper bounds.
+
+They are the rows of a run's table in the terminal and on its page.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from fedstill.report.metric_text import (
     format_value,
     lowercase_title,
 )
-from fedstill.report.result import MAIN_MODELS, OverNodes, Result
+from fedstill.report.result import MAIN_MODELS, MetricStats, Result
 from fedstill.report.result_parts import Intervals
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
 from fedstill.tasks.task import Metric
@@ -26,158 +29,177 @@ from fedstill.tasks.task import Metric
 if TYPE_CHECKING:
     from rich.console import Console
 
-
-UNBROKEN = "\u00a0"  # a space at which no line ends
+NO_BREAK_SPACE = "\u00a0"
+STANDALONE, LOCAL_MODELS, ENSEMBLE = "standalone mean", "local models (mean)", "teachers' ensemble"
+CENTRALIZED, MAJORITY = "centralized", "majority class"
 
 NEED_TITLES: Mapping[str, str] = {
     "same_architecture": "same architecture",
     "public": "public data",
-    "public_labels": "labels of it",
+    "public_labels": "labels of the public data",
     "split_models": "extractor and head",
     "student_architecture": "student like a node's model",
 }
 
 
 def describe_needs(needs: Mapping[str, object]) -> tuple[str, ...]:
-    """What a method needs, in words."""
-    return tuple(word for key, word in NEED_TITLES.items() if needs.get(key) is True)
+    """Return a method's requirements in words."""
+    return tuple(title for key, title in NEED_TITLES.items() if needs.get(key) is True)
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """One model, or the nodes' models, with all of the task's figures; the first one is in percent."""
+    """Metrics of one model, or of the nodes' local models.
+
+    Args:
+        name: name of the row.
+        description: the model in a few words.
+        stats: one entry per metric of the task; the main metric, in percent, is first.
+        is_main: whether the method is evaluated by this model.
+        interval: ends of the main metric's 95% interval over test cases.
+    """
 
     name: str
-    meaning: str
-    measured: tuple[OverNodes, ...]
-    is_main: bool = False  # what the method is judged by
-    interval: tuple[float, ...] | None = None  # of what models are judged by, over test cases
+    description: str
+    stats: tuple[MetricStats, ...]
+    is_main: bool = False
+    interval: tuple[float, ...] | None = None
 
     @property
     def value(self) -> float | None:
-        """What models are judged by."""
-        return self.measured[0].mean
+        """Mean of the main metric."""
+        return self.stats[0].mean
 
 
-def comparison(result: Result) -> list[ModelScores]:
-    """The lines that a run is judged by, in the order of the papers' tables.
+def compare_models(result: Result) -> list[ModelScores]:
+    """Return the main model with baselines and upper bounds, in the order of the papers' tables.
 
-    What a method does not have (a node's model trained alone, an ensemble) its result holds as null, and
-    there is no line; what a result does not hold at all was not measured.
+    A model that the method does not have (for example no ensemble) is null in the result and has no row. A
+    model that the result does not mention was not measured, and its row has no values.
     """
-    central = f"{result.main_model} ({result.method_title})"
-    ours = ModelScores(
-        central, MAIN_MODELS[result.central][1], _one(result, result.metric_values), is_main=True
-    )
-    levels = []
+    main_name = f"{result.main_model} ({result.method_title})"
+    description = MAIN_MODELS[result.evaluated_model][1]
+    main = ModelScores(main_name, description, _single(result, result.metric_values), is_main=True)
+    scores = []
     if "standalone" not in result.absent_keys:
-        alone = "each node alone, on its own data"
-        levels.append(_over_nodes(result, "standalone mean", alone, result.standalone))
-    if result.central == "nodes":  # the same models
-        mean = _over_nodes(result, central, ours.meaning, result.local)
-        own = zip(mean.measured, ours.measured, strict=True)
-        measured = tuple(dataclasses.replace(each, mean=told.mean) for each, told in own)
-        levels, ours = [], dataclasses.replace(mean, measured=measured, is_main=True)
+        standalone = "baseline: each node trains alone on its own data"
+        scores.append(_over_nodes(result, STANDALONE, standalone, result.standalone))
+    if result.evaluated_model == "nodes":  # the main model is the local models
+        local = _over_nodes(result, main_name, description, result.local)
+        stats = tuple(
+            dataclasses.replace(over_nodes, mean=single.mean)
+            for over_nodes, single in zip(local.stats, main.stats, strict=True)
+        )
+        scores, main = [], dataclasses.replace(local, stats=stats, is_main=True)
     elif "standalone" in result.absent_keys and result.metric.key in result.local:
-        own_models = "each node's own model, at the end"
-        levels.append(_over_nodes(result, "nodes' own models", own_models, result.local))
-    levels.append(ours)
-    if "ensemble" not in result.absent_keys and result.central != "ensemble":
-        together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))
-        levels.append(ModelScores("teachers' ensemble", together, _one(result, result.ensemble)))
-    alone = "one model, if all data lay in one place"
-    levels.append(ModelScores("centralized", alone, _one(result, result.centralized)))
+        scores.append(_over_nodes(result, LOCAL_MODELS, "each node's local model at the end", result.local))
+    scores.append(main)
+    if "ensemble" not in result.absent_keys and result.evaluated_model != "ensemble":
+        ensemble = _with_nodes(
+            result, "ensemble of the nodes' models; distillation aims at it", result.ensemble.get("nodes")
+        )
+        scores.append(ModelScores(ENSEMBLE, ensemble, _single(result, result.ensemble)))
+    centralized = "upper bound: one model trained on the pooled data"
+    scores.append(ModelScores(CENTRALIZED, centralized, _single(result, result.centralized)))
     if result.majority:
-        blind = "always the most common class of the test data"
-        levels.append(ModelScores("majority guess", blind, _one(result, result.majority)))
-    kept = result.intervals or Intervals()
-    of = {"standalone mean": kept.nodes, "nodes' own models": kept.nodes, "teachers' ensemble": kept.ensemble,
-          "centralized": kept.centralized}  # fmt: skip
-    judged = kept.nodes if result.central == "nodes" else kept.central
+        majority = "baseline: always the most frequent class of the test data"
+        scores.append(ModelScores(MAJORITY, majority, _single(result, result.majority)))
+    intervals = result.intervals or Intervals()
+    by_name = {STANDALONE: intervals.nodes, LOCAL_MODELS: intervals.nodes, ENSEMBLE: intervals.ensemble,
+               CENTRALIZED: intervals.centralized}  # fmt: skip
+    main_interval = intervals.nodes if result.evaluated_model == "nodes" else intervals.global_model
     return [
-        dataclasses.replace(level, interval=judged if level.is_main else of.get(level.name))
-        for level in levels
+        dataclasses.replace(model, interval=main_interval if model.is_main else by_name.get(model.name))
+        for model in scores
     ]
 
 
 def interval_text(metric: Metric, ends: tuple[float, ...] | None) -> str:
-    """The ends of an interval, in the figure's digits: "90.1 to 93.2"; empty: there is none."""
+    """Return the ends of an interval in the metric's digits, as "90.1 to 93.2"; empty if None."""
     return "" if ends is None else " to ".join(format_value(metric, end) for end in ends)
 
 
-def tested(result: Result) -> str:
-    """What an interval is over: "95% interval over 360 test cases"."""
-    kept = result.intervals
-    return "" if kept is None else f"{kept.level}% interval over {kept.cases:,} test cases"
+def interval_label(result: Result) -> str:
+    """Return level and sample of the intervals, as "95% interval over 360 test cases"."""
+    intervals = result.intervals
+    return "" if intervals is None else f"{intervals.level}% interval over {intervals.cases:,} test cases"
 
 
-def _one(result: Result, record: Mapping[str, Any]) -> tuple[OverNodes, ...]:
-    return tuple(OverNodes(mean=number_at(record, metric.key)) for metric in result.metrics)
+def _single(result: Result, record: Mapping[str, Any]) -> tuple[MetricStats, ...]:
+    return tuple(MetricStats(mean=number_at(record, metric.key)) for metric in result.metrics)
 
 
-def _over_nodes(result: Result, name: str, meaning: str, record: Mapping[str, OverNodes]) -> ModelScores:
-    measured = tuple(record.get(metric.key, OverNodes()) for metric in result.metrics)
-    return ModelScores(name, _among(result, meaning, measured[0].nodes), measured)
+def _over_nodes(
+    result: Result, name: str, description: str, record: Mapping[str, MetricStats]
+) -> ModelScores:
+    stats = tuple(record.get(metric.key, MetricStats()) for metric in result.metrics)
+    return ModelScores(name, _with_nodes(result, description, stats[0].nodes), stats)
 
 
-def _among(result: Result, meaning: str, nodes: tuple[str, ...] | None) -> str:
-    return meaning if nodes is None else f"{meaning} (only {', '.join(map(result.display_name, nodes))})"
+def _with_nodes(result: Result, description: str, nodes: tuple[str, ...] | None) -> str:
+    if nodes is None:
+        return description
+    return f"{description} (only {', '.join(map(result.display_name, nodes))})"
 
 
 def print_table(record: Mapping[str, Any], console: Console) -> None:
-    """Print the table at the end of a run, from the content of ``result.json``."""
+    """Print the table at the end of a run.
+
+    Args:
+        record: content of ``result.json``.
+        console: rich console to print on.
+    """
     from rich.text import Text
 
     result = Result.from_record(record)
     console.print(Text(result.name or "run", style="italic"))
-    table_formats.print_rows(table(result), console)
-    for label, value, _ in totals(result):
-        # Under each other where the terminal is narrow, and no figure parted from its unit.
-        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value or NOT_MEASURED)
-        told = textwrap.fill(
+    table_formats.print_rows(metrics_table(result), console)
+    for label, value, _ in run_totals(result):
+        # No line break between a number and its unit.
+        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", NO_BREAK_SPACE, value or NOT_MEASURED)
+        line = textwrap.fill(
             f"  {label + ':':<19}{unbroken}",
             width=console.width,
             subsequent_indent=" " * 21,
             break_on_hyphens=False,
         )
-        console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
+        console.print(Text(line.replace(NO_BREAK_SPACE, " ")), soft_wrap=True)
 
 
-def table(result: Result) -> Table:
-    """What each model reaches, by the figures that are shown in brief."""
-    shown = [place for place, metric in enumerate(result.metrics) if metric.in_summary or not place]
-    metrics = [result.metrics[place] for place in shown]
-    several = len(metrics) > 1  # then units stand above, to make room
+def metrics_table(result: Result) -> Table:
+    """Return the metrics of each model, for the metrics that short tables show."""
+    shown = [index for index, metric in enumerate(result.metrics) if metric.in_summary or not index]
+    metrics = [result.metrics[index] for index in shown]
+    several = len(metrics) > 1  # then units are in the headers, to save width
     columns = [Column(lowercase_title(format_header(metric, units=several))) for metric in metrics]
-    write = format_spread_without_unit if several else format_spread
+    format_cell = format_spread_without_unit if several else format_spread
     rows = [
         Row(
-            level.name,
-            [Cell(write(result.metrics[place], level.measured[place])) for place in shown],
-            accent=level.is_main,
+            model.name,
+            [Cell(format_cell(result.metrics[index], model.stats[index])) for index in shown],
+            highlight=model.is_main,
         )
-        for level in comparison(result)
+        for model in compare_models(result)
     ]
     return Table("", "", columns, rows)
 
 
-def totals(result: Result) -> list[Fact]:
-    """What a whole run cost, and how its nodes were reached where they were elsewhere."""
-    from fedstill.report.communication_time import message_cost, time_split
+def run_totals(result: Result) -> list[Fact]:
+    """Return intervals, bytes, privacy and time of a whole run, and its message cost if distributed."""
+    from fedstill.report.communication_time import message_cost_text, time_parts_text
     from fedstill.report.privacy_section import describe_privacy
 
     up, down, seconds = result.bytes.up, result.bytes_down, result.seconds.total
-    ends = {level.name: interval_text(result.metric, level.interval) for level in comparison(result)}
-    each = "; ".join(f"{name} {text}" for name, text in ends.items() if text)
-    named = f"{each} ({tested(result)})" if each else None
-    told = [
-        Fact("by test cases", named),
-        Fact("left the nodes", NOT_MEASURED if up is None else format_bytes(up)),
-        Fact("came to the nodes", NOT_MEASURED if down is None else format_bytes(down)),
+    intervals = {model.name: interval_text(result.metric, model.interval) for model in compare_models(result)}
+    by_model = "; ".join(f"{name} {text}" for name, text in intervals.items() if text)
+    facts = [
+        Fact("intervals", f"{by_model} ({interval_label(result)})" if by_model else None),
+        Fact("bytes from nodes", NOT_MEASURED if up is None else format_bytes(up)),
+        Fact("bytes to nodes", NOT_MEASURED if down is None else format_bytes(down)),
         Fact("privacy", describe_privacy(result) or NOT_MEASURED),
         Fact("time", NOT_MEASURED if seconds is None else format_seconds(seconds)),
-        Fact("of it", time_split(result)),
-        Fact("messages", message_cost(result)),
+        Fact("time by activity", time_parts_text(result)),
+        Fact("messages", message_cost_text(result)),
         *(Fact(event.node, event.text) for event in result.events),
     ]
-    return [fact for fact in told if fact.value is not None]
+    return [fact for fact in facts if fact.value is not None]

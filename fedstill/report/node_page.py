@@ -1,4 +1,4 @@
-"""The page of a node, for the owner of its data: who waits, what left, what is left to spend, the logs."""
+"""Page of a node for its data owner: pending requests, releases, privacy budget and logs."""
 
 from __future__ import annotations
 
@@ -18,131 +18,141 @@ from fedstill.report import live_page
 from fedstill.report.live_page import Section
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
 
-MOST_DAYS = 100  # rows of what left
-MOST_DECIDED = 20  # requests that were decided
-UNKNOWN = "not known"
+MAX_RELEASE_ROWS = 100
+MAX_DECIDED_REQUESTS = 20
+UNKNOWN = "unknown"
 
 
-def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
-    """The page.
+def render_node_page(node: Overview, folder: Path, process: int | None, nonce: str) -> str:
+    """Return the HTML of a node's page.
 
     Args:
-        served: the nonce of the page's script.
+        node: state of the node.
+        folder: folder of the node, for commands.
+        process: number of the running process; None if the node does not run.
+        nonce: nonce of the page's script.
     """
-    waiting = [each for each in node.requests if each.state == WAITS]
-    decided = [each for each in node.requests if each.state != WAITS]
-    left = sum(sums.bytes_by_kind.total() for sums in node.releases.values())
-    sound = node.audit_fault is None and node.security_fault is None
-    asked = (
-        "runs ask for your approval"
+    pending = [request for request in node.requests if request.state == WAITS]
+    decided = [request for request in node.requests if request.state != WAITS]
+    released = sum(sums.bytes_by_kind.total() for sums in node.releases.values())
+    is_intact = node.audit_fault is None and node.security_fault is None
+    approval = (
+        "runs need your approval"
         if requires_approval(node.file)
-        else "runs need no approval: policy.approve"
+        else "runs need no approval (policy.approve)"
     )
+    remaining = _remaining(node.costs[ALL_RUNS]) if node.costs else "all"
     tiles = [
-        Fact("Requests that wait", str(len(waiting)), asked),
-        Fact(
-            "Left the node", format_bytes(left), format_count(len({run for _, run in node.releases}), "run")
-        ),
-        Fact("Budget left", _left(node.costs[ALL_RUNS]) if node.costs else "all", "epsilon, over all runs"),
-        Fact("Logs", "sound" if sound else "not sound", f"{node.entry_count:,} entries in the audit log"),
+        Fact("Pending requests", str(len(pending)), approval),
+        Fact("Released", format_bytes(released), format_count(len({run for _, run in node.releases}), "run")),
+        Fact("Remaining budget", remaining, "epsilon, over all runs"),
+        Fact("Logs", "intact" if is_intact else "not intact", f"{node.entry_count:,} audit log entries"),
     ]
-    runs = "is not joined to a federation" if process is None else f"runs as process {process}"
+    lead = (
+        "The node is not connected to a federation."
+        if process is None
+        else f"The node runs as process {process}."
+    )
     sections = [
-        _asking(waiting, folder),
+        _pending_section(pending, folder),
         Section(
-            "What left",
-            "By day (UTC) and run, the latest first. The audit log had each release before it left.",
-            node.audit_fault and f"The audit log is not sound: {node.audit_fault}.",
-            _released(node),
-            empty="Nothing has left.",
+            "Releases",
+            "By day (UTC) and run, the latest first. Each release was written to the audit log first.",
+            node.audit_fault and f"The audit log is not intact: {node.audit_fault}.",
+            _release_table(node),
+            empty="No releases yet.",
         ),
         Section(
-            "Budget",
-            f"What records have paid, as epsilon by {node.file.privacy.accountant.upper()}, rounded up, and "
-            f"what is left, rounded down. {'; '.join(describe_budgets(node.file.privacy)).capitalize()}.",
-            table=_costs(node),
-            empty="Nothing has been spent.",
+            "Privacy budget",
+            f"Epsilon spent per record by {node.file.privacy.accountant.upper()} accounting, rounded up, "
+            "and the "
+            f"remaining budget, rounded down. {'; '.join(describe_budgets(node.file.privacy)).capitalize()}.",
+            table=_cost_table(node),
+            empty="No epsilon spent yet.",
         ),
         Section(
             "Security log",
-            "Who joined, was refused, approved or rejected, and which rules changed; the latest first.",
-            node.security_fault and f"The security log is not as it was written: {node.security_fault}",
-            _log(node),
-            empty="Nothing has happened.",
+            "Connections, refusals, approvals, rejections and policy changes, the latest first.",
+            node.security_fault and f"The security log is not intact: {node.security_fault}",
+            _security_table(node),
+            empty="No entries yet.",
         ),
         Section(
-            "Requests that were decided",
-            facts=_requests(decided[:MOST_DECIDED]),
+            "Decided requests",
+            facts=_request_facts(decided[:MAX_DECIDED_REQUESTS]),
             empty="None.",
         ),
     ]
-    return live_page.html(node.file.name, "fedstill \u00b7 node", f"It {runs}.", tiles, sections, served)
+    return live_page.render_live_page(node.file.name, "fedstill \u00b7 node", lead, tiles, sections, nonce)
 
 
-def _asking(waiting: Sequence[ApprovalRequest], folder: Path) -> Section:
+def _pending_section(pending: Sequence[ApprovalRequest], folder: Path) -> Section:
     about = (
-        "Each under the SHA-256 of its description: compare the digits, and the server's fingerprint, with "
-        "the server's people by phone. The command below a request lets in this server alone; with reject "
-        "in the place of approve it does not."
+        "Each request is listed under the SHA-256 of its description. Compare these digits and the server's "
+        "fingerprint with the server's operators by phone. The command below a request approves it for this "
+        "server only; replace approve by reject to reject it."
     )
-    facts = _requests(waiting, [_command(each, folder) for each in waiting])
-    return Section("Requests that wait", about if waiting else "", facts=facts, empty="None.")
+    facts = _request_facts(pending, [_approve_command(request, folder) for request in pending])
+    return Section("Pending requests", about if pending else "", facts=facts, empty="None.")
 
 
-def _command(request: ApprovalRequest, folder: Path) -> str:
-    """Return the command that approves this request, and no other server's of the same description."""
+def _approve_command(request: ApprovalRequest, folder: Path) -> str:
+    """Return the command that approves a request of this server alone."""
     words = ["fedstill", "node", "approve", str(folder), request.sha256[:MIN_DIGITS_TO_APPROVE]]
     return shlex.join([*words, "--server", parse_fingerprint(request.server) or UNPROVEN])
 
 
-def _requests(
-    known: Sequence[ApprovalRequest], commands: Sequence[str] | None = None
+def _request_facts(
+    requests: Sequence[ApprovalRequest], commands: Sequence[str] | None = None
 ) -> list[tuple[str, Sequence[Fact], str]]:
-    shown: list[tuple[str, Sequence[Fact], str]] = []
-    for request, command in zip(known, commands or [""] * len(known), strict=True):
-        lines = [
-            Fact(head, text if isinstance(text, str) else "\n".join(text))
-            for head, text in describe_request(request).items()
+    groups: list[tuple[str, Sequence[Fact], str]] = []
+    for request, command in zip(requests, commands or [""] * len(requests), strict=True):
+        facts = [
+            Fact(name, text if isinstance(text, str) else "\n".join(text))
+            for name, text in describe_request(request).items()
         ]
-        shown.append((group_digits(request.sha256), lines, command))
-    return shown
+        groups.append((group_digits(request.sha256), facts, command))
+    return groups
 
 
-def _released(node: Overview) -> Table:
+def _release_table(node: Overview) -> Table:
     rows = []
-    for (day, run), sums in list(node.releases.items())[:MOST_DAYS]:
+    for (day, run), sums in list(node.releases.items())[:MAX_RELEASE_ROWS]:
         kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(sums.bytes_by_kind.items()))
-        bare = f"{sums.no_guarantee:,}" if sums.no_guarantee else "none"
-        counts = (f"{len(sums.queries):,}", kinds or "nothing", bare, f"{sums.refused:,}")
-        rows.append(Row(clip_text(run), list(map(Cell, counts)), day))
-    heads = [Column("Answered"), Column("Left", ""), Column("Without guarantee"), Column("Refused")]
-    return Table("What left by day and run", "Run", heads, rows, style="price")
+        no_guarantee = f"{sums.no_guarantee:,}" if sums.no_guarantee else "none"
+        texts = (f"{len(sums.queries):,}", kinds or "nothing", no_guarantee, f"{sums.refused:,}")
+        rows.append(Row(clip_text(run), list(map(Cell, texts)), day))
+    columns = [
+        Column("Queries"), Column("Released", ""), Column("Without guarantee"), Column("Refused queries")
+    ]  # fmt: skip
+    return Table("Releases by day and run", "Run", columns, rows, style="price")
 
 
-def _costs(node: Overview) -> Table:
+def _cost_table(node: Overview) -> Table:
     rows = [
-        Row(clip_text(run) or "all runs", [Cell(_spent(cost)), Cell(_left(cost))])
+        Row(clip_text(run) or "all runs", [Cell(_spent(cost)), Cell(_remaining(cost))])
         for run, cost in node.costs.items()
     ]
-    return Table("What runs have cost", "Run", [Column("Spent"), Column("Left")], rows, style="price")
+    columns = [Column("Epsilon spent"), Column("Remaining")]
+    return Table("Epsilon spent by run", "Run", columns, rows, style="price")
 
 
 def _spent(cost: AuditCost) -> str:
     return round_up(cost.epsilon) if cost.events is not None else UNKNOWN
 
 
-def _left(cost: AuditCost) -> str:
+def _remaining(cost: AuditCost) -> str:
     return round_down(cost.remaining) if cost.remaining is not None else UNKNOWN
 
 
-def _log(node: Overview) -> Table:
+def _security_table(node: Overview) -> Table:
     rows = []
     for line in node.security_lines:
         cells = [
             Cell(clip_text(line["event"])),
-            Cell(clip_text(line["who"]) or "not proven"),
+            Cell(clip_text(line["who"]) or "not authenticated"),
             Cell(describe_log_line(line)),
         ]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))
-    heads = [Column("What", "model"), Column("Who", ""), Column("Why", "")]
-    return Table("The security log", "When (UTC)", heads, rows, style="price")
+    columns = [Column("Event", "model"), Column("Party", ""), Column("Details", "")]
+    return Table("Security log", "Time (UTC)", columns, rows, style="price")

@@ -1,11 +1,11 @@
-"""Serves pages to browsers of this machine: read-only, under an address that nobody can guess.
+"""Read-only web server for browsers on this machine, at a secret address.
 
-Only loopback is listened on. An address without the token, which is made up at each start, is not found.
-Requests under another name than this machine's own are refused: another site could have its name resolve to
-this machine, and read what is served (DNS rebinding). A page is a function's word, never a file's.
+It listens on loopback only. URLs must contain a random token that is new at each start. Requests with another
+host name are refused, because another site could resolve its name to this machine and read the pages (DNS
+rebinding). Pages come from a function; files are never served.
 
-Each connection has a deadline to send its request and to take its reply, and there is a limit on open
-connections: any account of this machine can open as many as it likes, and send a byte now and then.
+Each connection has a deadline for its request and for its reply, and the number of connections is limited,
+because any local account can open connections and send single bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ from fedstill.core.errors import FedstillError
 from fedstill.report import live_page
 
 HOSTS = ("127.0.0.1", "localhost")
-LEAST, MOST, SHARE = (
-    2.0,
-    30.0,
-    0.05,
-)  # seconds for which a page is kept, so that a share of time makes it anew
-PAGES = 100  # that are kept
-SECONDS = 10.0  # for a request to come, and again for its reply to be taken
-CONNECTIONS = 16  # open at once
+# A page is cached for its rendering time / RENDER_SHARE seconds, within these limits.
+MIN_CACHE_SECONDS, MAX_CACHE_SECONDS, RENDER_SHARE = 2.0, 30.0, 0.05
+MAX_CACHED_PAGES = 100
+CLIENT_TIMEOUT = 10.0  # seconds for a client to send its request, and to receive its reply
+MAX_CONNECTIONS = 16
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -46,111 +43,117 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; script-src "
 )
-Page = Callable[[str, str], str | None]
+RenderPage = Callable[[str, str], str | None]
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a function's pages on loopback.
+    """Server of a function's pages on loopback.
 
-    Beyond :data:`CONNECTIONS` open connections, a new one takes the place of the oldest that still waits for
-    its client; where all wait for pages, the new one is closed.
+    Beyond :data:`MAX_CONNECTIONS`, a new connection replaces the oldest one that waits for its client. If all
+    wait for pages, the new connection is closed.
 
     Args:
-        page: gives a page's HTML by the rest of its address (empty: the first page) and the nonce of its
-            script; None: there is none.
-        port: 0 is any that is free.
+        render_page: function from the URL path after the token (empty for the first page) and the nonce of
+            the page's script to HTML; None if there is no such page.
+        port: TCP port; 0 for any free port.
     """
 
     daemon_threads = True
-    request_queue_size = 128  # that have not been taken yet
+    request_queue_size = 128  # connections not yet accepted
     allow_reuse_address = True
 
-    def __init__(self, page: Page, port: int = 0) -> None:
+    def __init__(self, render_page: RenderPage, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.token = secrets.token_urlsafe(24)
-        self._page, self._alone = page, threading.Lock()
-        self._nonce = secrets.token_urlsafe(24)  # in pages that are kept; each reply has one of its own
-        self._kept: dict[str, tuple[float, HTTPStatus, str]] = {}
-        # Open connections, the oldest first, with the time by which the client has done its part; None: it
-        # waits for its page.
-        self._open: dict[Any, float | None] = {}
-        self._watch = threading.RLock()
+        self._render_page, self._render_lock = render_page, threading.Lock()
+        self._cached_nonce = secrets.token_urlsafe(24)  # placeholder in cached pages; each reply has its own
+        self._cache: dict[str, tuple[float, HTTPStatus, str]] = {}
+        # Open connections, oldest first, with the client's deadline; None while the page is rendered.
+        self._deadlines: dict[Any, float | None] = {}
+        self._deadlines_lock = threading.RLock()
 
     @property
     def address(self) -> str:
-        """Of the first page."""
+        """URL of the first page."""
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, within the limit on connections."""
-        with self._watch:
-            if len(self._open) >= CONNECTIONS:
-                slow = [each for each, until in self._open.items() if until is not None]
+        """Serve a connection in its own thread, within the limit on connections."""
+        with self._deadlines_lock:
+            if len(self._deadlines) >= MAX_CONNECTIONS:
+                slow = [each for each, deadline in self._deadlines.items() if deadline is not None]
                 if not slow:
                     self.shutdown_request(request)
                     return
                 self._end(slow[0])
-            self._open[request] = time.monotonic() + SECONDS
+            self._deadlines[request] = time.monotonic() + CLIENT_TIMEOUT
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
         """End connections whose deadline has passed."""
         now = time.monotonic()
-        with self._watch:
-            for request in [each for each, until in self._open.items() if until is not None and until < now]:
+        with self._deadlines_lock:
+            expired = [
+                request
+                for request, deadline in self._deadlines.items()
+                if deadline is not None and deadline < now
+            ]
+            for request in expired:
                 self._end(request)
 
     def set_deadline(self, request: Any, seconds: float | None) -> None:
-        """Give an open connection so many seconds from now; None: as long as it takes here."""
-        with self._watch:
-            if request in self._open:
-                self._open[request] = None if seconds is None else time.monotonic() + seconds
+        """Set the deadline of an open connection to ``seconds`` from now; None for no deadline."""
+        with self._deadlines_lock:
+            if request in self._deadlines:
+                self._deadlines[request] = None if seconds is None else time.monotonic() + seconds
 
     def _end(self, request: Any) -> None:
-        """Have the thread of a connection come to its end; it closes the connection itself."""
-        del self._open[request]
-        with suppress(OSError):  # the client has closed it already
+        """Shut a connection down, so that its thread ends and closes it."""
+        del self._deadlines[request]
+        with suppress(OSError):  # already closed by the client
             request.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, which counts no longer."""
-        with self._watch:
-            self._open.pop(request, None)
+        """Close a connection and stop counting it."""
+        with self._deadlines_lock:
+            self._deadlines.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report an error of a page; a connection that was ended, here or by its client, is none."""
+        """Report an error of a page; closed connections are not errors."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     def page(self, path: str, nonce: str) -> tuple[HTTPStatus, str]:
-        """A page, made anew where it is due; one at a time."""
-        with self._alone:
-            until, status, html = self._kept.get(path, (0.0, HTTPStatus.OK, ""))
+        """Return status and HTML of a page from the cache, or rendered; one page is rendered at a time."""
+        with self._render_lock:
+            expires, status, html = self._cache.get(path, (0.0, HTTPStatus.OK, ""))
             start = time.monotonic()
-            if start >= until:
-                status, html = self._made(path)
-                took = time.monotonic() - start
-                if len(self._kept) >= PAGES:
-                    self._kept.clear()
-                self._kept[path] = time.monotonic() + min(max(LEAST, took / SHARE), MOST), status, html
-        return status, html.replace(self._nonce, nonce)
+            if start >= expires:
+                status, html = self._render(path)
+                seconds = time.monotonic() - start
+                if len(self._cache) >= MAX_CACHED_PAGES:
+                    self._cache.clear()
+                lifetime = min(max(MIN_CACHE_SECONDS, seconds / RENDER_SHARE), MAX_CACHE_SECONDS)
+                self._cache[path] = time.monotonic() + lifetime, status, html
+        return status, html.replace(self._cached_nonce, nonce)
 
-    def _made(self, path: str) -> tuple[HTTPStatus, str]:
+    def _render(self, path: str) -> tuple[HTTPStatus, str]:
         try:
-            html = self._page(path, self._nonce)
+            html = self._render_page(path, self._cached_nonce)
         except (FedstillError, OSError) as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, live_page.trouble(str(error), self._nonce)
+            page = live_page.render_error_page(str(error), self._cached_nonce)
+            return HTTPStatus.INTERNAL_SERVER_ERROR, page
         return (HTTPStatus.NOT_FOUND, "") if html is None else (HTTPStatus.OK, html)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version, sys_version = "fedstill", ""
-    timeout = SECONDS  # between two of its bytes; the server's deadline is for all of them
+    timeout = CLIENT_TIMEOUT  # between two bytes; the server's deadline is for the whole request
 
     def do_GET(self) -> None:
-        """A page, or that there is none."""
+        """Send a page, or an error status."""
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if host not in HOSTS:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
@@ -163,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         nonce = secrets.token_urlsafe(18)
         self.server.set_deadline(self.connection, None)
         status, html = self.server.page(unquote(path), nonce)
-        self.server.set_deadline(self.connection, SECONDS)
+        self.server.set_deadline(self.connection, CLIENT_TIMEOUT)
         if not html:
             self.send_error(status)
             return
@@ -182,10 +185,10 @@ class _Handler(BaseHTTPRequestHandler):
     _policy = "default-src 'none'; frame-ancestors 'none'"
 
     def end_headers(self) -> None:
-        """With what keeps other sites and caches out, on every reply."""
+        """Add headers against other sites and caches to every reply."""
         for name, value in {**HEADERS, "Content-Security-Policy": self._policy}.items():
             self.send_header(name, value)
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a log would have the token."""
+        """Do not log requests, because their URLs contain the token."""

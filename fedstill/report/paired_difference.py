@@ -1,7 +1,7 @@
-"""How far two models are apart, with an interval: on the same patients or pictures, or over seeds.
+"""Paired difference of two models with a 95% confidence interval, over test cases or over seeds.
 
-Twenty patients say little of the next twenty, yet two models find the same ones hard: the difference patient
-by patient says more than two means do. So does that of two runs of one seed.
+Two models tend to find the same cases hard, so paired differences vary less than the two means. The same
+holds for runs with the same seed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from fedstill.report.result import Result
 from fedstill.report.run_files import RunFiles
 from fedstill.report.significance import RunScore, SeedDifference, compare_paired_runs
 
-Model = Literal["central", "ensemble", "centralized"]
-DRAWS = 10_000
+Model = Literal["global_model", "ensemble", "centralized"]
+RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class CaseDifference:
-    """Of two models' means over cases, first minus second, in the unit that models are judged by.
+    """Difference of two models' means over test cases, first minus second.
 
     Args:
-        low, high: its 95 % interval over cases: of these trainings, not of another one.
-        cases: patients or pictures.
+        mean: difference in the unit of the main metric.
+        low, high: ends of the 95% interval over test cases, for these trained models.
+        cases: number of test cases (patients or images).
+
+    >>> print(CaseDifference(2.1, -0.4, 4.8, 22))
+    +2.1 [-0.4, +4.8] over 22 cases
     """
 
     mean: float
@@ -43,108 +47,114 @@ class CaseDifference:
 
 
 def paired_difference(
-    first: Sequence[str | Path], second: Sequence[str | Path], of: Model = "central", than: Model = "central"
+    first: Sequence[str | Path],
+    second: Sequence[str | Path],
+    first_model: Model = "global_model",
+    second_model: Model = "global_model",
 ) -> CaseDifference:
-    """How much better a model of some runs is than one of others, by a bootstrap over their common cases.
+    """Return the mean difference of two models over their common test cases, with a bootstrap interval.
 
-    Scores of a case are averaged over runs (seeds), the difference taken case by case, and cases drawn with
-    replacement 10,000 times; the interval is between the 2.5th and the 97.5th percentile of the means. Cases
-    that either model has no score of are left out.
+    Scores of a case are averaged over runs (seeds) and subtracted case by case. The interval is between the
+    2.5th and 97.5th percentile of the mean over 10,000 resamples of the cases. Cases without a score of
+    either model are excluded.
 
     Args:
         first: folders of runs.
-        second: folders of as many runs or others, measured on the same cases; or the same folders, to set
-            two models of a run beside each other.
-        of: which model of the first: central, ensemble (the teachers') or centralized (the mark).
-        than: which of the second.
+        second: folders of runs measured on the same cases; the same folders to compare two models of a run.
+        first_model: model of the first runs: "global_model" (the main model), "ensemble" (the teachers' ensemble)
+            or "centralized" (the upper bound).
+        second_model: model of the second runs.
+
+    Returns:
+        The difference, first minus second, in the unit of the main metric.
 
     Raises:
         RunFolderError: a folder holds no finished run.
-        ArgumentError: a run has no such model, or judges no case by itself; or runs that were measured on
-            other cases than the first.
+        ArgumentError: a run has no scores of the model by case, or the runs have different test cases.
 
     ``paired_difference(["runs/fediod"], ["runs/fedavg"])`` prints as ``+2.1 [-0.4, +4.8] over 22 cases``.
     """
-    names, one = _scores(first, of)
-    others, two = _scores(second, than)
-    if names != others:
-        raise ArgumentError("second", list(map(str, second)), f"runs that were measured on {_few(names)}")
-    apart = one - two
-    apart = apart[np.isfinite(apart)]
-    if not len(apart):
+    names, first_scores = _scores(first, first_model)
+    second_names, second_scores = _scores(second, second_model)
+    if names != second_names:
+        raise ArgumentError("second", list(map(str, second)), f"runs measured on {_case_list(names)}")
+    differences = first_scores - second_scores
+    differences = differences[np.isfinite(differences)]
+    if not len(differences):
         raise ArgumentError(
-            "first", list(map(str, first)), "runs with a case that both models have a score of"
+            "first", list(map(str, first)), "runs with a case that both models have a score for"
         )
-    draws = bootstrap.resample_indices(len(apart), DRAWS, np.random.default_rng(0))
-    between = bootstrap.confidence_interval(apart[draws].mean(1))
-    assert between is not None  # of finite scores
-    return CaseDifference(float(apart.mean()), *between, len(apart))
+    indices = bootstrap.resample_indices(len(differences), RESAMPLES, np.random.default_rng(0))
+    interval = bootstrap.confidence_interval(differences[indices].mean(1))
+    assert interval is not None  # of finite scores
+    return CaseDifference(float(differences.mean()), *interval, len(differences))
 
 
 def seed_difference(first: Sequence[str | Path], second: Sequence[str | Path]) -> SeedDifference:
-    """How much better the central model of some runs is than that of others, seed by seed, of any task.
+    """Return the mean difference of two methods' main metrics over seeds, with a 95% interval, for any task.
 
-    Student's t over the differences of runs with one seed, whose standard error has, where both were measured
-    on the same test part, what another choice of test cases would change, too. Of fewer than three seeds
-    nothing is told apart. Of many pairs that are tried so, one in twenty is told apart by chance.
+    The interval is Student's t over differences of runs with the same seed. If both runs store resamples of
+    the same test cases, the variance over test cases is added. Fewer than three seeds are never significant.
+    Among many comparisons of equal methods, one in twenty is significant by chance.
 
     Args:
-        first: folders of runs, one a seed.
+        first: folders of runs, one per seed.
         second: folders of runs with the same seeds, in any order.
 
     Returns:
-        The mean difference in the unit that models are judged by, half of its 95 % interval, and whether the
-        interval is on one side of 0 (``told``).
+        The mean difference, first minus second, in the unit of the main metric; ``half_width`` of its 95%
+        interval; and whether it is ``significant``.
 
     Raises:
         RunFolderError: a folder holds no finished run.
-        ArgumentError: other seeds or another figure than the first, or a run without a central model.
+        ArgumentError: the runs have other seeds or another main metric, or a run has no main model.
 
     ``seed_difference(["runs/a-0", "runs/a-1", "runs/a-2"], [...])`` prints as ``+2.1 ± 0.4 over 3 seeds``.
     """
-    ours, theirs = _by_seed("first", first), _by_seed("second", second)
-    if not ours or ours.keys() != theirs.keys():
-        allowed = f"runs of seeds {', '.join(map(str, ours)) or 'of which each has one'}"
-        raise ArgumentError("second", list(map(str, second)), allowed)
-    return compare_paired_runs([(each, theirs[seed]) for seed, each in ours.items()])
+    first_runs, second_runs = _by_seed("first", first), _by_seed("second", second)
+    if not first_runs or first_runs.keys() != second_runs.keys():
+        expected = f"runs with seeds {', '.join(map(str, first_runs)) or 'as in first'}"
+        raise ArgumentError("second", list(map(str, second)), expected)
+    return compare_paired_runs([(score, second_runs[seed]) for seed, score in first_runs.items()])
 
 
-def _by_seed(whose: str, folders: Sequence[str | Path]) -> dict[int | None, RunScore]:
+def _by_seed(argument: str, folders: Sequence[str | Path]) -> dict[int | None, RunScore]:
     runs = [RunFiles.read(Path(folder)) for folder in folders]
-    reached: dict[int | None, RunScore] = {}
+    scores: dict[int | None, RunScore] = {}
     for run in runs:
         result = run.result
-        metric = result.metric_values.get(result.metric.key)
-        if metric is None:
-            raise ArgumentError(
-                whose, str(run.folder), "a run whose result has a figure of its central model"
-            )
-        tested = None if result.intervals is None else result.intervals.cases
-        reached[result.seed] = RunScore(metric, run.resamples, tested)
-    if len(reached) < len(runs) or len({run.result.metric.key for run in runs}) > 1:
-        raise ArgumentError(whose, list(map(str, folders)), "runs of one figure, each with a seed of its own")
-    return reached
+        value = result.metric_values.get(result.metric.key)
+        if value is None:
+            raise ArgumentError(argument, str(run.folder), "a run with a main metric of its main model")
+        test_cases = None if result.intervals is None else result.intervals.cases
+        scores[result.seed] = RunScore(value, run.resamples, test_cases)
+    if len(scores) < len(runs) or len({run.result.metric.key for run in runs}) > 1:
+        raise ArgumentError(
+            argument, list(map(str, folders)), "runs with the same main metric and different seeds"
+        )
+    return scores
 
 
 def _scores(folders: Sequence[str | Path], model: Model) -> tuple[tuple[str, ...], npt.NDArray[np.float64]]:
-    """Names of cases, and a model's score of each, the mean over runs."""
+    """Return names of cases, and a model's mean score of each case over runs."""
     names, rows = None, []
     for folder in folders:
         cases = Result.read(Path(folder)).cases
         scores = None if cases is None else getattr(cases, model)
         if cases is None or scores is None:
-            allowed = (
-                f"a run that tells scores of its {model} model by case (segmentation, nuclei, reconstruction)"
+            expected = (
+                f"a run with scores of its {model} model by case (segmentation, nuclei, reconstruction); "
+                "seed_difference compares any runs, over seeds"
             )
-            raise ArgumentError("folder", str(folder), f"{allowed}; seed_difference compares any, over seeds")
+            raise ArgumentError("folder", str(folder), expected)
         if names not in (None, cases.names):
-            raise ArgumentError("folder", str(folder), f"a run that was measured on {_few(names or ())}")
+            raise ArgumentError("folder", str(folder), f"a run measured on {_case_list(names or ())}")
         names = cases.names
         rows.append([np.nan if score is None else score for score in scores])
     if names is None:
-        raise ArgumentError("folders", list(folders), "one or more")
+        raise ArgumentError("folders", list(folders), "at least one run")
     return names, np.array(rows).mean(0)
 
 
-def _few(names: Sequence[str]) -> str:
+def _case_list(names: Sequence[str]) -> str:
     return f"{len(names)} cases ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

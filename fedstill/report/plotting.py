@@ -1,8 +1,8 @@
-"""How drawings look: one palette, type and grid for pages and papers; a page has them as inline SVG.
+"""Style and helpers of all figures: palette, axes, labels, and inline SVG for pages.
 
-Figures are matplotlib's, made without pyplot: nothing is shared between two of them, and none needs a screen.
-They are drawn in light colors. In a page each color becomes the variable of the style sheet that has this
-value, so that one drawing serves both color schemes.
+Figures use matplotlib without pyplot, so they share no state and need no display. They are drawn in light
+colors. In a page's SVG each color is replaced by the CSS variable with this value, so that one drawing works
+in light and dark mode.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ INK, MUTED, FAINT, GRID, CARD, ACCENT = "#16191f", "#5b6472", "#8b93a1", "#e9ebe
 METHOD_COLORS = (ACCENT, "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#475569")
 CSS_VARIABLES = {
     INK: "ink", MUTED: "muted", FAINT: "faint", GRID: "grid", CARD: "card", ACCENT: "accent",
-    **{color: f"c{place}" for place, color in enumerate(METHOD_COLORS) if place},
+    **{color: f"c{index}" for index, color in enumerate(METHOD_COLORS) if index},
 }  # fmt: skip
-WIDTHS = (330, 540, 1000)  # pixels that a page's drawing is laid out for; the style sheet picks one
-PAPER_WIDTH = 540  # the same of a figure for a paper
-MAX_POINTS = 600  # a line drawn over some 300 to 900 pixels shows no more than this
-LABEL_DISTANCE = 16  # pixels from a point to the label beside it
+WIDTHS = (330, 540, 1000)  # pixels; layouts of a page's figure, of which the style sheet shows one
+PAPER_WIDTH = 540  # pixels; width of a figure for a paper
+MAX_POINTS = 600  # of a line, which is 300 to 900 pixels long
+LABEL_DISTANCE = 16  # pixels from a point to its label
 FORMATS = ("pdf", "svg", "png")
 
 STYLE = {
@@ -77,11 +77,11 @@ STYLE = {
 
 @contextmanager
 def plot_style(**more: Any) -> Iterator[None]:
-    """The look of all drawings, for what is drawn or saved inside."""
+    """Apply the style of all figures within a ``with`` block."""
     import matplotlib
 
     with matplotlib.rc_context({**STYLE, **more}), warnings.catch_warnings():
-        # A name in a script that matplotlib's own font lacks is set by the reader's.
+        # Names in scripts that matplotlib's font lacks are shown in the reader's font.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
@@ -89,7 +89,7 @@ def plot_style(**more: Any) -> Iterator[None]:
 def create_axes(
     width: float, height: float, left: float = 46, right: float = 12, top: float = 14, bottom: float = 30
 ) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; sizes and margins in pixels, which are points of a paper."""
+    """Return a figure with one pair of axes; size and margins in pixels (points on paper)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
@@ -101,41 +101,43 @@ def create_axes(
 
 
 def create_grid(panels: int) -> tuple[Figure, list[Axes]]:
-    """A figure of several small axes, up to three in a row, for papers."""
+    """Return a figure with several small axes, up to three in a row, for papers."""
     from matplotlib.figure import Figure
 
     columns = min(3, panels)
     rows = math.ceil(panels / columns)
     figure = Figure(figsize=(200 * columns / 72, 130 * rows / 72), dpi=72, layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(panels)]
+    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
 
 
 def to_svg(figure: Figure, name: str) -> Markup:
-    """A figure as inline SVG of a page; its label is the drawing in words, for whoever does not see it.
+    """Return a figure as inline SVG of a page; the figure's label becomes its accessible text.
 
-    Its inner references follow from ``name``, which must differ from those of the page's other drawings.
+    Args:
+        figure: figure to convert.
+        name: seed of the SVG's inner ids; it must be unique within the page.
     """
     out = io.StringIO()
-    nothing: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    no_metadata: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with plot_style(**{"svg.hashsalt": name}):
-        figure.savefig(out, format="svg", metadata=nothing)
-    drawn = out.getvalue()
-    drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
-    for pattern, instead in SVG_REWRITES:
-        drawn = re.sub(pattern, instead, drawn, flags=re.DOTALL)
-    drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _round_number, tag[0]), drawn)
+        figure.savefig(out, format="svg", metadata=no_metadata)
+    content = out.getvalue()
+    content = content[content.index(">", content.index("<svg")) + 1 :]
+    for pattern, replacement in SVG_REWRITES:
+        content = re.sub(pattern, replacement, content, flags=re.DOTALL)
+    content = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _round_number, tag[0]), content)
     for color, variable in CSS_VARIABLES.items():
-        drawn = drawn.replace(color, f"var(--{variable})")
+        content = content.replace(color, f"var(--{variable})")
     width, height = (round(72 * float(side), 2) for side in figure.get_size_inches())
     head = Markup('<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {:g} {:g}">')
-    return head.format(figure.get_label(), width, height) + Markup(drawn.strip())
+    return head.format(figure.get_label(), width, height) + Markup(content.strip())
 
 
-# What a page does not need of matplotlib's SVG: what is around it, its names, its type.
+# Rewrites that remove metadata, ids and fonts from matplotlib's SVG, and turn tooltips into titles.
 SVG_REWRITES = (
     (r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>|<defs>\s*</defs>", ""),
     (r'<g id="title: ([^"]*)">', r"<g><title>\1</title>"),
-    (r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip-path="[^"]*"| transform="rotate\(-0 [^"]*"', ""),
+    (r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip_text-path="[^"]*"| transform="rotate\(-0 [^"]*"', ""),
     (r"font-family: [^;\"]*;? ?", ""),
     (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
     (r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-size: \2px;font-weight: \1"),
@@ -143,13 +145,12 @@ SVG_REWRITES = (
 )
 
 
-def _round_number(found: re.Match[str]) -> str:
-    """A number to a hundredth of a pixel."""
-    return f"{round(float(found[0]), 2):g}"
+def _round_number(match: re.Match[str]) -> str:
+    return f"{round(float(match[0]), 2):g}"
 
 
 def responsive(draw: Callable[..., Figure], name: str) -> Markup:
-    """A drawing laid out for several widths, of which the style sheet shows the one that fits."""
+    """Return a figure drawn for several widths, of which the style sheet shows the one that fits."""
     with plot_style():
         parts = [
             Markup('<div class="w{}">{}</div>').format(width, to_svg(draw(width=width), f"{name} {width}"))
@@ -159,7 +160,7 @@ def responsive(draw: Callable[..., Figure], name: str) -> Markup:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure, as the end of its path's name says; the same figure gives the same bytes."""
+    """Write a figure in the format of the path's suffix; the same figure gives the same bytes."""
     dates: Mapping[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix, {})
     with plot_style(**{"svg.hashsalt": path.stem}):
         figure.savefig(path, dpi=220, bbox_inches="tight", metadata=dates)
@@ -170,100 +171,108 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
 
 def percent_axis(axes: Axes, values: Sequence[float], axis: str = "y") -> None:
-    """An axis in percent from a round value to a round value, a point high at least, none below 0."""
+    """Set an axis in percent with round limits, at least one point long and never below 0."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     low = max(0.0, min(min(values), max(values) - 1))
-    most = 5 if axis == "y" else max(5, round(axes.get_window_extent().width / 110))
-    locator = MaxNLocator(most, steps=[1, 2, 5, 10])
+    max_ticks = 5 if axis == "y" else max(5, round(axes.get_window_extent().width / 110))
+    locator = MaxNLocator(max_ticks, steps=[1, 2, 5, 10])
     ticks = locator.tick_values(low, max(max(values), low + 1))
     getattr(axes, f"set_{axis}lim")(max(0.0, ticks[0]), ticks[-1])
-    kept = getattr(axes, f"{axis}axis")
-    kept.set_major_locator(locator)
-    kept.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+    percent_scale = getattr(axes, f"{axis}axis")
+    percent_scale.set_major_locator(locator)
+    percent_scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
 
 
-def plain_axis(axes: Axes, axis: str, most: int = 5) -> None:
-    """Round ticks in figures: 1,000 and not 1e3."""
+def plain_axis(axes: Axes, axis: str, max_ticks: int = 5) -> None:
+    """Set round ticks with plain numbers: 1,000 and not 1e3."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    kept = getattr(axes, f"{axis}axis")
-    kept.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
-    kept.set_major_formatter(FuncFormatter(lambda value, _: step_text(float(f"{value:.10g}"))))
+    plain_scale = getattr(axes, f"{axis}axis")
+    plain_scale.set_major_locator(MaxNLocator(max_ticks, steps=[1, 2, 5, 10]))
+    plain_scale.set_major_formatter(FuncFormatter(lambda value, _: step_text(float(f"{value:.10g}"))))
 
 
 def step_text(step: float) -> str:
-    """A step in figures."""
-    return f"{step:,.10g}"  # plain :g would round a step above a million
+    """Return a step as a number with thousands separators."""
+    return f"{step:,.10g}"  # :g would round steps above a million
 
 
-def set_tooltip(artist: Any, words: str) -> None:
-    """What a page says to whoever points at something drawn."""
-    artist.set_gid(f"title: {words}")
+def set_tooltip(artist: Any, text: str) -> None:
+    """Set the tooltip that a page shows for an artist."""
+    artist.set_gid(f"title: {text}")
 
 
-def downsample(points: Curve, most: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """At most ``most`` points: each is the mean of as many neighbors as that takes.
+def downsample(points: Curve, max_points: int = MAX_POINTS) -> list[tuple[float, float]]:
+    """Return at most ``max_points`` points, each the mean of consecutive points.
 
-    >>> downsample([(1, 10.0), (2, 20.0), (3, 30.0), (4, 50.0)], most=2)
+    >>> downsample([(1, 10.0), (2, 20.0), (3, 30.0), (4, 50.0)], max_points=2)
     [(1.5, 15.0), (3.5, 40.0)]
     """
-    size = math.ceil(len(points) / most)
+    size = math.ceil(len(points) / max_points)
     groups = [points[start : start + size] for start in range(0, len(points), max(size, 1))]
-    return [(fmean(x for x, _ in near), fmean(y for _, y in near)) for near in groups]
+    return [(fmean(x for x, _ in group), fmean(y for _, y in group)) for group in groups]
 
 
-def running_mean(points: Curve, share: float = 0.05) -> list[tuple[float, float]]:
-    """The running mean over a centered window that is ``share`` of the line long.
+def running_mean(points: Curve, fraction: float = 0.05) -> list[tuple[float, float]]:
+    """Return the running mean over a centered window of a fraction of the line.
 
-    >>> running_mean([(0, 0.0), (1, 3.0), (2, 6.0)], share=0.5)
+    >>> running_mean([(0, 0.0), (1, 3.0), (2, 6.0)], fraction=0.5)
     [(0, 1.5), (1, 3.0), (2, 4.5)]
     """
-    half = round(len(points) * share / 2)
-    windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
-    return [(x, fmean(y for _, y in near)) for (x, _), near in zip(points, windows, strict=True)]
+    half = round(len(points) * fraction / 2)
+    windows = [points[max(0, index - half) : index + half + 1] for index in range(len(points))]
+    return [(x, fmean(y for _, y in window)) for (x, _), window in zip(points, windows, strict=True)]
 
 
-# --- numbers and labels beside what they name -------------------------------------------------------------
+# --- numbers and labels of methods ------------------------------------------------------------------------
 
 
-def method_color(place: int) -> str:
-    """A method's color, by its number from 1 up."""
-    return METHOD_COLORS[(place - 1) % len(METHOD_COLORS)]
+def method_color(number: int) -> str:
+    """Return a method's color by its number, from 1."""
+    return METHOD_COLORS[(number - 1) % len(METHOD_COLORS)]
 
 
-def is_color_repeated(place: int) -> bool:
-    """Whether another method before it has its color: then it is drawn hollow, and its line dashed."""
-    return (place - 1) // len(METHOD_COLORS) % 2 == 1
+def is_color_repeated(number: int) -> bool:
+    """Return whether a method shares its color with an earlier one; it is then drawn hollow and dashed."""
+    return (number - 1) // len(METHOD_COLORS) % 2 == 1
 
 
-def draw_number(axes: Axes, place: int, at: XY, offset: XY, text: str = "") -> None:
-    """A method's number, or another text, in its color, in pixels from what it names, and joined to it."""
-    own, hollow, text = method_color(place), is_color_repeated(place), text or str(place)
+def draw_number(axes: Axes, number: int, point: XY, offset: XY, text: str = "") -> None:
+    """Draw a method's number, or another text, in its color and connected to a point.
+
+    Args:
+        axes: axes to draw on.
+        number: number of the method, from 1.
+        point: named point, in data coordinates.
+        offset: distance of the label from the point, in pixels.
+        text: text instead of the number.
+    """
+    own_color, hollow, text = method_color(number), is_color_repeated(number), text or str(number)
     shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.35,rounding_size=0.8"
     axes.annotate(
-        text, at, offset, textcoords="offset points", ha="center", va="center_baseline",
-        fontsize=10.5, fontweight="semibold", color=own if hollow else CARD, annotation_clip=False,
+        text, point, offset, textcoords="offset points", ha="center", va="center_baseline",
+        fontsize=10.5, fontweight="semibold", color=own_color if hollow else CARD, annotation_clip=False,
         zorder=3.5,
-        bbox={"boxstyle": shape, "fc": CARD if hollow else own, "ec": own, "lw": 1.5},
-        arrowprops={"arrowstyle": "-", "color": own, "lw": 1, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
+        bbox={"boxstyle": shape, "fc": CARD if hollow else own_color, "ec": own_color, "lw": 1.5},
+        arrowprops={"arrowstyle": "-", "color": own_color, "lw": 1, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
     )  # fmt: skip
 
 
-def to_pixels(axes: Axes, at: tuple[float, float]) -> tuple[float, float]:
-    """Where a point of the data is in the figure, once its axes have their limits."""
-    x, y = axes.transData.transform(at)
+def to_pixels(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
+    """Return the pixel position of a point; the limits of the axes must be set."""
+    x, y = axes.transData.transform(point)
     return float(x), float(y)
 
 
-def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move label positions apart to at least ``gap``, from ``low`` to ``high`` if they fit.
+def spread_apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move label positions to distances of at least ``gap``, between ``low`` and ``high`` if they fit.
 
     >>> spread_apart([50, 52, 10], gap=16, low=0, high=60)
     [44, 60, 10]
     """
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = [max(place, low) for place in places]
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    moved = [max(position, low) for position in positions]
     for before, index in pairwise(order):
         moved[index] = max(moved[index], moved[before] + gap)
     limit = high
@@ -273,22 +282,29 @@ def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -
     return moved
 
 
-def place_at_ends(axes: Axes, values: Sequence[float], gap: float) -> list[float]:
-    """How far above each line's end its label stands, in pixels, for labels that keep apart."""
+def end_label_offsets(axes: Axes, values: Sequence[float], gap: float) -> list[float]:
+    """Return vertical offsets, in pixels, of labels at the ends of lines, so that labels do not overlap."""
     heights = [to_pixels(axes, (axes.get_xlim()[0], value))[1] for value in values]
     box = axes.get_window_extent()
     moved = spread_apart(heights, gap, box.y0, box.y1)
-    return [round(place - height, 2) for place, height in zip(moved, heights, strict=True)]
+    return [round(position - height, 2) for position, height in zip(moved, heights, strict=True)]
 
 
-def place_beside(axes: Axes, at: Sequence[XY], halves: Sequence[float], gap: float) -> list[XY]:
-    """Where labels stand beside points, in pixels from them: towards the middle, at heights that keep apart.
+def side_label_offsets(
+    axes: Axes, points: Sequence[XY], half_widths: Sequence[float], gap: float
+) -> list[XY]:
+    """Return offsets, in pixels, of labels to the left or right of points, so that labels do not overlap.
 
-    ``halves`` are half of the labels' widths, ``gap`` is what their heights keep apart, all in pixels.
+    Args:
+        axes: axes of the points.
+        points: named points, in data coordinates.
+        half_widths: half of each label's width, in pixels.
+        gap: vertical distance between labels, in pixels.
     """
     box = axes.get_window_extent()
-    sides = [1 if to_pixels(axes, point)[0] < (box.x0 + box.x1) / 2 else -1 for point in at]
-    rises = place_at_ends(axes, [y for _, y in at], gap)
+    sides = [1 if to_pixels(axes, point)[0] < (box.x0 + box.x1) / 2 else -1 for point in points]
+    heights = end_label_offsets(axes, [y for _, y in points], gap)
     return [
-        (side * (LABEL_DISTANCE + half), rise) for side, half, rise in zip(sides, halves, rises, strict=True)
+        (side * (LABEL_DISTANCE + half_width), height)
+        for side, half_width, height in zip(sides, half_widths, heights, strict=True)
     ]

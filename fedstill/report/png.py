@@ -1,4 +1,4 @@
-"""Pictures as PNG in ``data:`` addresses, for pages that load nothing; and outlines to lie over them."""
+"""PNG images as ``data:`` URLs, for pages that load nothing, and outlines of regions to draw over images."""
 
 from __future__ import annotations
 
@@ -14,68 +14,87 @@ from PIL import Image
 
 Bytes = npt.NDArray[np.uint8]
 
-MAX_PIXELS = 64  # the longer side of an inlined picture: keeps a page of pictures under 2 MB
-OUTLINE_PIXELS = 768  # pixels of the longer side of outlines, so that they are smooth on any screen
-LINE_WIDTH, RIM_WIDTH = 5, 9  # pixels of these that a line is wide, and with its rim
-# Of outlines: nothing, the rim, the truth alone, the prediction alone, both.
+MAX_PIXELS = 64  # longer side of an inlined image; keeps a page of images under 2 MB
+OUTLINE_PIXELS = 768  # longer side of an outline image; smooth on any screen
+LINE_WIDTH, RIM_WIDTH = 5, 9  # pixels of an outline, without and with its rim
+# Colors (RGBA) by code: nothing, rim, truth alone, prediction alone, both.
 OUTLINE_COLORS = np.array(
     [(0, 0, 0, 0), (0, 0, 0, 128), (255, 144, 0, 255), (32, 128, 255, 255), (255, 255, 255, 255)], np.uint8
 )
 
 
-def image_url(image: Bytes, most: int = MAX_PIXELS) -> str:
-    """One image as a PNG in a ``data:`` address, for ``<img src>``.
+def image_url(image: Bytes, max_pixels: int = MAX_PIXELS) -> str:
+    """Return an image as a ``data:`` URL of a PNG.
 
-    ``image`` is (1 or 3, H, W): gray or color. A picture with a side above ``most`` pixels is made smaller
-    by averaging square blocks.
+    Args:
+        image: gray or RGB, ``(1 or 3, H, W)`` uint8.
+        max_pixels: longest side; larger images are reduced by averaging square blocks.
     """
     pixels = np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
-    made = Image.fromarray(pixels)
-    block = math.ceil(max(made.size) / most)
-    # A side shorter than a block (a very long, thin picture) still keeps one row of pixels.
-    across, along = min(block, made.width), min(block, made.height)
-    whole = (0, 0, made.width // across * across, made.height // along * along)
-    return _address(made.crop(whole).reduce((across, along)))
+    png = Image.fromarray(pixels)
+    block = math.ceil(max(png.size) / max_pixels)
+    # A side shorter than a block (a very long, thin image) still keeps one row of pixels.
+    block_width, block_height = min(block, png.width), min(block, png.height)
+    box = (0, 0, png.width // block_width * block_width, png.height // block_height * block_height)
+    return _to_url(png.crop(box).reduce((block_width, block_height)))
 
 
 def indexed_image_url(image: Bytes, colors: Bytes) -> str:
-    """A picture whose bytes (H, W) are numbers of colors (up to 256, 3 or 4), as a ``data:`` address."""
-    made = Image.fromarray(image)
-    made.putpalette(colors.tobytes(), "RGB" if colors.shape[1] == 3 else "RGBA")
-    return _address(made)
+    """Return an image of color indices as a ``data:`` URL.
+
+    Args:
+        image: color indices, ``(H, W)``.
+        colors: palette of up to 256 colors, ``(N, 3)`` RGB or ``(N, 4)`` RGBA.
+    """
+    png = Image.fromarray(image)
+    png.putpalette(colors.tobytes(), "RGB" if colors.shape[1] == 3 else "RGBA")
+    return _to_url(png)
 
 
-def outline_codes(truth: npt.NDArray[Any], made: npt.NDArray[Any] | None = None) -> Bytes:
-    """Outlines of regions, ``(H, W)`` whole numbers, as numbers of :data:`OUTLINE_COLORS`, enlarged: ``(k H, k W)``.
+def outline_codes(truth: npt.NDArray[Any], prediction: npt.NDArray[Any] | None = None) -> Bytes:
+    """Return the outlines of regions as indices into :data:`OUTLINE_COLORS`, enlarged k times.
 
-    Lines run between pixels of different regions; none at the map's own edge, as nobody knows whether a
-    region ends there.
+    Outlines run between pixels of different regions. The border of the map has no outline, because a region
+    may continue beyond it.
+
+    Args:
+        truth: labels of regions, ``(H, W)`` integers.
+        prediction: predicted labels, ``(H, W)``; None to outline the truth alone.
+
+    Returns:
+        Codes ``(k H, k W)``.
     """
     from scipy.ndimage import maximum_filter
 
-    own, other = _edges(truth), _edges(truth if made is None else made)
-    wide = own | other
-    codes: Bytes = maximum_filter(wide, RIM_WIDTH).astype(np.uint8)
-    parts = (own & ~other, other & ~own, own & other) if made is not None else (own,)
+    true_edges, predicted_edges = _edges(truth), _edges(truth if prediction is None else prediction)
+    codes: Bytes = maximum_filter(true_edges | predicted_edges, RIM_WIDTH).astype(np.uint8)
+    if prediction is None:
+        parts: tuple[npt.NDArray[np.bool_], ...] = (true_edges,)
+    else:
+        parts = (
+            true_edges & ~predicted_edges,
+            predicted_edges & ~true_edges,
+            true_edges & predicted_edges,
+        )
     for code, part in enumerate(parts, start=2):
         codes[maximum_filter(part, LINE_WIDTH)] = code
     return codes
 
 
 def _edges(regions: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    large = np.kron(regions, np.ones((math.ceil(OUTLINE_PIXELS / max(regions.shape)),) * 2, regions.dtype))
-    edges = np.zeros(large.shape, bool)
-    edges[1:] |= large[1:] != large[:-1]
-    edges[:, 1:] |= large[:, 1:] != large[:, :-1]
+    enlarged = np.kron(regions, np.ones((math.ceil(OUTLINE_PIXELS / max(regions.shape)),) * 2, regions.dtype))
+    edges = np.zeros(enlarged.shape, bool)
+    edges[1:] |= enlarged[1:] != enlarged[:-1]
+    edges[:, 1:] |= enlarged[:, 1:] != enlarged[:, :-1]
     return edges
 
 
-def image_tag(address: str, label: str) -> Markup:
-    """A picture of a page, with what it shows in words."""
-    return Markup('<img src="{}" alt="{}">').format(address, label)
+def image_tag(url: str, alt: str) -> Markup:
+    """Return an HTML image with its alternative text."""
+    return Markup('<img src="{}" alt="{}">').format(url, alt)
 
 
-def _address(made: Image.Image) -> str:
+def _to_url(png: Image.Image) -> str:
     out = io.BytesIO()
-    made.save(out, "PNG", optimize=True)
+    png.save(out, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")

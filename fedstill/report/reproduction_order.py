@@ -1,4 +1,4 @@
-"""How far a record is in the paper's order: over all pairs of methods, and over those told apart."""
+"""Agreement of a reproduction with the paper's ranking, over all and over significant pairs of methods."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from fedstill.runs.config import PaperMetric
 
 
 @dataclass(frozen=True)
-class Order:
-    """Pairs of methods with published figures in one setting; those that the paper has level are not counted.
+class OrderAgreement:
+    """Pairs of methods with published metrics in one setting; pairs that are equal in the paper do not count.
 
     Args:
-        pairs: how many there are.
-        alike: of these, how many our means order as the paper does.
-        told: of all, those whose difference has a 95 % interval over seeds on one side of 0.
-        told_alike: of these, how many are in the paper's order.
+        pairs: number of pairs.
+        same_order: pairs that our means order as the paper does.
+        significant: pairs whose 95% interval over seeds excludes 0.
+        significant_same_order: significant pairs in the paper's order.
     """
 
     pairs: int
-    alike: int
-    told: int
-    told_alike: int
+    same_order: int
+    significant: int
+    significant_same_order: int
 
     def __str__(self) -> str:
-        """As a cell of a table."""
-        clear = f"{self.told_alike} of {self.told}" if self.told else "none"
-        return f"{self.alike} of {self.pairs}; told apart: {clear}"
+        """Return a cell of a table."""
+        significant = f"{self.significant_same_order} of {self.significant}" if self.significant else "none"
+        return f"{self.same_order} of {self.pairs}; significantly different: {significant}"
 
 
-def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMetric]) -> Order:
-    """The order of a record. Two methods are compared seed by seed, on those that both have.
+def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMetric]) -> OrderAgreement:
+    """Compare the ranking of methods with the paper's, pair by pair, over the seeds that both methods have.
 
     >>> theirs = [PaperMetric(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
     >>> ours = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
-    >>> rows = [ReproducedFigure("", m, "accuracy", dict(enumerate(of))) for m, of in ours.items()]
+    >>> rows = [ReproducedMetric("", m, "accuracy", dict(enumerate(of))) for m, of in ours.items()]
     >>> print(compare_order(rows, theirs))
-    2 of 3; told apart: 1 of 1
+    2 of 3; significantly different: 1 of 1
     """
     groups: dict[tuple[str, str], list[tuple[float, ReproducedMetric]]] = {}
     for row in rows:
@@ -50,12 +50,16 @@ def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMet
                 row.setting,
             ):
                 groups.setdefault((row.setting, row.metric), []).append((paper.value, row))
-    found = [
-        (theirs > other, paired_t_interval([ours.values[seed] - others.values[seed] for seed in shared]))
+    differences = [
+        (
+            first_paper > second_paper,
+            paired_t_interval([first.values[seed] - second.values[seed] for seed in shared]),
+        )
         for group in groups.values()
-        for (theirs, ours), (other, others) in combinations(group, 2)
-        if theirs != other and (shared := ours.values.keys() & others.values.keys())
+        for (first_paper, first), (second_paper, second) in combinations(group, 2)
+        if first_paper != second_paper and (shared := first.values.keys() & second.values.keys())
     ]
-    alike = [gap.mean > 0 if above else gap.mean < 0 for above, gap in found]
-    told = [gap.significant for _, gap in found]
-    return Order(len(found), sum(alike), sum(told), sum(map(bool.__and__, alike, told)))
+    same_order = [ours.mean > 0 if is_above else ours.mean < 0 for is_above, ours in differences]
+    significant = [ours.significant for _, ours in differences]
+    both = sum(map(bool.__and__, same_order, significant))
+    return OrderAgreement(len(differences), sum(same_order), sum(significant), both)

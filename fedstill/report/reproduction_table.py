@@ -1,4 +1,4 @@
-"""A paper's table with ours beside it: the figures of a comparison, or those of a record, in Markdown."""
+"""Markdown table of a reproduction: our metrics next to the paper's."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from fedstill.core.text_format import format_count
 from fedstill.report import table_formats
 from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.report.compare_summary import Summary
-from fedstill.report.compared_method import LOCAL, FinishedRun
+from fedstill.report.compared_method import LOCAL_PREFIX, FinishedRun
 from fedstill.report.reproduction_order import compare_order
-from fedstill.report.table_formats import Cell, Column
-from fedstill.report.table_formats import Row as Line
+from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.runs.config import PaperMetric
 
 
-def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedMetric], float]:
-    """Write a comparison's pages and tables into its folder; its rows, and the seconds of its runs.
+def write_and_collect(folder: Path, comparison: Comparison) -> tuple[list[ReproducedMetric], float]:
+    """Write a comparison's page and tables, and return its rows and the total seconds of its runs.
 
     Args:
-        folder: in which it has run.
-        comparison: the same, with the paper's figures that its rows will stand beside.
+        folder: folder of the comparison.
+        comparison: the same comparison with the paper's metrics.
     """
     write_comparison(folder, read_folder(folder))
     summary = summarize(folder, comparison)
@@ -34,41 +33,39 @@ def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedMetri
 
 
 def record_rows(summary: Summary, published: Sequence[PaperMetric]) -> list[ReproducedMetric]:
-    """What a comparison's methods are judged by, the nodes' own models too, what the paper has beside these,
-    and what crossed.
-    """
+    """Return rows of the main metric, its local form, the paper's other metrics, and traffic."""
     key = summary.metric.key
-    names = dict.fromkeys([key, f"{LOCAL}{key}", *(metric.metric for metric in published), *COSTS])
+    names = dict.fromkeys([key, f"{LOCAL_PREFIX}{key}", *(metric.metric for metric in published), *COSTS])
     rows = []
     for setting in summary.settings:
         for entry in setting.entries:
             for name in names:
-                found = {run.seed: _figure(run, name) for run in entry.runs}
-                values = {seed: round_metric(value) for seed, value in found.items() if value is not None}
+                by_seed = {run.seed: _value(run, name) for run in entry.runs}
+                values = {seed: round_metric(value) for seed, value in by_seed.items() if value is not None}
                 if values:
                     rows.append(ReproducedMetric(setting.name, entry.label, name, values))
     return rows
 
 
-def _figure(run: FinishedRun, name: str) -> float | None:
+def _value(run: FinishedRun, name: str) -> float | None:
     if name not in COSTS:
         return run.value(name)
     up, down = run.value("bytes up"), run.value("bytes down")
     return None if up is None or down is None else (up + down) / 1e9
 
 
-def write(entry: Reproduction, record: ReproductionRecord, folder: Path) -> Path:
-    """Write the record's table into a folder; returns its path."""
+def write_table(entry: Reproduction, record: ReproductionRecord, folder: Path) -> Path:
+    """Write the record's table into a folder and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", markdown(entry, record))
     return folder / "table.md"
 
 
 def markdown(entry: Reproduction, record: ReproductionRecord) -> str:
-    """The record's table, the paper's figures beside ours, and how far the order is the paper's."""
+    """Return the record's table with the paper's metrics, and the agreement with the paper's ranking."""
     published, about = entry.published(record.scale), entry.about
-    known = {(metric.setting, metric.method, metric.metric): metric for metric in published}
-    theirs = {metric.metric for metric in published}
+    papers = {(metric.setting, metric.method, metric.metric): metric for metric in published}
+    in_paper = {metric.metric for metric in published}
     lines = [f"**{about.paper}, {about.what}**: {about.title}.", ""]
     if record.scale == "small":
         lines += [f"{about.reduction}", ""]
@@ -76,24 +73,24 @@ def markdown(entry: Reproduction, record: ReproductionRecord) -> str:
         rows = [row for row in record.rows if row.setting == setting]
         metrics = list(dict.fromkeys(row.metric for row in rows))
         columns = [
-            Column(head) for name in metrics for head in ([name, "paper"] if name in theirs else [name])
+            Column(header) for name in metrics for header in ([name, "paper"] if name in in_paper else [name])
         ]
         ours = {(row.method, row.metric): row.mean_and_std() for row in rows}
-        table = []
+        table_rows = []
         for method in dict.fromkeys(row.method for row in rows):
             cells = []
             for name in metrics:
-                cells.append(Cell(_text(*ours.get((method, name), (None, None)))))
-                if name in theirs:
-                    paper = known.get((setting, method, name)) or known.get(("", method, name))
-                    cells.append(Cell(None if paper is None else _text(paper.value, paper.std)))
-            table.append(Line(method, cells))
+                cells.append(Cell(_format_spread(*ours.get((method, name), (None, None)))))
+                if name in in_paper:
+                    paper = papers.get((setting, method, name)) or papers.get(("", method, name))
+                    cells.append(Cell(None if paper is None else _format_spread(paper.value, paper.std)))
+            table_rows.append(Row(method, cells))
         lines += [f"**{setting}**", ""] if setting else []
-        lines += table_formats.markdown(table_formats.Table("", "", columns, table))
+        lines += table_formats.markdown(Table("", "", columns, table_rows))
         lines.append("")
     order = compare_order(record.rows, published)
     seeds = format_count(len(record.seeds), "seed")
-    minutes = "" if record.minutes is None else f", {format_count(round(record.minutes), 'minute')} in all"
+    minutes = "" if record.minutes is None else f", {format_count(round(record.minutes), 'minute')} in total"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""
     lines.append(f"Scale {record.scale}, {seeds}{changed}; {record.machine}, {record.date}{minutes}.")
     if order.pairs:
@@ -102,11 +99,11 @@ def markdown(entry: Reproduction, record: ReproductionRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _text(mean: float | None, std: float | None) -> str | None:
-    """To a tenth, or finer where figures are small.
+def _format_spread(mean: float | None, std: float | None) -> str | None:
+    """Return mean and deviation with one decimal, and more decimals for small values.
 
-    >>> _text(93.04, 0.26), _text(0.0891, None), _text(0.00041, None), _text(None, None)
-    ('93.0 ± 0.3', '0.089', '0.00041', None)
+    >>> _format_spread(93.04, 0.26), _format_spread(0.0891, None), _format_spread(0.00041, None)
+    ('93.0 ± 0.3', '0.089', '0.00041')
     """
     if mean is None:
         return None

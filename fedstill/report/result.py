@@ -1,7 +1,7 @@
-"""What ``result.json`` says of a run, checked once: whoever has it trusts it.
+"""A run's ``result.json``, checked when it is read.
 
-Fields are named as in the file. None, or nothing in a mapping, is what was not measured; what a run from
-Python does not tell has its default.
+Fields are named as in the file. None, or a missing key of a mapping, means not measured. Fields that a run
+from Python does not record keep their defaults.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import number_at
 from fedstill.protocol.payload_kinds import KNOWN_KINDS, PayloadKind
 from fedstill.report import result_parts as parts
-from fedstill.report.result_parts import OverNodes
+from fedstill.report.result_parts import MetricStats
 from fedstill.tasks.task import Metric
 
-__all__ = ["ACCURACY", "MAIN_MODELS", "OverNodes", "Result"]
+__all__ = ["ACCURACY", "MAIN_MODELS", "MetricStats", "Result"]
 
-FILE = "result.json"
+RESULT_FILE = "result.json"
 ACCURACY = Metric("accuracy", "Accuracy")
 
-# What a method is judged by: what to call it, and what it is.
+# The model that a method is evaluated by: its name and a description, by ``central`` of the result.
 MAIN_MODELS: Mapping[str, tuple[str, str]] = {
-    "student": ("student", "the central model that the server trained"),
-    "virtual": ("average", "the nodes' models averaged, weighed by their data: made only to be measured"),
-    "ensemble": ("ensemble", "all nodes' models answering together; there is no central model"),
-    "nodes": ("nodes' mean", "the mean over the nodes' own models; there is no central model"),
+    "student": ("student", "the global model trained by the server"),
+    "virtual": (
+        "average",
+        "the average of the nodes' models weighted by data size, computed only for evaluation",
+    ),
+    "ensemble": ("ensemble", "the ensemble of the nodes' models; there is no global model"),
+    "nodes": ("local models", "the mean over the nodes' local models; there is no global model"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A run's result.
+    """Result of a finished run.
 
     Args:
-        reached: what the run is judged by, by figure.
-        missing: names of what the run does not have at all, which its file holds as null.
+        metric_values: metrics of the main model, by key.
+        absent_keys: keys that are null in the file, because the method has no such model.
     """
 
     fedstill: str | None = None
@@ -55,13 +58,13 @@ class Result:
     method: str | None = None
     title: str | None = None
     kind: str = ""
-    central: str = "student"
-    turn: str = "step"
-    turns: int | None = None
+    evaluated_model: str = "student"
+    iteration_unit: str = "step"
+    iterations: int | None = None
     queries: int | None = None
     queries_by_name: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    leaves: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     kinds: Mapping[str, parts.KindRecord] = field(default_factory=dict)
     data: parts.Data = field(default_factory=parts.Data)
@@ -71,8 +74,8 @@ class Result:
     nodes: tuple[parts.NodeRecord, ...] = ()
     student: parts.StudentRecord = field(default_factory=parts.StudentRecord)
     metric_values: Mapping[str, float | None] = field(default_factory=dict)
-    local: Mapping[str, OverNodes] = field(default_factory=dict)
-    standalone: Mapping[str, OverNodes] = field(default_factory=dict)
+    local: Mapping[str, MetricStats] = field(default_factory=dict)
+    standalone: Mapping[str, MetricStats] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralized: Mapping[str, float | None] = field(default_factory=dict)
     cases: parts.CaseScores | None = None
@@ -95,100 +98,108 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path) -> Result:
-        """Of the run in a folder.
+        """Read the result of the run in a folder.
 
         Raises:
-            RunFolderError: there is no finished run in it, or its file is spoilt.
+            RunFolderError: the folder holds no finished run, or its file is broken.
         """
-        return cls.from_record(read_result(folder / FILE), folder / FILE)
+        return cls.from_record(read_result(folder / RESULT_FILE), folder / RESULT_FILE)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], path: Path = Path(FILE)) -> Result:
-        """From what the file holds, or is to hold.
+    def from_record(cls, record: Mapping[str, Any], path: Path = Path(RESULT_FILE)) -> Result:
+        """Check the content of the file.
+
+        Args:
+            record: the content, as parsed from JSON.
+            path: file named in errors.
 
         Raises:
-            RunFolderError: a part of it is not what it should be.
+            RunFolderError: a value has the wrong type or is not allowed.
 
         >>> Result.from_record({"accuracy": 90, "student": None}).metric_values
         {'accuracy': 90.0}
         """
-        told = {key: value for key, value in record.items() if value is not None}
-        made = load_record(cls, told, path)
-        if made.central not in MAIN_MODELS:
-            raise RunFolderError(f"{path}: central is {made.central!r} (expected {', '.join(MAIN_MODELS)})")
-        by_key = {metric.key: metric for metric in made.metrics}
-        first = told.get("metric", next(iter(by_key), None))
-        if not isinstance(first, str):
-            what = "metric" if by_key else "metrics"
-            allowed = "a text" if by_key else "one figure or more"
-            raise RunFolderError(f"{path}: {what} is {told[what]!r} (expected {allowed})")
-        judged = by_key.pop(first, None) or (ACCURACY if first == ACCURACY.key else Metric(first, first))
-        metrics = (judged, *by_key.values())
-        reached = {
-            metric.key: value if (value := number_at(told, metric.key)) is not None
-            else number_at(told, "student", metric.key)
+        values = {key: value for key, value in record.items() if value is not None}
+        result = load_record(cls, values, path)
+        if result.evaluated_model not in MAIN_MODELS:
+            raise RunFolderError(
+                f"{path}: invalid evaluated_model = {result.evaluated_model!r} (expected {', '.join(MAIN_MODELS)})"
+            )
+        by_key = {metric.key: metric for metric in result.metrics}
+        main_key = values.get("metric", next(iter(by_key), None))
+        if not isinstance(main_key, str):
+            key, expected = ("metric", "a string") if by_key else ("metrics", "at least one metric")
+            raise RunFolderError(f"{path}: invalid {key} = {values[key]!r} (expected {expected})")
+        main_metric = by_key.pop(main_key, None) or (
+            ACCURACY if main_key == ACCURACY.key else Metric(main_key, main_key)
+        )
+        metrics = (main_metric, *by_key.values())
+        metric_values = {
+            metric.key: value if (value := number_at(values, metric.key)) is not None
+            else number_at(values, "student", metric.key)
             for metric in metrics
         }  # fmt: skip
-        return replace(
-            made, metrics=metrics, metric_values=reached, absent_keys=frozenset(record) - frozenset(told)
-        )
+        absent_keys = frozenset(record) - frozenset(values)
+        return replace(result, metrics=metrics, metric_values=metric_values, absent_keys=absent_keys)
 
     @property
     def metric(self) -> Metric:
-        """What models are judged by: in percent, and higher is better."""
+        """Main metric of the task: in percent, higher is better."""
         return self.metrics[0]
 
     @property
     def value(self) -> float | None:
-        """What the run is judged by reaches of it."""
+        """Main metric of the main model."""
         return self.metric_values[self.metric.key]
 
     @property
     def main_model(self) -> str:
-        """What the run is judged by: "student"."""
-        return MAIN_MODELS[self.central][0]
+        """Name of the model that the method is evaluated by, such as "student"."""
+        return MAIN_MODELS[self.evaluated_model][0]
 
     @property
     def method_title(self) -> str:
-        """The method as people write it ("FedIOD"), or its name in the code where no title is given."""
+        """Title of the method, such as "FedIOD"; its name if it has no title."""
         return self.title or self.method or "method not measured"
 
     @property
     def bytes_down(self) -> int | None:
-        """Bytes that came to the nodes: all that queries are about too, where a file carried both."""
+        """Bytes sent to the nodes; in an offline run the whole file of queries for each node."""
         if self.files is None:
             return self.bytes.down
         return self.files.queries.bytes * len(self.files.responses)
 
     @property
     def is_distributed(self) -> bool:
-        """Whether nodes were elsewhere: neither in a simulation nor in a rehearsal, which read nodes'
-        figures past their gates.
+        """Whether nodes ran as separate parties.
+
+        Simulations and rehearsals measure the nodes' models without their gates; distributed runs cannot.
         """
         return self.files is not None or (bool(self.link) and not (self.standalone or self.local))
 
     @property
     def node_privacy(self) -> tuple[parts.NodePrivacy, ...]:
-        """What each node's releases cost, as far as it is told."""
+        """Privacy of each node's releases, as far as it is recorded."""
         return self.privacy.nodes if self.privacy else ()
 
     @property
     def note_sentences(self) -> list[str]:
-        """What the nodes' side of a method tells of the run, such as what was switched off."""
+        """Notes of the nodes' side of the method as sentences, such as disabled features."""
         return [note if note.endswith(".") else f"{note}." for note in self.notes if note]
 
     @cached_property
     def display_names(self) -> Mapping[str, str]:
-        """By name, how a node is written: with its site, if all its examples are known to be from one."""
+        """Display name of each node, with its site if all its examples are known to come from one site."""
         return {
             node.name: f"{node.name} \u00b7\u00a0{node.site}" if node.site else node.name
             for node in self.nodes
         }
 
     def display_name(self, name: str) -> str:
-        """The name of a node or of another model, as reports write it."""
+        """Return the display name of a node; other names are returned unchanged."""
         return self.display_names.get(name, name)
 
     def payload_kinds(self) -> Mapping[str, PayloadKind]:
-        """What is known of each kind of release, as the method that released it told."""
-        return {**{name: PayloadKind(name, **vars(said)) for name, said in self.kinds.items()}, **KNOWN_KINDS}
+        """Return the payload kinds that the run's method or this package declares, by name."""
+        declared = {name: PayloadKind(name, **vars(record)) for name, record in self.kinds.items()}
+        return {**declared, **KNOWN_KINDS}

@@ -1,4 +1,4 @@
-"""The parts of ``result.json``, named as in the file; None is what was not measured."""
+"""Records of ``result.json``, with fields named as in the file; None means not measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Data:
     shape: tuple[int, ...] = ()
     train: int | None = None
     test: int | None = None
-    test_cases: int | None = None  # what test examples are parts of, such as patients
+    test_cases: int | None = None  # number of units that test examples belong to, such as patients
     case: str = "case"
     schema: Schema = NO_SCHEMA
 
@@ -41,7 +41,7 @@ class PublicData:
 
 @dataclass(frozen=True, kw_only=True)
 class ByteSums:
-    """Bytes that left nodes and came to them."""
+    """Bytes sent by nodes (``up``) and to nodes (``down``)."""
 
     up: int = 0
     down: int = 0
@@ -72,17 +72,24 @@ class StudentRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverNodes:
-    """A figure of nodes' own models, or of one model, which has a mean alone."""
+class MetricStats:
+    """Mean and standard deviation of a metric over the nodes' local models; one model has a mean only.
+
+    Args:
+        mean: mean over nodes; None if not measured.
+        std: standard deviation over nodes.
+        per_node: value of each node.
+        nodes: names of the nodes that the mean is over, if not all.
+    """
 
     mean: float | None = None
     std: float | None = None
     per_node: tuple[float | None, ...] = ()
-    nodes: tuple[str, ...] | None = None  # which ones, where it is not of all
+    nodes: tuple[str, ...] | None = None
 
     @property
-    def each(self) -> list[float]:
-        """Those that were measured."""
+    def measured_values(self) -> list[float]:
+        """Values of the nodes that have one."""
         return [value for value in self.per_node if value is not None]
 
 
@@ -105,12 +112,12 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePrivacy:
-    """What one node's releases cost, how they were protected, and on what that rests."""
+    """Privacy of one node's releases: their cost, the mechanism, and the assumptions of the guarantee."""
 
     name: str
     mechanism: str = "none"
     guarantee: bool = False
-    epsilon: float | None = None  # with a guarantee: beyond all bounds
+    epsilon: float | None = None  # None with a guarantee means infinity
     delta: float | None = None
     budget: float | None = None
     left: float | None = None
@@ -126,14 +133,14 @@ class NodePrivacy:
 
     @property
     def bound(self) -> tuple[float, float] | None:
-        """Its epsilon, inf where that is beyond all bounds, and delta; None: no guarantee."""
+        """Epsilon (possibly infinite) and delta; None without a guarantee."""
         if not self.guarantee or self.delta is None:
             return None
         return math.inf if self.epsilon is None else self.epsilon, self.delta
 
     @property
-    def price(self) -> str:
-        """In words: "epsilon 3.21 at delta 1e-05" or "no guarantee"."""
+    def guarantee_text(self) -> str:
+        """The guarantee in words: "epsilon 3.21 at delta 1e-05" or "no guarantee"."""
         return (
             f"epsilon {format_epsilon_bound(self.bound[0])} at delta {self.delta:g}"
             if self.bound
@@ -149,7 +156,7 @@ class Privacy:
 
 @dataclass(frozen=True, kw_only=True)
 class EventRecord:
-    """A node that was left out, or came back, at a query."""
+    """Exclusion or return of a node at a query."""
 
     node: str
     number: int
@@ -158,47 +165,47 @@ class EventRecord:
 
     @property
     def text(self) -> str:
-        """It in words."""
+        """The event in words."""
         return f"{self.event} at query {self.number:,}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sites:
-    """Figures by site, by key; of nodes by their names."""
+    """Metrics by site and key, of the main model, the centralized model and each node's local model."""
 
     names: tuple[str, ...]
-    central: Mapping[str, Mapping[str, float | None]] | None = None
+    global_model: Mapping[str, Mapping[str, float | None]] | None = None
     centralized: Mapping[str, Mapping[str, float | None]] | None = None
     nodes: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingScores:
-    """What models are judged by, finding by finding."""
+    """Main metric of each finding of a multi-label task, by model."""
 
     names: tuple[str, ...]
-    central: tuple[float | None, ...] | None = None
+    global_model: tuple[float | None, ...] | None = None
     centralized: tuple[float | None, ...] | None = None
     nodes: Mapping[str, tuple[float | None, ...] | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseScores:
-    """What models reach of each patient or picture of the test part."""
+    """Main metric of each test case (patient or image), by model."""
 
     names: tuple[str, ...]
-    central: tuple[float | None, ...] | None = None
+    global_model: tuple[float | None, ...] | None = None
     ensemble: tuple[float | None, ...] | None = None
     centralized: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Between which values the leading figure lies by the choice of test cases, by model."""
+    """Bootstrap interval of the main metric over test cases, by model; ``level`` is in percent."""
 
     level: int = 95
     cases: int = 0
-    central: tuple[float, ...] | None = None
+    global_model: tuple[float, ...] | None = None
     nodes: tuple[float, ...] | None = None
     ensemble: tuple[float, ...] | None = None
     centralized: tuple[float, ...] | None = None
@@ -206,7 +213,7 @@ class Intervals:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceBin:
-    """One point of a reliability curve: answers of like confidence, in percent, and how many they are."""
+    """Bin of a reliability diagram: mean confidence and accuracy in percent, number of predictions."""
 
     confidence: float
     accuracy: float
@@ -221,7 +228,12 @@ class ModelScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A test case whose pictures are kept; ``window`` is the part of its ``size`` that they show."""
+    """Test case whose images are stored.
+
+    Args:
+        window: shown part of the image: top, left, height, width.
+        size: height and width of the whole image.
+    """
 
     kind: str
     case: str = ""
@@ -235,13 +247,13 @@ class Case:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the pictures show a part of it only."""
+        """Whether the images show only a part of the case."""
         return self.window is not None and self.size is not None and self.window[2:] != self.size
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueriesFile:
-    """The file of queries, where they were carried by hand."""
+    """File of queries of an offline run."""
 
     bytes: int = 0
     public_inputs: int = 0
@@ -250,7 +262,7 @@ class QueriesFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsesFile:
-    """One node's file of answers."""
+    """File of one node's responses in an offline run."""
 
     node: str
     bytes: int
@@ -267,7 +279,7 @@ class FilesRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class KindRecord:
-    """Declaration of a payload kind by the method that released it."""
+    """Description of a payload kind by the method that declared it."""
 
     description: str = ""
     category: str = ""

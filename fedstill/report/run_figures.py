@@ -1,4 +1,4 @@
-"""A run's figures: what models reach over its steps or rounds, and losses, as pages and papers show them."""
+"""Figures of a run: the main metric over steps or rounds, losses, and the reliability diagram."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.core.text_format import format_percent
 from fedstill.federation.node_order import natural_sort_key
 from fedstill.report import plotting
-from fedstill.report.model_scores import comparison
+from fedstill.report.model_scores import CENTRALIZED, ENSEMBLE, LOCAL_MODELS, STANDALONE, compare_models
 from fedstill.report.plotting import ACCENT, CARD, MUTED, PAPER_WIDTH, Curve
 from fedstill.report.result_parts import ConfidenceBin
 from fedstill.report.run_files import RunFiles
@@ -18,84 +18,94 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MIN_LABELED_WIDTH = 500  # pixels from which on lines have their names at their ends
-MAX_DOTS = 60  # a line of more points has no dots on it
+MIN_LABELED_WIDTH = 500  # pixels from which lines have their names at their ends
+MAX_MARKERS = 60  # a line with more points has no markers
 LINE_STYLE_OF_MODEL = {
-    "standalone mean": "dotted",
-    "nodes' own models": "dotted",
-    "teachers' ensemble": "dashed",
-    "centralized": "solid",
+    STANDALONE: "dotted",
+    LOCAL_MODELS: "dotted",
+    ENSEMBLE: "dashed",
+    CENTRALIZED: "solid",
 }
 LINE_STYLES: Mapping[str, Any] = {"dotted": (0, (0.7, 2.6)), "dashed": (0, (5, 3)), "solid": "solid"}
+LOCAL_LABEL = "local models"
 
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """What models of a run reach on its way, in percent: at least one (step, value) of what it is judged by,
-    the levels beside it as (name, stroke, value), the nodes' own models' line, if wanted.
+    """Main metric during a run, in percent.
+
+    Args:
+        points: step and value of the main model, at least one.
+        name: name of the main model.
+        references: baselines and upper bounds: name, line style and value.
+        local_models: step and mean value of the nodes' local models; may be empty.
+        unit: "step" or "round".
+        title: title of the metric.
     """
 
-    line: Curve
+    points: Curve
     name: str
     references: Sequence[tuple[str, str, float]] = ()
-    own: Curve = ()
-    turn: str = "step"
+    local_models: Curve = ()
+    unit: str = "step"
     title: str = "Accuracy"
 
 
 def read_learning_curve(run: RunFiles) -> LearningCurve | None:
-    """What models of a run reach on its way; None where nothing was measured on it."""
-    line, metrics = sorted(run.metrics.central.items()), run.result.metrics
-    if not line:
+    """Return a run's learning curve; None if nothing was measured during the run."""
+    points, metrics = sorted(run.metrics.main_model.items()), run.result.metrics
+    if not points:
         return None
-    turn, central = run.result.turn, run.result.central
-    # Where the nodes' models are trained before the first turn, theirs would be a flat line.
-    own = sorted(run.metrics.own.items()) if turn == "round" and central != "nodes" else []
-    levels = [
-        (row.name, LINE_STYLE_OF_MODEL[row.name], row.value)
-        for row in comparison(run.result)
-        if row.value is not None
-        and row.name in LINE_STYLE_OF_MODEL
-        and not (own and row.name == "nodes' own models")
+    unit, central = run.result.iteration_unit, run.result.evaluated_model
+    # Local models that are trained before the first step would be a flat line.
+    local_models = sorted(run.metrics.local_models.items()) if unit == "round" and central != "nodes" else []
+    references = [
+        (model.name, LINE_STYLE_OF_MODEL[model.name], model.value)
+        for model in compare_models(run.result)
+        if model.value is not None
+        and model.name in LINE_STYLE_OF_MODEL
+        and not (local_models and model.name == LOCAL_MODELS)
     ]
-    return LearningCurve(line, run.result.main_model, levels, own, turn, metrics[0].title)
+    return LearningCurve(points, run.result.main_model, references, local_models, unit, metrics[0].title)
 
 
-def plot_learning_curve(course: LearningCurve, width: float = PAPER_WIDTH) -> Figure:
-    """What models reach over steps or rounds; levels are lines, named at their ends where there is room."""
+def plot_learning_curve(curve: LearningCurve, width: float = PAPER_WIDTH) -> Figure:
+    """Plot a learning curve with horizontal lines for baselines and upper bounds.
+
+    Lines are named at their ends if the figure is wide enough.
+    """
     labeled = width >= MIN_LABELED_WIDTH
     figure, axes = plotting.create_axes(width, 364, right=178 if labeled else 14, bottom=48)
-    values = [y for _, y in (*course.line, *course.own)] + [y for *_, y in course.references]
+    values = [y for _, y in (*curve.points, *curve.local_models)] + [y for *_, y in curve.references]
     plotting.percent_axis(axes, values)
     plotting.plain_axis(axes, "x")
-    axes.set_xlim(0, max(1.0, *(x for x, _ in course.line)))
-    axes.set_xlabel(course.turn)
-    for name, stroke, y in course.references:
-        level = axes.axhline(
-            y, color=MUTED, lw=2 if stroke == "dotted" else 1.5, ls=LINE_STYLES[stroke], label=name
+    axes.set_xlim(0, max(1.0, *(x for x, _ in curve.points)))
+    axes.set_xlabel(curve.unit)
+    for name, line_style, y in curve.references:
+        line = axes.axhline(
+            y, color=MUTED, lw=2 if line_style == "dotted" else 1.5, ls=LINE_STYLES[line_style], label=name
         )
-        level.set_dash_capstyle("round")
-    if course.own:
-        axes.plot(
-            *zip(*plotting.downsample(course.own), strict=True), color=MUTED, lw=1.5, label="nodes' own"
-        )
-    shown = plotting.downsample(course.line)
-    axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=2.25, label=course.name, clip_on=False, zorder=4)
-    for x, y in shown if len(shown) <= MAX_DOTS else ():
-        (dot,) = axes.plot(x, y, "o", ms=7, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
-        plotting.set_tooltip(dot, f"{course.turn} {plotting.step_text(x)}: {format_percent(y)}")
-    named = [(course.name, ACCENT, course.line[-1][1])]
-    named += [(name, MUTED, y) for name, _, y in course.references]
-    named += [("nodes' own", MUTED, course.own[-1][1])] if course.own else []
-    steps = plotting.step_text(max(x for x, _ in course.line))
-    levels = "; ".join(f"{name} {format_percent(y)}" for name, _, y in named)
-    figure.set_label(f"{course.title} on the test data over {steps} {course.turn}s. At the end: {levels}.")
+        line.set_dash_capstyle("round")
+    if curve.local_models:
+        local = plotting.downsample(curve.local_models)
+        axes.plot(*zip(*local, strict=True), color=MUTED, lw=1.5, label=LOCAL_LABEL)
+    shown = plotting.downsample(curve.points)
+    axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=2.25, label=curve.name, clip_on=False, zorder=4)
+    for x, y in shown if len(shown) <= MAX_MARKERS else ():
+        (marker,) = axes.plot(x, y, "o", ms=7, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
+        plotting.set_tooltip(marker, f"{curve.unit} {plotting.step_text(x)}: {format_percent(y)}")
+    named = [(curve.name, ACCENT, curve.points[-1][1])]
+    named += [(name, MUTED, y) for name, _, y in curve.references]
+    named += [(LOCAL_LABEL, MUTED, curve.local_models[-1][1])] if curve.local_models else []
+    steps = plotting.step_text(max(x for x, _ in curve.points))
+    final = "; ".join(f"{name} {format_percent(y)}" for name, _, y in named)
+    figure.set_label(f"{curve.title} on the test data over {steps} {curve.unit}s. Final values: {final}.")
     if labeled:
-        for (name, ink, y), rise in zip(
-            named, plotting.place_at_ends(axes, [y for *_, y in named], gap=18), strict=True
+        for (name, ink, y), offset in zip(
+            named, plotting.end_label_offsets(axes, [y for *_, y in named], gap=18), strict=True
         ):
             axes.annotate(
-                f"{name} {format_percent(y)}", (1, y), (12, rise), xycoords=("axes fraction", "data"),
+                f"{name} {format_percent(y)}", (1, y), (12, offset), xycoords=("axes fraction", "data"),
                 textcoords="offset points", va="center", color=ink, annotation_clip=False,
                 fontweight="semibold" if ink == ACCENT else "normal",
             )  # fmt: skip
@@ -103,26 +113,31 @@ def plot_learning_curve(course: LearningCurve, width: float = PAPER_WIDTH) -> Fi
 
 
 def plot_reliability(bins: Sequence[ConfidenceBin], width: float = PAPER_WIDTH) -> Figure:
-    """The reliability curve: how often answers are right over how sure they are; on the dashed line the two
-    agree. A point is a bin, the larger the more answers are in it."""
+    """Plot the reliability diagram: accuracy over confidence by bin.
+
+    The dashed line is perfect calibration. Larger points are bins with more predictions.
+    """
     figure, axes = plotting.create_axes(width, 330, bottom=48)
     for axis in ("x", "y"):
         plotting.percent_axis(axes, (0.0, 100.0), axis)
-    axes.set_xlabel("how sure the model is of its answer")
+    axes.set_xlabel("confidence")
     axes.plot((0, 100), (0, 100), color=MUTED, lw=1.5, ls=LINE_STYLES["dashed"])
-    line = [(each.confidence, each.accuracy) for each in bins]
+    line = [(each_bin.confidence, each_bin.accuracy) for each_bin in bins]
     axes.plot(*zip(*line, strict=True), color=ACCENT, lw=2.25, clip_on=False, zorder=4)
-    most = max(each.examples for each in bins)
-    for (x, y), each in zip(line, bins, strict=True):
-        size = 5 + 9 * (each.examples / most) ** 0.5
-        (dot,) = axes.plot(x, y, "o", ms=size, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
+    largest = max(each_bin.examples for each_bin in bins)
+    for (x, y), each_bin in zip(line, bins, strict=True):
+        size = 5 + 9 * (each_bin.examples / largest) ** 0.5
+        (marker,) = axes.plot(x, y, "o", ms=size, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
         plotting.set_tooltip(
-            dot, f"{each.examples:,} answers, {format_percent(x)} sure: {format_percent(y)} right"
+            marker,
+            f"{each_bin.examples:,} predictions, confidence {format_percent(x)}: "
+            f"accuracy {format_percent(y)}",
         )
-    told = "; ".join(
-        f"{format_percent(each.confidence)} sure, {format_percent(each.accuracy)} right" for each in bins
+    summary = "; ".join(
+        f"confidence {format_percent(each_bin.confidence)}, accuracy {format_percent(each_bin.accuracy)}"
+        for each_bin in bins
     )
-    figure.set_label(f"Share of right answers over confidence: {told}.")
+    figure.set_label(f"Reliability diagram: {summary}.")
     return figure
 
 
@@ -130,28 +145,35 @@ Losses = Mapping[str, Mapping[float, float | None]]  # by name, by step; None is
 
 
 def local_losses(run: RunFiles) -> Losses:
-    """Losses of local training by node, as reports write their names, and of the centralized model."""
-    kept = run.metrics
-    found = {
-        run.result.display_name(name): kept.local[name] for name in sorted(kept.local, key=natural_sort_key)
+    """Return losses of local training by the node's display name, and of the centralized model."""
+    log = run.metrics
+    by_node = {
+        run.result.display_name(name): log.local_losses[name]
+        for name in sorted(log.local_losses, key=natural_sort_key)
     }
-    return {**found, "centralized": kept.centralized} if kept.centralized else found
+    return {**by_node, "centralized": log.centralized_losses} if log.centralized_losses else by_node
 
 
 def finite_points(values: Mapping[float, float | None]) -> list[tuple[float, float]]:
-    """The line of a loss: what is not finite is left out."""
+    """Return step and value of the finite values, in order of steps."""
     return [(step, value) for step, value in sorted(values.items()) if value is not None]
 
 
 def draw_loss(axes: Axes, line: Curve, span: tuple[float, float] | None = None) -> None:
-    """One loss over steps: every step pale, the running mean strong; ``span``: an axis that several share."""
+    """Draw one loss over steps: pale its values, strong their running mean.
+
+    Args:
+        axes: axes to draw on.
+        line: step and value.
+        span: limits of an axis that several losses share.
+    """
     shown = plotting.downsample(line, 300)
     low, high = span or (min(y for _, y in shown), max(y for _, y in shown))
-    if 0 < low < 0.3 * high:  # close enough to zero that the axis had better start there
+    if 0 < low < 0.3 * high:  # start the axis at zero if the values are close to it
         low = 0.0
-    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):  # one value alone gets room to both sides
-        room = max(0.5, abs(low) * 1e-3)
-        low, high = low - room, high + room
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):  # a constant gets a margin on both sides
+        margin = max(0.5, abs(low) * 1e-3)
+        low, high = low - margin, high + margin
     first, last = line[0][0], line[-1][0]
     axes.set_ylim(low, high)
     plotting.plain_axis(axes, "y", 4)
@@ -169,20 +191,20 @@ def draw_loss(axes: Axes, line: Curve, span: tuple[float, float] | None = None) 
 
 
 def plot_loss(name: str, line: Curve, span: tuple[float, float] | None = None) -> Figure:
-    """One loss alone: a page's panel."""
+    """Plot one loss as a small panel of a page."""
     figure, axes = plotting.create_axes(300, 132, left=44, right=6, top=10, bottom=26)
     draw_loss(axes, line, span)
-    first, last = (plotting.step_text(line[place][0]) for place in (0, -1))
+    first, last = (plotting.step_text(line[index][0]) for index in (0, -1))
     figure.set_label(f"{name}, from step {first} to {last}: {line[0][1]:.4g} to {line[-1][1]:.4g}.")
     return figure
 
 
 def plot_losses(losses: Losses, *, shared: bool = False) -> Figure:
-    """Several losses side by side, with their names."""
+    """Plot several losses in a grid, each below its name; ``shared`` gives them one scale."""
     lines = {name: line for name, values in losses.items() if (line := finite_points(values))}
-    everything = [y for line in lines.values() for _, y in line]
-    figure, each = plotting.create_grid(len(lines))
-    for axes, (name, line) in zip(each, lines.items(), strict=True):
-        draw_loss(axes, line, (min(everything), max(everything)) if shared else None)
+    all_values = [y for line in lines.values() for _, y in line]
+    figure, grid = plotting.create_grid(len(lines))
+    for axes, (name, line) in zip(grid, lines.items(), strict=True):
+        draw_loss(axes, line, (min(all_values), max(all_values)) if shared else None)
         axes.set_title(name, loc="left")
     return figure

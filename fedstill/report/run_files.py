@@ -1,6 +1,6 @@
-"""A run as its files tell it, each loaded once: result, metrics, audit log, pictures.
+"""Files of a run, each loaded once: result, metrics, audit log and tensors.
 
-A torn last line is passed over; anything else that is broken is named.
+An incomplete last line is skipped. Any other broken file raises an error that names it.
 """
 
 from __future__ import annotations
@@ -31,86 +31,86 @@ Losses = dict[str, dict[float, float | None]]  # by name, by step; None is not f
 
 @dataclass(frozen=True)
 class MetricsLog:
-    """What ``metrics.jsonl`` holds, by step. A step written again, after a resume, replaces the first.
+    """Content of ``metrics.jsonl`` by step. A step that is written again after a resume replaces the first.
 
     Args:
-        central: what the run is judged by, in percent.
-        own: the same of the nodes' own models, their mean.
-        losses: of the server, by name.
-        local: of local training, by node.
-        centralized: of the centralized model.
-        link: what messages to nodes elsewhere have cost by now, as a result has it of the whole run.
+        main_model: main metric of the main model, in percent.
+        local_models: mean of the main metric over the nodes' local models.
+        server_losses: losses at the server, by name.
+        local_losses: losses of local training, by node.
+        centralized_losses: loss of the centralized model.
+        link: communication time and size so far, with the keys of ``link`` in the result.
     """
 
-    central: dict[float, float] = field(default_factory=dict)
-    own: dict[float, float] = field(default_factory=dict)
-    losses: Losses = field(default_factory=dict)
-    local: Losses = field(default_factory=dict)
-    centralized: dict[float, float | None] = field(default_factory=dict)
+    main_model: dict[float, float] = field(default_factory=dict)
+    local_models: dict[float, float] = field(default_factory=dict)
+    server_losses: Losses = field(default_factory=dict)
+    local_losses: Losses = field(default_factory=dict)
+    centralized_losses: dict[float, float | None] = field(default_factory=dict)
     link: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, metric: str = "accuracy") -> MetricsLog:
-        """From a file, which need not exist; ``metric`` is the key of what models are judged by."""
-        metrics = cls()
-        _each(path, lambda record: metrics._take(record, metric))
-        return metrics
+        """Read a file, which need not exist; ``metric`` is the key of the main metric."""
+        log = cls()
+        _read_records(path, lambda record: log._add(record, metric))
+        return log
 
-    def _take(self, record: Mapping[str, Any], metric: str) -> None:
+    def _add(self, record: Mapping[str, Any], metric: str) -> None:
         step, phase = float(record["step"]), record["phase"]
         if phase == "local":
-            self.local.setdefault(record["node"], {})[step] = number_at(record, "loss")
+            self.local_losses.setdefault(record["node"], {})[step] = number_at(record, "loss")
         elif phase == "centralized":
-            self.centralized[step] = number_at(record, "loss")
+            self.centralized_losses[step] = number_at(record, "loss")
         elif phase == "distillation":
-            for kept, key in ((self.central, metric), (self.own, f"local_{metric}")):
+            for series, key in ((self.main_model, metric), (self.local_models, f"local_{metric}")):
                 if (value := number_at(record, key)) is not None:
-                    kept[step] = value
+                    series[step] = value
             for name in record:
                 if name.startswith("link_") and (value := number_at(record, name)) is not None:
                     self.link[name.removeprefix("link_")] = value
             for name in record.get("losses", {}):
-                self.losses.setdefault(name, {})[step] = number_at(record, "losses", name)
+                self.server_losses.setdefault(name, {})[step] = number_at(record, "losses", name)
 
 
 @dataclass
 class NodeTraffic:
-    """What the audit log says of one node: bytes by kind, numbers of queries, what its releases cost."""
+    """Totals of one node in the audit log: bytes by payload kind, queries, and charged privacy events."""
 
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
-    queries: set[int] = field(default_factory=set)  # a query in several parts is one
-    price: Counter[str] = field(default_factory=Counter)  # events, how often each
-    bare: int = 0  # releases without any guarantee
+    queries: set[int] = field(default_factory=set)  # numbers of queries; a query in several parts counts once
+    charges: Counter[str] = field(default_factory=Counter)  # privacy events and their counts
+    without_guarantee: int = 0  # releases
 
 
 @dataclass
 class AuditTotals:
-    """The sums of a run's audit log."""
+    """Totals of a run's audit log."""
 
     nodes: dict[str, NodeTraffic] = field(default_factory=dict)
-    queries_with_inputs: set[str] = field(default_factory=set)  # queries that came with inputs
+    queries_with_inputs: set[str] = field(default_factory=set)  # names of queries
     mechanisms: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path) -> AuditTotals | None:
-        """From a file; None where there is none.
+        """Read a file; None if it does not exist.
 
         Raises:
-            AuditError: it cannot be read.
+            AuditError: the file cannot be read.
         """
         if not path.exists():
             return None
         audit = cls()
         with closing(AuditLog(path, read_only=True)) as log:
             for entry in log.entries():
-                audit._take(entry)
+                audit._add(entry)
         return audit
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
+    def _add(self, entry: Mapping[str, Any]) -> None:
         traffic = self.nodes.setdefault(entry["node"], NodeTraffic())
-        traffic.price.update(entry["cost"])
-        traffic.bare += entry["no_guarantee"]
+        traffic.charges.update(entry["cost"])
+        traffic.without_guarantee += entry["no_guarantee"]
         if entry["part"] not in RELEASES:
             return
         traffic.queries.add(entry["number"])
@@ -120,49 +120,49 @@ class AuditTotals:
             self.queries_with_inputs.add(entry["query"])
         self.mechanisms.add(entry["mechanism"])
 
-    def total(self, way: str) -> Counter[str]:
-        """Bytes by kind over all nodes; ``way`` is "up" or "down"."""
+    def total(self, direction: str) -> Counter[str]:
+        """Return bytes by payload kind over all nodes; ``direction`` is "up" or "down"."""
         total: Counter[str] = Counter()
         for traffic in self.nodes.values():
-            total.update(getattr(traffic, way))
+            total.update(getattr(traffic, direction))
         return total
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A finished run: its folder, and what came out."""
+    """Files of a finished run."""
 
     folder: Path
     result: Result
 
     @classmethod
     def read(cls, folder: Path) -> RunFiles:
-        """The run in a folder, of which only ``result.json`` must exist; other files are read when asked for.
+        """Read the run in a folder. Only ``result.json`` is required; other files are read on first use.
 
         Raises:
-            RunFolderError: a file is missing or spoilt; each property may raise it too.
+            RunFolderError: a file is missing or broken; the properties may raise it too.
         """
         return cls(folder, Result.read(folder))
 
     @cached_property
     def metrics(self) -> MetricsLog:
-        """What was measured on its way."""
+        """Metrics and losses during the run."""
         return MetricsLog.read(self.folder / "metrics.jsonl", self.result.metric.key)
 
     @cached_property
     def resamples(self) -> npt.NDArray[np.float64] | None:
-        """What the run is judged by in each draw of test cases, ``(R,)``; None without the file."""
-        kept = read_tensors(self.folder / RESAMPLES_FILE) or {}
-        return kept["judged"].astype(np.float64) if "judged" in kept else None
+        """Main metric in each bootstrap resample of the test cases, ``(R,)``; None without the file."""
+        tensors = read_tensors(self.folder / RESAMPLES_FILE) or {}
+        return tensors["judged"].astype(np.float64) if "judged" in tensors else None
 
     @cached_property
     def audit(self) -> AuditTotals | None:
-        """What left the nodes; None where there is no such file."""
+        """Totals of the audit log; None without the file."""
         return AuditTotals.read(self.folder / FILE)
 
 
 def read_tensors(path: Path) -> dict[str, Array] | None:
-    """A file of safetensors; None where there is none.
+    """Read a safetensors file; None if it does not exist.
 
     Raises:
         RunFolderError: the file is broken.
@@ -179,19 +179,19 @@ def read_tensors(path: Path) -> dict[str, Array] | None:
 
 
 def is_image_stack(stack: Array) -> bool:
-    """Whether an array is pictures ``(N, 1 or 3, H, W)`` of bytes: other inputs cannot be shown."""
+    """Return whether an array holds images ``(N, 1 or 3, H, W)`` uint8; other inputs cannot be shown."""
     return stack.dtype == np.uint8 and stack.ndim == 4 and stack.shape[1] in (1, 3) and bool(stack.size)
 
 
-def _each(path: Path, take: Callable[[Mapping[str, Any]], None]) -> None:
-    """Hand on the JSON objects of a file, one a line, without holding more than one; none without a file."""
+def _read_records(path: Path, add: Callable[[Mapping[str, Any]], None]) -> None:
+    """Pass each JSON object of a file, one per line, to ``add``; the file need not exist."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
-        for place, line in enumerate(file, start=1):
+        for line_number, line in enumerate(file, start=1):
             try:
-                take(json.loads(line))
+                add(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 if not line.endswith("\n"):  # the run was stopped while it wrote its last line
                     return
-                raise RunFolderError(f"{path}, line {place} is not what a run writes: {error!r}") from None
+                raise RunFolderError(f"invalid line {line_number} of {path}: {error!r}") from None

@@ -1,8 +1,7 @@
-"""report.html, the page of a run: one file that holds everything and loads nothing.
+"""HTML report of a run: one file, ``report.html``, that contains everything and loads nothing.
 
-A run's folder goes in, ``report.html`` comes out. The page runs no script and its own content
-security policy forbids it to load anything, so it can be opened, mailed and archived anywhere.
-Names and texts in the folder come from users and nodes: everything is escaped.
+The page runs no script, and its content security policy forbids loading anything, so it can be opened, mailed
+and archived anywhere. Names and texts come from users and nodes, so everything is escaped.
 """
 
 from __future__ import annotations
@@ -36,163 +35,172 @@ from fedstill.report.metric_text import (
     format_with_unit,
     lowercase_title,
 )
-from fedstill.report.model_scores import comparison, interval_text, tested
-from fedstill.report.result import FILE, OverNodes, Result
+from fedstill.report.model_scores import LOCAL_MODELS, compare_models, interval_label, interval_text
+from fedstill.report.result import RESULT_FILE, MetricStats, Result
 from fedstill.report.run_files import RunFiles
-from fedstill.report.run_text import facts, plain_sentence
+from fedstill.report.run_text import run_facts, run_sentence
 from fedstill.report.table_formats import Fact
-from fedstill.report.templates import environment, size
+from fedstill.report.templates import size_markup, template_environment
 
-MOST_PANELS = 24  # small plots of local training
+MAX_PANELS = 24  # small plots of local training
 
-# What a node's counts are, by the task's kind: a heading, a sentence, whether they sum to its examples.
-HELD: Mapping[str, tuple[str, str, bool]] = {
-    "": ("The classes each node holds", "Training examples of each class at each node", True),
+# Label counts of nodes by kind of task: heading, description, and whether counts sum to the number of
+# examples.
+LABEL_COUNTS: Mapping[str, tuple[str, str, bool]] = {
+    "": ("Classes at each node", "Training examples per class and node", True),
     "labels": (
-        "The findings each node holds",
-        "Training examples with each finding at each node (one may have several, or none)",
+        "Findings at each node",
+        "Training examples per finding and node (an example may have several findings, or none)",
         False,
     ),
     "map": (
-        "What each node's images show",
-        "Training images at each node, each parted over the classes as its pixels are",
+        "Classes in each node's images",
+        "Training images per class and node; each image is divided among classes in proportion to its pixels",
         True,
     ),
-    "image": ("The images each node holds", "Training images at each node", True),
-    "number": ("The rows each node holds", "Training rows at each node", True),
+    "image": ("Images at each node", "Training images per node", True),
+    "number": ("Rows at each node", "Training rows per node", True),
     "time": (
-        "How long each node's rows were followed",
-        "Training rows at each node that say whether the event came in an interval",
+        "Follow-up times at each node",
+        "Training rows per node for which each time interval was observed",
         False,
     ),
 }
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` into a run's folder, from the files in it, and return its path.
+    """Write the report of a run into its folder and return the path of ``report.html``.
 
-    Of a run that is not finished it shows how far that is. Raises RunFolderError where a file is broken.
+    The report of an unfinished run shows its progress.
+
+    Args:
+        folder: folder of the run.
+
+    Raises:
+        RunFolderError: a file is broken or missing.
+
+    ``write_report(Path("runs/fediod"))`` returns ``Path("runs/fediod/report.html")``.
     """
     target = folder / "report.html"
-    write_text(target, page(folder))
+    write_text(target, render_run_page(folder))
     return target
 
 
-def page(folder: Path, served: str = "") -> str:
-    """The page of a run; of one that is not finished, of what there is so far.
+def render_run_page(folder: Path, nonce: str = "") -> str:
+    """Return the HTML report of a run; of an unfinished run, its progress.
 
-    Only ``result.json`` must exist; what other files would have shown is marked "not measured". The same
+    Only ``result.json`` is required; content of other missing files is shown as "not measured". The same
     files give the same page.
 
     Args:
-        served: the nonce of its script, where a browser may ask for the page again.
+        folder: folder of the run.
+        nonce: nonce of the refresh script of a served page.
 
     Raises:
         RunFolderError: a file is broken or missing.
     """
-    if not (folder / FILE).exists() and (folder / PROGRESS_FILE).exists():
-        return run_progress.page(folder, served)
-    return environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
+    if not (folder / RESULT_FILE).exists() and (folder / PROGRESS_FILE).exists():
+        return run_progress.render_progress_page(folder, nonce)
+    template = template_environment().get_template("page.html.j2")
+    return template.render(_template_variables(RunFiles.read(folder)))
 
 
-def _view(run: RunFiles) -> dict[str, Any]:
-    folder, result, metrics = run.folder, run.result, run.metrics
-    config, columns = folder / "config.toml", table_columns.section(folder, result)
-    samples, levels, course = (
-        image_panels.samples(folder),
-        comparison(result),
-        run_figures.read_learning_curve(run),
-    )
-    held, local = HELD.get(result.kind, HELD[""]), run_figures.local_losses(run)
-    made = bool(samples) or (columns is not None and len(columns.columns) > 1)
-    left_out = list(local)[MOST_PANELS : len(metrics.local)]
-    drawn = {name: values for name, values in local.items() if name not in left_out}
+def _template_variables(run: RunFiles) -> dict[str, Any]:
+    folder, result, log = run.folder, run.result, run.metrics
+    config, columns = folder / "config.toml", table_columns.columns_table(folder, result)
+    samples, curve = image_panels.generated_samples(folder), run_figures.read_learning_curve(run)
+    label_counts = LABEL_COUNTS.get(result.kind, LABEL_COUNTS[""])
+    local = run_figures.local_losses(run)
+    generated = bool(samples) or (columns is not None and len(columns.columns) > 1)
+    omitted = list(local)[MAX_PANELS : len(log.local_losses)]
+    shown_local = {name: values for name, values in local.items() if name not in omitted}
     return {
         "result": result,
-        "sentence": plain_sentence(result, run.audit, made_up=made),
+        "sentence": run_sentence(result, run.audit, generated=generated),
         "context": _context(result),
-        "key_figures": _key_figures(result),
+        "tiles": _tiles(result),
         "metric": {"title": result.metric.title, "name": lowercase_title(result.metric.title)},
-        "levels": levels,
-        "intervals": tested(result),
-        "reached": run_tables.reached(result),
-        "course": course,
-        "course_drawn": course
-        and plotting.responsive(partial(run_figures.plot_learning_curve, course), "course"),
-        "processes": "each node was a process of its own" if result.link else "all nodes ran in one process",
-        "held": held,
-        "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
-        "findings": run_tables.findings(result),
-        "sites": run_tables.sites(result),
-        "confusion": run_tables.confusion(result),
+        "models": compare_models(result),
+        "interval_label": interval_label(result),
+        "models_table": run_tables.models_table(result),
+        "curve": curve,
+        "curve_plot": curve
+        and plotting.responsive(partial(run_figures.plot_learning_curve, curve), "course"),
+        "processes": "each node was a separate process" if result.link else "all nodes ran in one process",
+        "label_counts": label_counts,
+        "label_counts_table": run_tables.label_counts_table(
+            result, label_counts[1], with_sum=label_counts[2]
+        ),
+        "findings": run_tables.findings_table(result),
+        "sites": run_tables.site_tables(result),
+        "confusion": run_tables.confusion_table(result),
         "reliability": result.calibration
         and plotting.responsive(partial(run_figures.plot_reliability, result.calibration), "reliability"),
-        "pictures": image_panels.section(folder, result),
-        "count_noise_text": privacy_section.count_noise_text(result),
+        "pictures": image_panels.build_image_section(folder, result),
+        "count_noise": privacy_section.count_noise_text(result),
         "samples": samples,
         "columns": columns,
-        "losses": _panels(metrics.losses),
-        "local": _panels(drawn, share_axis=True),
-        "centralized_drawn": bool(metrics.centralized),
-        "local_left_out": len(left_out),
-        "traffic": run_tables.traffic(result, run.audit),
-        "link": communication_time.time_table(result),
-        "link_bar": communication_time.time_bar(result),
-        "message_cost": communication_time.message_cost(result),
-        "privacy": privacy_section.section(result, run.audit),
-        "leakage": leakage_section.section(folder, result),
-        "nodes": run_tables.nodes(result),
-        "facts": facts(result),
+        "server_losses": _loss_panels(log.server_losses),
+        "local_losses": _loss_panels(shown_local, share_axis=True),
+        "has_centralized_loss": bool(log.centralized_losses),
+        "omitted_nodes": len(omitted),
+        "traffic": run_tables.traffic_table(result, run.audit),
+        "time_table": communication_time.time_table(result),
+        "time_bar": communication_time.time_bar(result),
+        "message_cost": communication_time.message_cost_text(result),
+        "privacy": privacy_section.build_privacy_section(result, run.audit),
+        "leakage": leakage_section.build_leakage_section(folder, result),
+        "nodes": run_tables.nodes_table(result),
+        "facts": run_facts(result),
         "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
     }
 
 
-def _key_figures(result: Result) -> list[Fact]:
-    metric, name, reached = result.metric, lowercase_title(result.metric.title), result.value
-    up, down, tests = result.bytes.up, result.bytes_down, result.data.test
+def _tiles(result: Result) -> list[Fact]:
+    metric, name, value = result.metric, lowercase_title(result.metric.title), result.value
+    up, down, test_examples = result.bytes.up, result.bytes_down, result.data.test
     total, distillation = result.seconds.total, result.seconds.distillation
-    title = {"student": f"Student {name}", "virtual": f"{metric.title} of the average",
-             "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
-    wire, ways, part = None, "", ""
+    titles = {"student": f"Student {name}", "virtual": f"{metric.title} of the average",
+              "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of local models"}  # fmt: skip
+    traffic, directions, share = None, "", ""
     if up is not None and down is not None:
-        left, came = (_unbroken(format_bytes(count)) for count in (up, down))
-        wire, ways = size(up + down), f"{left} left the nodes, {came} came to them"
+        from_nodes, to_nodes = (_without_breaks(format_bytes(count)) for count in (up, down))
+        traffic, directions = size_markup(up + down), f"{from_nodes} from nodes, {to_nodes} to nodes"
     if distillation is not None:
-        what = "in rounds" if result.turn == "round" else "distillation"
-        part = f"{_unbroken(format_seconds(distillation))} of it {what}"
+        phase = "in rounds" if result.iteration_unit == "round" else "distillation"
+        share = f"of which {_without_breaks(format_seconds(distillation))} {phase}"
     return [
         Fact(
-            title[result.central],
-            None if reached is None else format_with_unit(metric, reached),
-            "" if tests is None else f"on {_tested(result, tests)}{_interval(result)}",
+            titles[result.evaluated_model],
+            None if value is None else format_with_unit(metric, value),
+            "" if test_examples is None else f"on {_test_data(result, test_examples)}{_interval(result)}",
         ),
         _gain(result),
-        Fact("Crossed the wire", wire, ways),
-        Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", format_seconds(total)), part),
+        Fact("Traffic", traffic, directions),
+        Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", format_seconds(total)), share),
     ]
 
 
 def _gain(result: Result) -> Fact:
-    """What the run adds to nodes that are alone; where there is no such figure, what nodes reach."""
-    metric, first = result.metric, comparison(result)[0]
-    one, alone = first.measured[0], result.standalone.get(result.metric.key, OverNodes()).mean
-    if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
-        spread = "" if one.std is None else f"\u00b1 {format_value(metric, one.std)} over the nodes"
+    """Return the gain over standalone training; without a standalone baseline, the local models' metric."""
+    metric, first = result.metric, compare_models(result)[0]
+    stats, standalone = first.stats[0], result.standalone.get(result.metric.key, MetricStats()).mean
+    if result.evaluated_model == "nodes" or (standalone is None and first.name == LOCAL_MODELS):
+        note = "" if stats.std is None else f"\u00b1 {format_value(metric, stats.std)} over nodes"
         return Fact(
-            "Nodes' own models", None if one.mean is None else format_with_unit(metric, one.mean), spread
+            "Local models", None if stats.mean is None else format_with_unit(metric, stats.mean), note
         )
-    gain, note = (
-        None,
-        "" if alone is None else f"a node alone reaches {_unbroken(format_spread(metric, one))}",
-    )
-    if result.value is not None and alone is not None:
+    gain, note = None, ""
+    if standalone is not None:
+        note = f"a standalone node reaches {_without_breaks(format_spread(metric, stats))}"
+    if result.value is not None and standalone is not None:
         gain = Markup('{} <span class="unit">points</span>').format(
-            format_difference(metric, result.value - alone)
+            format_difference(metric, result.value - standalone)
         )
     return Fact("Gain over standalone", gain, note)
 
 
-def _tested(result: Result, examples: int) -> str:
+def _test_data(result: Result, examples: int) -> str:
     cases, case = result.data.test_cases, result.data.case
     if cases is None:
         return f"{examples:,} test examples"
@@ -200,48 +208,50 @@ def _tested(result: Result, examples: int) -> str:
 
 
 def _interval(result: Result) -> str:
-    ends = next((level.interval for level in comparison(result) if level.is_main), None)
+    ends = next((model.interval for model in compare_models(result) if model.is_main), None)
     return (
-        f"; {result.intervals.level}% interval {_unbroken(interval_text(result.metric, ends))}"
+        f"; {result.intervals.level}% interval {_without_breaks(interval_text(result.metric, ends))}"
         if ends and result.intervals
         else ""
     )
 
 
-def _unbroken(metric: str) -> str:
-    """A figure that no line break parts from its unit or its spread: "71.8% ± 6.5" is one."""
-    return metric.replace(" ", "\u00a0")
+def _without_breaks(text: str) -> str:
+    """Return a value with no-break spaces, so that no line breaks before its unit or deviation."""
+    return text.replace(" ", "\u00a0")
 
 
 def _context(result: Result) -> str | None:
-    """The data and how it was split; a run from Python names no data: its nodes' examples are counted."""
-    held = [node.examples for node in result.nodes]
-    known = [count for count in held if count is not None]
+    """Return sentences on data, split and public data; a run from Python counts its nodes' examples."""
+    by_node = [node.examples for node in result.nodes]
+    known = [count for count in by_node if count is not None]
     train, test = result.data.train, result.data.test
-    if train is None and known and len(known) == len(held):
+    if train is None and known and len(known) == len(by_node):
         train = sum(known)
     noise = privacy_section.count_noise_text(result) if result.is_distributed else ""
-    told_of = {f"training (as told, {noise})" if noise else "training": train, "test": test}
-    counts = [f"{count:,} {label}" for label, count in told_of.items() if count is not None]
+    by_part = {f"training (as reported by nodes, {noise})" if noise else "training": train, "test": test}
+    counts = [f"{count:,} {label}" for label, count in by_part.items() if count is not None]
     size = f"{' and '.join(counts)} examples" if counts else ""
     shape = result.data.shape
     if size and shape:
-        named = " features" if result.data.schema else " tokens"
-        size += " of " + " \u00d7 ".join(str(side) for side in shape) + (named if len(shape) == 1 else "")
-    what = ", ".join(part for part in (result.data.name, size) if part)
+        noun = " features" if result.data.schema else " tokens"
+        size += " of " + " \u00d7 ".join(str(side) for side in shape) + (noun if len(shape) == 1 else "")
+    data = ", ".join(part for part in (result.data.name, size) if part)
 
-    how = result.split.about or result.split.name
+    split = result.split.about or result.split.name
     values = result.split.values
-    if values and len(values) == len(held):
-        each = ", ".join(f"{node.name} has {value}" for node, value in zip(result.nodes, values, strict=True))
-        how = f"by {result.split.column}: {each}"
+    if values and len(values) == len(by_node):
+        pairs = ", ".join(
+            f"{node.name} has {value}" for node, value in zip(result.nodes, values, strict=True)
+        )
+        split = f"by {result.split.column}: {pairs}"
     note = result.data.note
-    public, rows = result.public.name, result.public.examples
-    if public is not None and rows is not None:
-        public += f", {rows:,} examples"
+    public, examples = result.public.name, result.public.examples
+    if public is not None and examples is not None:
+        public += f", {examples:,} examples"
     sentences = [
-        what and f"Data: {what}",
-        how and f"Split over the nodes: {how}",
+        data and f"Data: {data}",
+        split and f"Split over the nodes: {split}",
         note and note[0].upper() + note[1:],
         public and f"Public data: {public}",
         result.public.note,
@@ -249,12 +259,12 @@ def _context(result: Result) -> str | None:
     return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence) or None
 
 
-def _panels(
+def _loss_panels(
     series: Mapping[str, Mapping[float, float | None]], share_axis: bool = False
 ) -> list[dict[str, Any]]:
     lines = {name: run_figures.finite_points(values) for name, values in series.items()}
-    everything = [value for line in lines.values() for _, value in line]
-    span = (min(everything), max(everything)) if share_axis and everything else None
+    all_values = [value for line in lines.values() for _, value in line]
+    span = (min(all_values), max(all_values)) if share_axis and all_values else None
     panels = []
     for name, values in series.items():
         line, plot = lines[name], None
@@ -262,7 +272,7 @@ def _panels(
         if line:
             with plotting.plot_style():
                 plot = plotting.to_svg(run_figures.plot_loss(name, line, span), f"panel {name} {span}")
-        told = "not finite" if last is None else f"{last:.3g}"
-        lost = len(values) - len(line)
-        panels.append({"name": name, "last": told, "plot": plot, "lost": lost})
+        last_text = "not finite" if last is None else f"{last:.3g}"
+        not_finite = len(values) - len(line)
+        panels.append({"name": name, "last": last_text, "plot": plot, "not_finite": not_finite})
     return panels

@@ -1,4 +1,4 @@
-"""A run that is not finished: how far it is and what it reaches so far, from the files that it writes."""
+"""Progress of an unfinished run: phase, time left and metrics so far, from the files that the run writes."""
 
 from __future__ import annotations
 
@@ -20,85 +20,94 @@ from fedstill.report.run_figures import finite_points
 from fedstill.report.run_files import MetricsLog
 from fedstill.report.table_formats import Fact
 
-MOST = 24  # small plots of a kind
+MAX_PANELS = 24  # small plots per section
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """An unfinished run: its folder, and how far it is."""
+    """Folder and progress of an unfinished run."""
 
     folder: Path
     note: ProgressSnapshot
 
     @classmethod
     def read(cls, folder: Path) -> RunProgress:
-        """The run in a folder; :class:`RunFolderError` where a file is spoilt."""
+        """Read the progress of the run in a folder.
+
+        Raises:
+            RunFolderError: the file is broken.
+        """
         return cls(folder, ProgressSnapshot.read(folder / PROGRESS_FILE) or ProgressSnapshot())
 
     @cached_property
     def metrics(self) -> MetricsLog:
-        """What was measured by its last saved state."""
+        """Metrics up to the last saved state."""
         return MetricsLog.read(self.folder / "metrics.jsonl", self.note.run_info.get("metric", "accuracy"))
 
     @property
-    def bar(self) -> Markup:
-        """How far the phase is that it is in."""
+    def phase_bar(self) -> Markup:
+        """Progress of the current phase as a bar."""
         return bar(("bar student", 100 * self.note.done / self.note.total)) if self.note.total else bar()
 
     @property
-    def done(self) -> str:
-        """The same in words."""
+    def phase_text(self) -> str:
+        """Progress of the current phase in words."""
         note = self.note
         return f"{note.phase} {note.done:,} of {note.total:,}" if note.total else note.phase
 
     @property
-    def left(self) -> str | None:
-        """The time that the phase still takes, in words; None where nothing tells."""
+    def time_left(self) -> str | None:
+        """Estimated time left in the phase, in words; None if unknown."""
         return None if self.note.seconds_left is None else f"about {format_seconds(self.note.seconds_left)}"
 
     @property
-    def reached(self) -> str | None:
-        """The main figure so far, in words."""
-        told, newest = self.metrics.central, self.note.note.strip()
-        if newest:  # what was measured is in its file with the next saved state
+    def metric_text(self) -> str | None:
+        """Latest value of the main metric, in words."""
+        values, newest = self.metrics.main_model, self.note.note.strip()
+        if newest:  # measured after the last saved state, so not yet in the metrics file
             return newest.removeprefix(f"{self.note.run_info.get('metric')} ").replace(" %", "%")
-        return self._told(told[max(told)]) if told else None
+        return self._format(values[max(values)]) if values else None
 
     @property
-    def message(self) -> str | None:
-        """What a message to the nodes costs, in words; None where they are in this process."""
-        each = self.metrics.link.get("seconds_each")
-        return None if each is None else f"{1000 * each:.0f} ms" if each < 1 else format_seconds(each)
+    def message_time(self) -> str | None:
+        """Time of a message round, in words; None if the nodes run in this process."""
+        seconds = self.metrics.link.get("seconds_each")
+        if seconds is None:
+            return None
+        return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_seconds(seconds)
 
-    def facts(self) -> list[Fact]:
-        """What stands on top of its page."""
-        note, told = self.note, self.metrics.central
-        choose = min if note.run_info.get("better") == "lower" else max
-        best = "" if len(told) < 2 else f"best so far {self._told(choose(told.values()))}"
-        silent = format_seconds(max(time.time() - note.updated_at, 0.0))
-        seen = note.waiting_text() or f"last sign of work {silent} before this"
-        seen = "; ".join(filter(None, (seen, note.excluded_text())))
+    def tiles(self) -> list[Fact]:
+        """Return the key facts at the top of the page."""
+        note, values = self.note, self.metrics.main_model
+        best_of = min if note.run_info.get("better") == "lower" else max
+        best = "" if len(values) < 2 else f"best so far {self._format(best_of(values.values()))}"
+        idle = format_seconds(max(time.time() - note.updated_at, 0.0))
+        activity = note.waiting_text() or f"last progress {idle} before this page was written"
+        activity = "; ".join(filter(None, (activity, note.excluded_text())))
         facts = [
-            Fact(note.phase.capitalize(), f"{note.done:,} of {note.total:,}" if note.total else "0", seen),
-            Fact(f"{note.run_info.get('metric_title', 'Main metric')} so far", self.reached, best),
-            Fact("Time left", self.left, "of this phase, at its pace so far"),
+            Fact(
+                note.phase.capitalize(), f"{note.done:,} of {note.total:,}" if note.total else "0", activity
+            ),
+            Fact(f"{note.run_info.get('metric_title', 'Main metric')} so far", self.metric_text, best),
+            Fact("Time left", self.time_left, "of this phase, at its current speed"),
         ]
-        if self.message is not None:
+        if self.message_time is not None:
             link = self.metrics.link
             parts = [f"{name} {format_seconds(link[key])}" for key, name, _ in PARTS if link.get(key)]
-            facts.append(Fact("A round of messages", self.message, f"in all: {', '.join(parts)}"))
+            facts.append(Fact("Message round", self.message_time, f"in total: {', '.join(parts)}"))
         return facts
 
     def sections(self) -> list[Section]:
-        """What stands below."""
-        metrics, metric = self.metrics, self.note.run_info.get("metric_title", "Main figure")
-        course = self._panels({metric: metrics.central, f"{metric}, nodes' own": metrics.own})
-        local = {**metrics.local, **({"centralized": metrics.centralized} if metrics.centralized else {})}
-        about = "From left to right: steps or rounds; each line from its lowest value to its highest."
-        none = "Nothing of this is here yet."
+        """Return the sections of the page: main metric, losses at the server, losses of local training."""
+        log, metric = self.metrics, self.note.run_info.get("metric_title", "Main metric")
+        metric_panels = self._panels({metric: log.main_model, f"{metric} of local models": log.local_models})
+        centralized = {"centralized": log.centralized_losses} if log.centralized_losses else {}
+        local = {**log.local_losses, **centralized}
+        about = "Horizontal: steps or rounds. Vertical: from each line's minimum to its maximum."
+        empty = "No values yet."
         return [
-            Section(f"{metric} on the test data", about, panels=course, empty=none),
-            Section("Losses at the server", about, panels=self._panels(metrics.losses), empty=none),
+            Section(f"{metric} on the test data", about, panels=metric_panels, empty=empty),
+            Section("Losses at the server", about, panels=self._panels(log.server_losses), empty=empty),
             *([Section("Losses of local training", about, panels=self._panels(local))] if local else []),
         ]
 
@@ -106,19 +115,23 @@ class RunProgress:
         lines = {name: [value for _, value in finite_points(values)] for name, values in series.items()}
         return [
             Panel(name, f"{line[-1]:.4g}", sparkline(line) if len(line) > 1 else None)
-            for name, line in list(lines.items())[:MOST]
+            for name, line in list(lines.items())[:MAX_PANELS]
             if line
         ]
 
-    def _told(self, value: float) -> str:
+    def _format(self, value: float) -> str:
         unit = self.note.run_info.get("unit", "%")
         return format_percent(value) if unit == "%" else f"{value:.4g} {unit}".strip()
 
 
-def page(folder: Path, served: str = "") -> str:
-    """The page of a run that is not finished."""
+def render_progress_page(folder: Path, nonce: str = "") -> str:
+    """Return the HTML page of an unfinished run; ``nonce`` is that of a served page's script."""
     run = RunProgress.read(folder)
     title, error = run.note.run_info.get("title", folder.name), run.note.error
-    lede = f"It stopped: {error}" if error else "It goes on: all figures are of what is done so far."
+    lead = (
+        f"The run stopped: {error}" if error else "The run is not finished: metrics are intermediate values."
+    )
     eyebrow = f"fedstill \u00b7 {folder.name} \u00b7 not finished"
-    return live_page.html(title, eyebrow, lede, run.facts(), run.sections(), served, back=bool(served))
+    return live_page.render_live_page(
+        title, eyebrow, lead, run.tiles(), run.sections(), nonce, back=bool(nonce)
+    )

@@ -1,4 +1,4 @@
-"""A run's tables: what models reach, by site, by finding; what nodes hold, what left, their models."""
+"""Tables of a run: metrics by model, site and finding; label counts, bytes and models of the nodes."""
 
 from __future__ import annotations
 
@@ -12,223 +12,245 @@ from markupsafe import Markup
 from fedstill.core.text_format import format_percent
 from fedstill.report.bars import bar
 from fedstill.report.metric_text import format_header, format_spread, format_value, format_with_unit
-from fedstill.report.model_scores import ModelScores, comparison, interval_text
-from fedstill.report.result import MAIN_MODELS, OverNodes, Result
+from fedstill.report.model_scores import ModelScores, compare_models, interval_text
+from fedstill.report.result import MAIN_MODELS, MetricStats, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
 from fedstill.report.run_files import AuditTotals, NodeTraffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
-from fedstill.report.templates import size
+from fedstill.report.templates import size_markup
 from fedstill.tasks.task import Metric
 
-CHANCE = 50.0  # percent, the area under the curve of who guesses
+CHANCE = 50.0  # percent, area under the ROC curve of random guessing
+LOCAL_MEAN = "local models (mean)"
 
 
-def reached(result: Result) -> Table:
-    """What the models reach, with a bar each."""
-    first, *others = result.metrics
+def models_table(result: Result) -> Table:
+    """Return the metrics of the main model, baselines and upper bounds, with a bar of the main metric."""
+    main_metric, *others = result.metrics
     rows = []
-    for level in comparison(result):
+    for model in compare_models(result):
         cells = [
             Cell(
-                None if each.mean is None else format_spread(metric, each),
-                "" if place else interval_text(metric, level.interval),
-                style="other" if place else "",
+                None if stats.mean is None else format_spread(metric, stats),
+                "" if index else interval_text(metric, model.interval),
+                style="other" if index else "",
             )
-            for place, (metric, each) in enumerate(zip(result.metrics, level.measured, strict=True))
+            for index, (metric, stats) in enumerate(zip(result.metrics, model.stats, strict=True))
         ]
-        rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_main))
-    about = (
-        f"{first.title} of the nodes' models, of what the method is judged by, and of the levels beside it"
-    )
-    columns = [Column(first.title), *(Column(format_header(other)) for other in others)]
-    columns.append(Column(f"{first.title}, 0 to 100%" if others else "0 to 100%", "drawn"))
-    return Table(about, "Model", columns, rows, style="compare several" if others else "compare")
+        rows.append(Row(model.name, [*cells, Cell(_model_bar(model))], model.description, model.is_main))
+    title = f"{main_metric.title} of the evaluated model, the baselines and the upper bounds"
+    columns = [Column(main_metric.title), *(Column(format_header(other)) for other in others)]
+    columns.append(Column(f"{main_metric.title}, 0 to 100%" if others else "0 to 100%", "drawn"))
+    return Table(title, "Model", columns, rows, style="compare several" if others else "compare")
 
 
-def _bar_of(level: ModelScores) -> Markup:
-    measured = level.measured[0]
-    value, spread = measured.mean, measured.std
+def _model_bar(model: ModelScores) -> Markup:
+    stats = model.stats[0]
+    value, std = stats.mean, stats.std
     if value is None:
         return Markup("")
-    low_high = None if spread is None else (value - spread, value + spread)
-    return bar(("bar student" if level.is_main else "bar", value), whisker=low_high, rings=measured.each)
+    whisker = None if std is None else (value - std, value + std)
+    fill = ("bar student" if model.is_main else "bar", value)
+    return bar(fill, whisker=whisker, rings=stats.measured_values)
 
 
-def sites(result: Result) -> list[Table]:
-    """One table a figure, one line a model, one column a site; none where the test part has no sites."""
-    stored = result.sites
-    if stored is None or not stored.names:
+def site_tables(result: Result) -> list[Table]:
+    """Return one table per metric with a row per model and a column per site; empty without sites."""
+    sites = result.sites
+    if sites is None or not sites.names:
         return []
-    models = {result.main_model: stored.central, "centralized": stored.centralized}
-    models |= {result.display_name(name): by_site for name, by_site in stored.nodes.items()}
-    made, columns = [], [Column(name) for name in stored.names]
+    models = {result.main_model: sites.global_model, "centralized": sites.centralized}
+    models |= {result.display_name(name): by_site for name, by_site in sites.nodes.items()}
+    tables, columns = [], [Column(name) for name in sites.names]
     for metric in result.metrics:
         rows = []
         for model, by_site in models.items():
             if by_site is not None:
-                values = [by_site.get(site, {}).get(metric.key) for site in stored.names]
+                values = [by_site.get(site, {}).get(metric.key) for site in sites.names]
                 cells = [Cell(_format_known(format_value, metric, value)) for value in values]
-                rows.append(Row(model, cells, accent=model == result.main_model))
-        title = format_header(metric, units=True)
-        made.append(Table(f"{title} of each model on the test data of each site", title, columns, rows))
-    return made
+                rows.append(Row(model, cells, highlight=model == result.main_model))
+        header = format_header(metric, units=True)
+        tables.append(Table(f"{header} of each model on the test data of each site", header, columns, rows))
+    return tables
 
 
-def _format_known(write: Callable[[Metric, float], str], metric: Metric, value: float | None) -> str | None:
-    return None if value is None else write(metric, value)
+def _format_known(
+    format_known: Callable[[Metric, float], str], metric: Metric, value: float | None
+) -> str | None:
+    return None if value is None else format_known(metric, value)
 
 
-def findings(result: Result) -> Table | None:
-    """One line a finding: the central model, the centralized one, the nodes; None for other tasks."""
-    stored = result.labels
-    if stored is None or not stored.names:
+def findings_table(result: Result) -> Table | None:
+    """Return one row per finding: main model, centralized model, local models; None for other tasks."""
+    findings = result.labels
+    if findings is None or not findings.names:
         return None
-    metric, heads = result.metric, [MAIN_MODELS[result.central][0], "centralized", "nodes\u2019 mean"]
-    values = []
-    for place in range(len(stored.names)):
-        ours, mark = (None if kept is None else kept[place] for kept in (stored.central, stored.centralized))
-        each = [kept[place] for kept in stored.nodes.values() if kept is not None]
-        own = [value for value in each if value is not None]
-        values.append((ours, mark, sum(own) / len(own) if own else None, own))
-    has = [True, *(any(line[column] is not None for line in values) for column in (1, 2))]
-    rows = []
-    for name, (ours, mark, mean, own) in zip(stored.names, values, strict=True):
-        shown = zip((ours, mark, mean), has, strict=True)
-        cells = [
-            Cell(None if value is None else format_with_unit(metric, value))
-            for value, there in shown
-            if there
-        ]
-        levels = [("chance", CHANCE), ("mean", mean), ("mark", mark)]
-        # A bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark to reach.
-        drawn = bar(
-            None if ours is None else ("bar student", ours),
-            rings=own,
-            levels=[(style, value) for style, value in levels if value is not None],
+    metric, headers = result.metric, [MAIN_MODELS[result.evaluated_model][0], "centralized", LOCAL_MEAN]
+    scores = []
+    for index in range(len(findings.names)):
+        main, centralized = (
+            None if by_finding is None else by_finding[index]
+            for by_finding in (findings.global_model, findings.centralized)
         )
-        rows.append(Row(name, [*cells, Cell(drawn)]))
+        by_node = [by_finding[index] for by_finding in findings.nodes.values() if by_finding is not None]
+        known = [value for value in by_node if value is not None]
+        scores.append((main, centralized, sum(known) / len(known) if known else None, known))
+    shown = [True, *(any(row[column] is not None for row in scores) for column in (1, 2))]
+    rows = []
+    for name, (main, centralized, mean, node_values) in zip(findings.names, scores, strict=True):
+        cells = [
+            Cell(_format_known(format_with_unit, metric, value))
+            for value, is_shown in zip((main, centralized, mean), shown, strict=True)
+            if is_shown
+        ]
+        lines = [("chance", CHANCE), ("mean", mean), ("centralized", centralized)]
+        # Bar: main model; rings: nodes; thin line: their mean; thick line: centralized model.
+        markup = bar(
+            None if main is None else ("bar student", main),
+            rings=node_values,
+            lines=[(style, value) for style, value in lines if value is not None],
+        )
+        rows.append(Row(name, [*cells, Cell(markup)]))
     styles = ["r", "r other", "r other"]
-    columns = [Column(name, style) for name, style, there in zip(heads, styles, has, strict=True) if there]
+    columns = [
+        Column(header, style)
+        for header, style, is_shown in zip(headers, styles, shown, strict=True)
+        if is_shown
+    ]
     columns.append(Column("0 to 100%", "drawn"))
     return Table(f"{metric.title} of each finding", "Finding", columns, rows, style="compare several")
 
 
-def confusion(result: Result) -> Table | None:
-    """What the central model takes each class for; None where that was not counted."""
+def confusion_table(result: Result) -> Table | None:
+    """Return the confusion matrix of the main model; None if it was not measured."""
     if not result.confusion:
         return None
     classes = [*result.data.classes[: len(result.confusion)]]
-    classes += [str(place) for place in range(len(classes), len(result.confusion))]
+    classes += [str(index) for index in range(len(classes), len(result.confusion))]
     rows = []
-    for place, (name, counts) in enumerate(zip(classes, result.confusion, strict=True)):
-        of = sum(counts)
-        cells = [Cell(_shaded(count, max(of, 1))) for count in counts]
-        rows.append(Row(name, [*cells, Cell(format_percent(100 * counts[place] / of) if of else "-")]))
-    columns = [*map(_class_column, classes), Column("Right")]
-    title = "How many test examples of each class (rows) are taken for each class (columns)"
+    for index, (name, counts) in enumerate(zip(classes, result.confusion, strict=True)):
+        total = sum(counts)
+        cells = [Cell(_shaded(count, max(total, 1))) for count in counts]
+        rows.append(Row(name, [*cells, Cell(format_percent(100 * counts[index] / total) if total else "-")]))
+    columns = [*map(_class_column, classes), Column("Recall")]
+    title = "Confusion matrix: test examples by true class (rows) and predicted class (columns)"
     return Table(title, "True class", columns, rows, style="heat")
 
 
-def holdings(result: Result, about: str, with_sum: bool) -> Table | None:
-    """The classes each node holds, the more the stronger its color; None where no node tells."""
-    held = {result.display_names[node.name]: node.label_counts for node in result.nodes}
-    width = max((len(counts) for counts in held.values() if counts), default=0)
+def label_counts_table(result: Result, title: str, with_sum: bool) -> Table | None:
+    """Return the label counts of each node as a heat map; None if no node reports them."""
+    by_node = {result.display_names[node.name]: node.label_counts for node in result.nodes}
+    width = max((len(counts) for counts in by_node.values() if counts), default=0)
     if width == 0:
         return None
     classes = [*result.data.classes[:width]]
-    classes += [str(place) for place in range(len(classes), width)]
-    most = max(count or 0 for counts in held.values() for count in counts or ())
+    classes += [str(index) for index in range(len(classes), width)]
+    largest = max(count or 0 for counts in by_node.values() for count in counts or ())
     rows = []
-    for name, counts in held.items():
+    for name, counts in by_node.items():
         padded = [] if not counts else [*counts, *[None] * (width - len(counts))]
-        cells = [Cell(_shaded(count, most)) for count in padded] or [Cell(None, span=width)]
+        cells = [Cell(_shaded(count, largest)) for count in padded] or [Cell(None, span=width)]
         total = None if counts is None else f"{sum(count or 0 for count in counts):,}"
         rows.append(Row(name, [*cells, Cell(total, style="r")] if with_sum else cells))
     columns = [*map(_class_column, classes), *([Column("All")] if with_sum else [])]
-    return Table(about, "Node", columns, rows, style="heat")
+    return Table(title, "Node", columns, rows, style="heat")
 
 
 def _class_column(name: str) -> Column:
-    """A narrow page writes a name upwards that is longer than a number."""
+    """Return the column of a class; narrow pages rotate long names."""
     return Column(name, "tall" if len(name) > 3 else "")
 
 
-def _shaded(count: int | None, most: int) -> Markup:
-    # Even a single example gets a shade that can be told from none.
-    shade = 0.08 + 0.84 * count / most if count else 0.0
+def _shaded(count: int | None, largest: int) -> Markup:
+    # A single example is visibly darker than none.
+    shade = 0.08 + 0.84 * count / largest if count else 0.0
     style = "cell" + ("" if count else " none") + (" strong" if shade > 0.75 else "")
     cell = Markup('<span class="{}" style="--shade:{:.2f}">{}</span>')
     return cell.format(style, shade, "?" if count is None else f"{count:,}")
 
 
 class TrafficTable(NamedTuple):
-    """What left each node and came to it; what the kinds mean; whether log and result agree, if known."""
+    """Bytes from and to each node.
+
+    Args:
+        table: bytes by node and payload kind.
+        descriptions: payload kinds with their descriptions.
+        agrees: whether audit log and result agree; None without an audit log.
+    """
 
     table: Table
-    meanings: list[tuple[str, str]]
+    descriptions: list[tuple[str, str]]
     agrees: bool | None
 
 
-def traffic(result: Result, audit: AuditTotals | None) -> TrafficTable:
-    """What left each node and what came to it, by kind where the audit log tells, else as sums."""
-    ways = ("up", "down")
+def traffic_table(result: Result, audit: AuditTotals | None) -> TrafficTable:
+    """Return bytes from and to each node, by payload kind if the audit log is there, otherwise as totals."""
+    directions = ("up", "down")
     by_kind = result.bytes.by_kind or {}
-    told = {way: Counter({kind: getattr(sums, way) for kind, sums in by_kind.items()}) for way in ways}
-    sums = told if audit is None else {way: audit.total(way) for way in ways}
-    # The order of result.json, then whatever only the audit log knows.
+    in_result = {
+        direction: Counter({kind: getattr(sums, direction) for kind, sums in by_kind.items()})
+        for direction in directions
+    }
+    sums = in_result if audit is None else {direction: audit.total(direction) for direction in directions}
+    # Kinds in the order of result.json, then kinds of the audit log alone.
     order = [*by_kind, *sorted((set(sums["up"]) | set(sums["down"])) - set(by_kind))]
-    kinds = {way: [kind for kind in order if sums[way][kind]] for way in ways}
+    kinds = {direction: [kind for kind in order if sums[direction][kind]] for direction in directions}
     records = {node.name: node.bytes for node in result.nodes}
     rows = []
     for name in [*records, *sorted(set(audit.nodes if audit else ()) - set(records))]:
-        one = None if audit is None else audit.nodes.get(name, NodeTraffic())
-        cells = [Cell(None if one is None else f"{len(one.queries):,}")]
-        for way in ways:
-            known = None if one is None else getattr(one, way)
-            cells += [Cell(size(None if known is None else known[kind])) for kind in kinds[way]]
-            total = getattr(records.get(name), way, None) if known is None else known.total()
-            cells.append(Cell(size(total), style="sum"))
+        node = None if audit is None else audit.nodes.get(name, NodeTraffic())
+        cells = [Cell(None if node is None else f"{len(node.queries):,}")]
+        for direction in directions:
+            counts = None if node is None else getattr(node, direction)
+            cells += [
+                Cell(size_markup(None if counts is None else counts[kind])) for kind in kinds[direction]
+            ]
+            total = getattr(records.get(name), direction, None) if counts is None else counts.total()
+            cells.append(Cell(size_markup(total), style="sum"))
         rows.append(Row(result.display_name(name), cells))
     totals: dict[str, int | None] = {"up": result.bytes.up, "down": result.bytes.down}
     agrees = None
     if audit is not None:
-        agrees = all(+sums[way] == +told[way] and sums[way].total() == totals[way] for way in ways)
-        totals = {way: sums[way].total() for way in ways}
-    foot = [Cell(None if result.queries is None else f"{result.queries:,}")]
+        agrees = all(
+            +sums[direction] == +in_result[direction] and sums[direction].total() == totals[direction]
+            for direction in directions
+        )
+        totals = {direction: sums[direction].total() for direction in directions}
+    footer = [Cell(None if result.queries is None else f"{result.queries:,}")]
     columns, groups = [Column("Queries")], [("", 1)]
-    for way, title in zip(ways, ("Left the node", "Came to the node"), strict=True):
-        heads = [*kinds[way], "all"]
-        columns += [Column(kind, "r" if place else "r group") for place, kind in enumerate(heads)]
-        foot += [Cell(size(sums[way][kind])) for kind in kinds[way]] + [Cell(size(totals[way]))]
-        groups.append((title, len(heads)))
-    about = "Queries answered, and bytes that left and came to each node, by kind"
-    known_kinds, listed = result.payload_kinds(), kinds["up"] + kinds["down"]
-    meanings = [
-        (kind, known_kinds[kind].description) for kind in order if kind in known_kinds and kind in listed
+    for direction, title in zip(directions, ("Bytes from the node", "Bytes to the node"), strict=True):
+        headers = [*kinds[direction], "all"]
+        columns += [Column(kind, "r" if index else "r group") for index, kind in enumerate(headers)]
+        footer += [Cell(size_markup(sums[direction][kind])) for kind in kinds[direction]]
+        footer.append(Cell(size_markup(totals[direction])))
+        groups.append((title, len(headers)))
+    title = "Queries, and bytes from and to each node by payload kind"
+    declared, listed = result.payload_kinds(), kinds["up"] + kinds["down"]
+    descriptions = [
+        (kind, declared[kind].description) for kind in order if kind in declared and kind in listed
     ]
-    table = Table(about, "Node", columns, rows, [Row("All nodes", foot)], groups)
-    return TrafficTable(table, [each for each in meanings if each[1]], agrees)
+    table = Table(title, "Node", columns, rows, [Row("All nodes", footer)], groups)
+    return TrafficTable(table, [entry for entry in descriptions if entry[1]], agrees)
 
 
-def nodes(result: Result) -> Table:
-    """Each node's model with what it reaches; below them the central model, if there is one."""
+def nodes_table(result: Result) -> Table:
+    """Return each node's model with its main metric, and the global model in the footer if there is one."""
     metric = result.metric
-    alone, own = local_values(result)
+    standalone, values = local_values(result)
 
     def cells(model: NodeRecord | StudentRecord, examples: str | None, value: float | None) -> list[Cell]:
-        told_value = _format_known(format_with_unit, metric, value)
-        return [Cell(model.model), Cell(_count(model.parameters)), Cell(examples), Cell(told_value)]
+        text = _format_known(format_with_unit, metric, value)
+        return [Cell(model.model), Cell(_count(model.parameters)), Cell(examples), Cell(text)]
 
-    known = zip_longest(result.nodes, own[: len(result.nodes)])
     rows = [
         Row(result.display_names[node.name], cells(node, _count(node.examples), value))
-        for node, value in known
+        for node, value in zip_longest(result.nodes, values[: len(result.nodes)])
     ]
-    foot = [Row(result.main_model, cells(result.student, "", result.value), accent=True)]
-    title = f"{metric.title} {'alone' if alone else 'of its own'}"
+    footer = [Row(result.main_model, cells(result.student, "", result.value), highlight=True)]
+    title = f"{metric.title} ({'standalone' if standalone else 'local model'})"
     columns = [Column("Model", "model"), *map(Column, ("Parameters", "Examples", title))]
-    about = "Model, size, examples and figures of each node and of the central model"
-    return Table(about, "Node", columns, rows, [] if "student" in result.absent_keys else foot)
+    caption = "Model, parameters, examples and main metric of each node and of the evaluated model"
+    return Table(caption, "Node", columns, rows, [] if "student" in result.absent_keys else footer)
 
 
 def _count(value: int | None) -> str | None:
@@ -236,8 +258,8 @@ def _count(value: int | None) -> str | None:
 
 
 def local_values(result: Result) -> tuple[bool, Sequence[float | None]]:
-    """Whether the nodes' models were trained alone, and what they reach."""
-    alone = result.standalone.get(result.metric.key)
-    if alone is not None:
-        return True, alone.per_node
-    return not result.local, result.local.get(result.metric.key, OverNodes()).per_node
+    """Return whether the nodes' models were trained standalone, and their main metric."""
+    standalone = result.standalone.get(result.metric.key)
+    if standalone is not None:
+        return True, standalone.per_node
+    return not result.local, result.local.get(result.metric.key, MetricStats()).per_node

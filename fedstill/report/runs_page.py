@@ -1,4 +1,4 @@
-"""The page of several runs, at a researcher's machine or at a server: how far each is and what it reaches."""
+"""Pages of several runs, of a researcher or of a server: progress and main metric of each run."""
 
 from __future__ import annotations
 
@@ -17,117 +17,126 @@ from fedstill.report import live_page, run_page
 from fedstill.report.bars import bar
 from fedstill.report.live_page import Section
 from fedstill.report.metric_text import format_with_unit
-from fedstill.report.result import FILE, Result
+from fedstill.report.result import RESULT_FILE, Result
 from fedstill.report.run_progress import RunProgress
 from fedstill.report.table_formats import Cell, Column, Row, Table
 
-MOST = 100  # runs that are shown, the newest
-NOTHING = Cell("", style="empty-cell")
-AT_WORK = "at work"  # said of a run of this machine that goes on
-RUN = "run/"  # before the name of a run, in an address
+MAX_RUNS = 100  # the newest ones
+EMPTY_CELL = Cell("", style="empty-cell")
+RUNNING = "running"  # state of a run in progress; a server's runs add details
+RUN_PREFIX = "run/"  # before the name of a run in a URL path
 
 
-def found(folder: Path) -> dict[str, Path]:
-    """The runs in a folder, or in folders in it, by their paths there: the newest first."""
-    places = [folder, *folder.glob("*/"), *folder.glob("*/*/")]
-    runs = [place for place in places if (place / FILE).exists() or (place / PROGRESS_FILE).exists()]
-    inner = [place for place in runs if not any(above in runs for above in place.parents)]
-    newest = sorted(inner, key=lambda place: -place.stat().st_mtime)[:MOST]
-    return {
-        str(place.relative_to(folder)) if place != folder else place.resolve().name: place for place in newest
-    }
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Return the runs in a folder and two levels below, by relative path, the newest first."""
+    candidates = [folder, *folder.glob("*/"), *folder.glob("*/*/")]
+    runs = [path for path in candidates if (path / RESULT_FILE).exists() or (path / PROGRESS_FILE).exists()]
+    outermost = [path for path in runs if not any(parent in runs for parent in path.parents)]
+    newest = sorted(outermost, key=lambda path: -path.stat().st_mtime)[:MAX_RUNS]
+    return {str(path.relative_to(folder)) if path != folder else path.resolve().name: path for path in newest}
 
 
-def state(folder: Path) -> str:
-    """What became of a run of this machine."""
-    if (folder / FILE).exists():
+def run_state(folder: Path) -> str:
+    """Return the state of a run on this machine in words."""
+    if (folder / RESULT_FILE).exists():
         return "done"
     if error := RunProgress.read(folder).note.error:
         return f"stopped: {error}"
-    return AT_WORK if is_locked(folder) else "ended before it was done; fedstill run --resume goes on with it"
+    return RUNNING if is_locked(folder) else "interrupted (fedstill run --resume continues it)"
 
 
-def page(folder: Path, runs: Mapping[str, Path], served: str) -> str:
-    """The page of a researcher's runs, by name."""
+def render_runs_page(folder: Path, runs: Mapping[str, Path], nonce: str) -> str:
+    """Return the HTML page of a researcher's runs.
+
+    Args:
+        folder: folder that contains the runs.
+        runs: folders of the runs by name.
+        nonce: nonce of the page's script.
+    """
     section = Section(
         "Runs",
         "The newest first.",
-        table=_table({name: (place, "") for name, place in runs.items()}),
-        empty="None yet.",
+        table=_runs_table({name: (path, "") for name, path in runs.items()}),
+        empty="No runs yet.",
     )
-    here = folder.resolve()
-    return live_page.html(here.name, "fedstill \u00b7 runs", f"The runs in {here}.", [], [section], served)
+    resolved = folder.resolve()
+    return live_page.render_live_page(
+        resolved.name, "fedstill \u00b7 runs", f"Runs in {resolved}.", [], [section], nonce
+    )
 
 
-def run(runs: Mapping[str, Path], path: str, served: str) -> str | None:
-    """The page of one of some runs, by its address; None where it is that of none."""
-    place = runs.get(path.removeprefix(RUN)) if path.startswith(RUN) else None
-    return None if place is None else run_page.page(place, served)
+def render_run_page(runs: Mapping[str, Path], path: str, nonce: str) -> str | None:
+    """Return the HTML page of the run at a URL path; None if there is no such run."""
+    folder = runs.get(path.removeprefix(RUN_PREFIX)) if path.startswith(RUN_PREFIX) else None
+    return None if folder is None else run_page.render_run_page(folder, nonce)
 
 
-def server_page(server: ServerStatus, served: str) -> str:
-    """The page of a federation's server."""
-    runs = {run.folder.name: (run.folder, run.status_line) for run in server.runs[:MOST]}
+def render_server_page(server: ServerStatus, nonce: str) -> str:
+    """Return the HTML page of a federation's server: connected nodes and runs."""
+    runs = {run.folder.name: (run.folder, run.status_line) for run in server.runs[:MAX_RUNS]}
     rows = [
         Row(clip_text(name), [Cell(f"{format_seconds(seconds)} ago")])
         for name, seconds in sorted(server.nodes.items())
     ]
-    lede = (
-        "It does not run on this machine."
+    lead = (
+        "The server does not run on this machine."
         if server.process is None
-        else f"It runs as process {server.process}."
+        else f"The server runs as process {server.process}."
     )
     sections = [
         Section(
             "Nodes",
-            "Those that are there, and when each gave its last sign of life.",
+            "Connected nodes, and the time since each was last seen.",
             server.error,
-            Table("Nodes that are there", "Node", [Column("Seen")], rows, style="price"),
+            Table("Connected nodes", "Node", [Column("Last seen")], rows, style="price"),
             empty="None.",
         ),
-        Section("Runs", "The newest first.", table=_table(runs), empty="None yet."),
+        Section("Runs", "The newest first.", table=_runs_table(runs), empty="No runs yet."),
     ]
-    return live_page.html(
-        server.address, f"fedstill \u00b7 server of {server.name}", lede, [], sections, served
+    return live_page.render_live_page(
+        server.address, f"fedstill \u00b7 server of {server.name}", lead, [], sections, nonce
     )
 
 
-def _table(runs: Mapping[str, tuple[Path, str]]) -> Table:
-    rows = [_row(name, place, told) for name, (place, told) in runs.items()]
-    heads = [
+def _runs_table(runs: Mapping[str, tuple[Path, str]]) -> Table:
+    rows = [_row(name, folder, state) for name, (folder, state) in runs.items()]
+    columns = [
         Column("Method", "model"),
         Column("State", ""),
-        Column("Done", "bar"),
-        Column("Reached"),
+        Column("Progress", "bar"),
+        Column("Metric"),
         Column("Time left"),
-        Column("Round of messages"),
+        Column("Message round"),
     ]
-    return Table("Runs", "Run", heads, rows, style="price", none=NOT_MEASURED)
+    return Table("Runs", "Run", columns, rows, style="price", no_value=NOT_MEASURED)
 
 
-def _row(name: str, place: Path, became: str) -> Row:
-    link = Markup('<a href="{}{}">{}</a>').format(RUN, quote(name, safe=""), clip_text(name))
+def _row(name: str, folder: Path, state: str) -> Row:
+    link = Markup('<a href="{}{}">{}</a>').format(RUN_PREFIX, quote(name, safe=""), clip_text(name))
     try:
-        became = became or state(place)
-        if (place / FILE).exists():
-            result = Result.read(place)
+        state = state or run_state(folder)
+        if (folder / RESULT_FILE).exists():
+            result = Result.read(folder)
             value = (
                 None
                 if result.value is None
                 else f"{result.metric.title} {format_with_unit(result.metric, result.value)}"
             )
-            whole = Cell(bar(("bar", 100.0)))
-            return Row(link, [Cell(result.method_title), Cell(became), whole, Cell(value), NOTHING, NOTHING])
-        run = RunProgress.read(place)
-        going = became.startswith("running") or became == AT_WORK
-        if became.startswith("running"):  # how far is in the other cells
-            became = ", ".join(filter(None, ("running", run.note.waiting_text(), run.note.excluded_text())))
+            full = Cell(bar(("bar", 100.0)))
+            return Row(
+                link, [Cell(result.method_title), Cell(state), full, Cell(value), EMPTY_CELL, EMPTY_CELL]
+            )
+        run = RunProgress.read(folder)
+        is_running = state.startswith(RUNNING)
+        if is_running:  # details of the progress are in other cells
+            state = ", ".join(filter(None, (RUNNING, run.note.waiting_text(), run.note.excluded_text())))
+        metric = run.note.run_info.get("metric", "")
         cells = [
-            Cell(run.bar, run.done),
-            Cell(f"{run.note.run_info.get('metric', '')} {run.reached}".strip() if run.reached else None),
-            Cell(run.left) if run.left and going else NOTHING,
-            Cell(run.message) if run.message else NOTHING,
+            Cell(run.phase_bar, run.phase_text),
+            Cell(f"{metric} {run.metric_text}".strip() if run.metric_text else None),
+            Cell(run.time_left) if run.time_left and is_running else EMPTY_CELL,
+            Cell(run.message_time) if run.message_time else EMPTY_CELL,
         ]
-        return Row(link, [Cell(run.note.run_info.get("title", "")), Cell(clip_text(became, 500)), *cells])
+        return Row(link, [Cell(run.note.run_info.get("title", "")), Cell(clip_text(state, 500)), *cells])
     except RunFolderError as error:
-        return Row(clip_text(name), [NOTHING, Cell(clip_text(str(error))), *[NOTHING] * 4])
+        return Row(clip_text(name), [EMPTY_CELL, Cell(clip_text(str(error))), *[EMPTY_CELL] * 4])

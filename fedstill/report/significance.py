@@ -1,8 +1,8 @@
-"""Whether chance explains that one method is above another: their paired difference, over seeds and cases.
+"""Paired comparison of two methods: mean difference with a 95% confidence interval over seeds and test cases.
 
-Runs of one seed share split, first weights and test part, so they are compared pair by pair. The standard
-error of the mean difference has two parts that add up: what it varies by from seed to seed, and what it
-varies by from draw to draw of test cases, the same for both methods (:mod:`fedstill.runs.bootstrap_weights`).
+Runs of one seed share split, initial weights and test data, so they are compared pair by pair. The variance
+of the mean difference is a sum of two parts: the variance over seeds, and the variance over resamples of the
+test cases, which are the same for both methods (:mod:`fedstill.runs.resampling`).
 """
 
 from __future__ import annotations
@@ -17,73 +17,89 @@ import numpy.typing as npt
 
 from fedstill.core.text_format import format_count
 
-LEAST = 3  # seeds that may tell two methods apart
-Draws = npt.NDArray[np.float64]
+MIN_SEEDS = 3  # seeds from which a difference can be significant
+Resamples = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SeedDifference:
-    """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows."""
+    """Mean paired difference of two methods over seeds, with its 95% confidence interval.
+
+    Args:
+        mean: first minus second, in the unit of the metric.
+        half_width: half of the interval's width; None with one seed.
+        seeds: number of pairs.
+
+    >>> print(SeedDifference(2.1, 0.4, 3))
+    +2.1 ± 0.4 over 3 seeds
+    >>> SeedDifference(2.1, 0.4, 3).significant
+    True
+    """
 
     mean: float
-    half: float | None
+    half_width: float | None
     seeds: int = field(default=0, repr=False)
 
     @property
     def significant(self) -> bool:
-        """Whether the interval is on one side of 0, and of seeds enough that their agreeing is not chance."""
-        return self.half is not None and self.seeds >= LEAST and abs(self.mean) > self.half
+        """Return whether the interval excludes 0 and there are at least :data:`MIN_SEEDS` seeds."""
+        return self.half_width is not None and self.seeds >= MIN_SEEDS and abs(self.mean) > self.half_width
 
     def __str__(self) -> str:
-        half = "" if self.half is None else f" ± {self.half:.1f}"
-        return f"{self.mean:+.1f}{half} over {format_count(self.seeds, 'seed')}"
+        half_width = "" if self.half_width is None else f" ± {self.half_width:.1f}"
+        return f"{self.mean:+.1f}{half_width} over {format_count(self.seeds, 'seed')}"
 
 
 @dataclass(frozen=True)
 class RunScore:
-    """What one run has of a figure.
+    """Metric of one run.
 
     Args:
-        draws: the same in each draw of test cases ``(R,)``; None: not known.
-        tested: how many test cases were drawn from.
+        value: the metric on the test data.
+        resamples: the metric in each bootstrap resample of the test cases, ``(R,)``; None if not stored.
+        test_cases: number of test cases that were resampled.
     """
 
-    metric: float
-    draws: Draws | None = None
-    tested: int | None = None
+    value: float
+    resamples: Resamples | None = None
+    test_cases: int | None = None
 
 
 def compare_paired_runs(pairs: Sequence[tuple[RunScore, RunScore]]) -> SeedDifference:
-    """How far the first of each pair is above the second: two runs of one seed.
+    """Return the mean difference, first minus second, over pairs of runs that share a seed.
 
     >>> compare_paired_runs([(RunScore(80.0), RunScore(other)) for other in (79.0, 78.0, 77.0)])
-    SeedDifference(mean=2.0, half=2.484...)
+    SeedDifference(mean=2.0, half_width=2.484...)
     """
     if not pairs:
         return SeedDifference(math.nan, None)
-    drawn = [
-        one.draws - other.draws
-        for one, other in pairs
-        if one.draws is not None and other.draws is not None and one.tested == other.tested
+    resamples = [
+        first.resamples - second.resamples
+        for first, second in pairs
+        if first.resamples is not None
+        and second.resamples is not None
+        and first.test_cases == second.test_cases
     ]
     return paired_t_interval(
-        [one.metric - other.metric for one, other in pairs], drawn if len(drawn) == len(pairs) else ()
+        [first.value - second.value for first, second in pairs],
+        resamples if len(resamples) == len(pairs) else (),
     )
 
 
-def paired_t_interval(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> SeedDifference:
-    """Of paired differences.
+def paired_t_interval(by_seed: Sequence[float], resamples: Sequence[Resamples] = ()) -> SeedDifference:
+    """Return the mean of paired differences with its 95% interval by Student's t.
 
-    Student's t with one degree of freedom less than there are seeds. Of two seeds nothing is told apart.
+    The degrees of freedom are the number of seeds minus one. Two seeds are never enough for significance.
 
     Args:
-        by_seed: one a seed.
-        draws: one ``(R,)`` a seed, the same difference in each draw of test cases; none: not known.
+        by_seed: one difference per seed.
+        resamples: one array ``(R,)`` per seed, the same difference in each resample of the test cases.
+            Without it, the interval is over seeds alone.
 
     >>> paired_t_interval([1.0, 2.0, 3.0])
-    SeedDifference(mean=2.0, half=2.484...)
-    >>> paired_t_interval([1.0, 2.0, 3.0]).significant, paired_t_interval([2.0]).significant, paired_t_interval([2.0, 2.01]).significant
-    (False, False, False)
+    SeedDifference(mean=2.0, half_width=2.484...)
+    >>> [paired_t_interval(x).significant for x in ([1.0, 2.0, 3.0], [2.0], [2.0, 2.01])]
+    [False, False, False]
     """
     from scipy.special import stdtrit
 
@@ -91,8 +107,8 @@ def paired_t_interval(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> 
     if seeds < 2:
         return SeedDifference(mean, None, seeds)
     variance = statistics.variance(by_seed) / seeds
-    if draws:
-        over_cases = np.mean(np.stack(list(draws)), axis=0)
+    if resamples:
+        over_cases = np.mean(np.stack(list(resamples)), axis=0)
         known = over_cases[~np.isnan(over_cases)]
         variance += float(known.var(ddof=1)) if len(known) > 1 else 0.0
     return SeedDifference(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance), seeds)

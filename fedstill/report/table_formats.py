@@ -1,6 +1,6 @@
-"""A table is made once, from typed files, and written by one function for each medium.
+"""Tables, independent of the medium, and writers for terminal, Markdown, LaTeX and CSV.
 
-A page writes the same :class:`Table` by the macro ``table`` of ``table.html.j2``.
+Pages render a :class:`Table` with the macro ``table`` of ``table.html.j2``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from rich.console import Console
 
-NONE = "-"
+NO_VALUE = "-"
 
 
 @dataclass(frozen=True)
@@ -22,49 +22,49 @@ class Cell:
     """One value of a table.
 
     Args:
-        value: as it is written, perhaps as markup of a page; None is not measured.
-        says: small print below it, on a page.
-        bold: whether it is the best of its column.
-        style: more classes of a page's style sheet than its column's.
-        span: columns that it takes.
-        title: what a page says to whoever points at it.
+        value: text, or markup on a page; None if not measured.
+        note: small print below the value, on a page.
+        bold: whether the value is the best of its column.
+        style: CSS classes in addition to the column's.
+        span: number of columns that the cell covers.
+        tooltip: tooltip of the cell, on a page.
     """
 
     value: str | None
-    says: str = ""
+    note: str = ""
     bold: bool = False
     style: str = ""
     span: int = 1
-    title: str = ""
+    tooltip: str = ""
 
     def bold_if(self, best: bool) -> Cell:
-        """The same as the best of its column, if it is that and there is a value."""
+        """Return this cell, in bold if it is the best of its column and has a value."""
         return replace(self, bold=best and self.value is not None)
 
 
 class Fact(NamedTuple):
-    """One thing that is told: its name, its value, None where that was not measured, and what is said."""
+    """Named value with a note; the value is None if it was not measured."""
 
     name: str
     value: str | None
-    says: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: its name, its values, and what is said of it; some stand out."""
+    """One row of a table: its header, its cells, a note on the row, and whether it is highlighted."""
 
     name: str
     cells: Sequence[Cell]
-    says: str = ""
-    accent: bool = False
+    note: str = ""
+    highlight: bool = False
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its head, and classes of a page's style sheet; what has "r" stands at the right."""
+    """One column of a table: its header and its CSS classes; class "r" aligns right."""
 
-    head: str
+    header: str
     style: str = "r"
 
 
@@ -73,151 +73,160 @@ class Table:
     """A table.
 
     Args:
-        title: what it shows, for whoever hears it.
-        name: over the names of its rows.
-        columns: one a cell.
+        title: caption for screen readers.
+        row_header: header of the column of row names.
+        columns: one per cell of a row.
         rows: from top to bottom.
-        foot: rows below a line.
-        groups: heads over several columns, with how many; what is not named is over none.
-        style: its class in a page's style sheet.
-        none: what a page writes where there is no value; empty: that it was not measured.
+        footer: rows below a line.
+        groups: headers above several columns, each with its number of columns; an empty header covers columns
+            without a group.
+        style: CSS class of the table.
+        no_value: text of a page for a missing value; empty for "not measured".
     """
 
     title: str
-    name: str
+    row_header: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    foot: Sequence[Row] = ()
+    footer: Sequence[Row] = ()
     groups: Sequence[tuple[str, int]] = ()
     style: str = ""
-    none: str = ""
+    no_value: str = ""
 
 
 def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -> None:
-    """Print a table; words are printed as they are, never read as markup.
+    """Print a table in the terminal; texts are printed as they are, never as rich markup.
 
-    Names, and columns whose heads are ``wrapped``, may go on in a second line. Without these, columns that
-    the console has no room for stand below, beside the same names.
+    Args:
+        table: table to print.
+        console: rich console.
+        wrapped: headers of columns whose texts may wrap. Without it, columns that do not fit the console are
+            printed as further tables below, with the same row names.
     """
     from rich import box
-    from rich.table import Table as Lines
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    if not wrapped and len(parts := _fitting(table, console.width)) > 1:
+    if not wrapped and len(parts := _split_to_width(table, console.width)) > 1:
         for part in parts:
             print_rows(part, console)
         return
-    lines = Lines(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    lines.add_column(Text(table.name), overflow="fold")
+    printed = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    printed.add_column(Text(table.row_header), overflow="fold")
     for column in table.columns:
-        free = column.head in wrapped
+        wraps = column.header in wrapped
         justify: Any = "right" if "r" in column.style.split() else "left"
-        lines.add_column(Text(column.head), justify=justify, no_wrap=not free, ratio=2 if free else None)
+        printed.add_column(
+            Text(column.header), justify=justify, no_wrap=not wraps, ratio=2 if wraps else None
+        )
     for row in table.rows:
-        style = "bold" if row.accent else ""
+        style = "bold" if row.highlight else ""
         values = [Text(_plain(cell), style="bold" if cell.bold else style) for cell in row.cells]
-        lines.add_row(Text(row.name, style=style), *values)
-    console.print(lines)
+        printed.add_row(Text(row.name, style=style), *values)
+    console.print(printed)
 
 
-def _fitting(table: Table, width: int) -> list[Table]:
-    """A table's columns in as many tables as a console of some width needs, at least one column in each."""
-    names = max(map(len, (table.name, *(row.name for row in table.rows))))
-    used = edge = 2 + min(names, width // 2)
+def _split_to_width(table: Table, width: int) -> list[Table]:
+    """Split a table by columns into tables that fit a console, with at least one column each."""
+    name_width = max(map(len, (table.row_header, *(row.name for row in table.rows))))
+    used = margin = 2 + min(name_width, width // 2)
     parts: list[list[int]] = [[]]
-    for place, column in enumerate(table.columns):
-        values = [_plain(row.cells[place]) for row in table.rows]
-        need = 2 + max(map(len, (column.head, *values)))
-        if parts[-1] and used + need > width:
+    for index, column in enumerate(table.columns):
+        values = [_plain(row.cells[index]) for row in table.rows]
+        column_width = 2 + max(map(len, (column.header, *values)))
+        if parts[-1] and used + column_width > width:
             parts.append([])
-            used = edge
-        parts[-1].append(place)
-        used += need
+            used = margin
+        parts[-1].append(index)
+        used += column_width
     return [
         replace(
             table,
-            columns=[table.columns[place] for place in part],
-            rows=[replace(row, cells=[row.cells[place] for place in part]) for row in table.rows],
+            columns=[table.columns[index] for index in part],
+            rows=[replace(row, cells=[row.cells[index] for index in part]) for row in table.rows],
         )
         for part in parts
     ]
 
 
 def _plain(cell: Cell) -> str:
-    return NONE if cell.value is None else cell.value
+    return NO_VALUE if cell.value is None else cell.value
 
 
 def markdown(table: Table) -> list[str]:
-    """A table's lines in Markdown.
+    """Return the lines of a table in Markdown.
 
     >>> markdown(Table("", "method", [Column("AUC")], [Row("a", [Cell("93", bold=True)])]))
     ['| method | AUC |', '|---|---|', '| a | **93** |']
     """
-    lines = [[table.name, *(column.head for column in table.columns)]]
+    lines = [[table.row_header, *(column.header for column in table.columns)]]
     for row in table.rows:
-        bold = [("**" if cell.bold else "", _plain(cell)) for cell in row.cells]
-        lines.append([row.name, *(f"{mark}{value}{mark}" for mark, value in bold)])
+        stars = [("**" if cell.bold else "", _plain(cell)) for cell in row.cells]
+        lines.append([row.name, *(f"{star}{value}{star}" for star, value in stars)])
     lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
-    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
-    return [head, f"|{'---|' * len(lines[0])}", *rest]
+    header, *rest = [f"| {' | '.join(line)} |" for line in lines]
+    return [header, f"|{'---|' * len(lines[0])}", *rest]
 
 
-SPECIAL = {
+TEX_ESCAPES = {
     "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", "$": "\\$", "#": "\\#", "_": "\\_", "{": "\\{",
     "}": "\\}", "<": "$<$", ">": "$>$", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
     "\u00b1": "$\\pm$", "\u2193": "$\\downarrow$",
 }  # fmt: skip
 
 
-def latex(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
-    """Tables of the same columns as one, each under its title; it needs the package booktabs.
+def latex(tables: Sequence[Table], comments: Sequence[str] = ()) -> str:
+    """Return tables with the same columns as one LaTeX table; it needs the package booktabs.
 
-    A row without values has what is said of it in their place. Differences, whose columns have the style
-    "gap", are set as mathematics.
+    A row without values shows its note instead. Columns with the style "gap" are set in math mode.
+
+    Args:
+        tables: parts of the table, each below its title.
+        comments: LaTeX comments before the table.
     """
-    first = [tables[0].name, *(column.head for column in tables[0].columns)]
-    heads = [tex(f"{head[:1].upper()}{head[1:]}") for head in first]
+    first = [tables[0].row_header, *(column.header for column in tables[0].columns)]
+    headers = [escape_tex(f"{header[:1].upper()}{header[1:]}") for header in first]
     lines = [
         "% Needs \\usepackage{booktabs}.",
-        *(f"% {' '.join(remark.split())}" for remark in remarks),
-        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        *(f"% {' '.join(comment.split())}" for comment in comments),
+        f"\\begin{{tabular}}{{l{'r' * (len(headers) - 1)}}}",
         "\\toprule",
-        f"{' & '.join(heads)} \\\\",
+        f"{' & '.join(headers)} \\\\",
     ]
     for table in tables:
         lines.append("\\midrule")
         if table.title:
-            lines.append(f"\\multicolumn{{{len(heads)}}}{{l}}{{\\emph{{{tex(table.title)}}}}} \\\\")
+            lines.append(f"\\multicolumn{{{len(headers)}}}{{l}}{{\\emph{{{escape_tex(table.title)}}}}} \\\\")
         for row in table.rows:
             cells = [_tex_cell(cell, column) for cell, column in zip(row.cells, table.columns, strict=False)]
-            if row.says:
-                cells = [f"\\multicolumn{{{len(heads) - 1}}}{{l}}{{{tex(row.says)}}}"]
-            lines.append(f"{' & '.join([tex(row.name), *cells])} \\\\")
+            if row.note:
+                cells = [f"\\multicolumn{{{len(headers) - 1}}}{{l}}{{{escape_tex(row.note)}}}"]
+            lines.append(f"{' & '.join([escape_tex(row.name), *cells])} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
 def _tex_cell(cell: Cell, column: Column) -> str:
-    if cell.value in (None, NONE):
+    if cell.value in (None, NO_VALUE):
         return "--"
     if "gap" in column.style:
         return f"${cell.value}$"
-    told = tex(cell.value or "")
-    return f"\\textbf{{{told}}}" if cell.bold else told
+    text = escape_tex(cell.value or "")
+    return f"\\textbf{{{text}}}" if cell.bold else text
 
 
-def tex(text: str) -> str:
-    """Text with what LaTeX would read as a command escaped.
+def escape_tex(text: str) -> str:
+    """Escape characters that are commands in LaTeX.
 
-    >>> print(tex("a_b & <5%"))
+    >>> print(escape_tex("a_b & <5%"))
     a\\_b \\& $<$5\\%
     """
-    return "".join(SPECIAL.get(letter, letter) for letter in " ".join(text.split()))
+    return "".join(TEX_ESCAPES.get(letter, letter) for letter in " ".join(text.split()))
 
 
-def as_csv(records: Sequence[Mapping[str, Any]], head: Sequence[str] = ()) -> str:
-    """Records of the same keys as CSV with a head, which of none must be given; None is empty."""
+def as_csv(records: Sequence[Mapping[str, Any]], header: Sequence[str] = ()) -> str:
+    """Return records with the same keys as CSV; None is empty. Without records, the header is required."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, head or list(records[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, header or list(records[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""The templates of this folder, and the words that pages use for figures."""
+"""Jinja environment of this folder's templates, and markup shared by pages."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from markupsafe import Markup
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_percent, format_seconds
 
 
-@cache  # it keeps the templates that it has compiled, which takes longer than to fill them
-def environment() -> Environment:
-    """What fills the templates."""
-    made = Environment(
+@cache  # the environment caches compiled templates; compiling takes longer than rendering
+def template_environment() -> Environment:
+    """Return the Jinja environment with the filters ``duration``, ``percent`` and ``or_missing``."""
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["duration"] = lambda value: MISSING_MARKUP if value is None else format_seconds(value)
-    made.filters["percent"] = lambda value: MISSING_MARKUP if value is None else format_percent(value)
-    made.filters["or_missing"] = lambda value: MISSING_MARKUP if value is None else value
-    return made
+    environment.filters["duration"] = lambda value: MISSING_MARKUP if value is None else format_seconds(value)
+    environment.filters["percent"] = lambda value: MISSING_MARKUP if value is None else format_percent(value)
+    environment.filters["or_missing"] = lambda value: MISSING_MARKUP if value is None else value
+    return environment
 
 
 MISSING_MARKUP = Markup('<span class="missing">{}</span>').format(NOT_MEASURED)
 
 
-def size(count: int | None) -> Markup:
-    """Bytes for people, with the exact number for whoever points at them."""
+def size_markup(count: int | None) -> Markup:
+    """Return a number of bytes in a readable unit, with the exact number as tooltip."""
     if count is None:
         return MISSING_MARKUP
     return Markup('<span title="{:,} bytes">{}</span>').format(count, format_bytes(count))

@@ -83,10 +83,10 @@ def clinic(tmp_path: Path) -> Path:
         output = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "predict_logits"}
         for number in range(3):
             price = {"gaussian(4.0)": 1}
-            audit.charge(Entry(**output, number=number, part="answer", up={"logits": 1000}, cost=price))
+            audit.charge(Entry(**output, number=number, part="response", up={"logits": 1000}, cost=price))
         audit.append(Entry(**output, number=3, part=REFUSED, rule=HOSTILE))
         audit.charge(
-            Entry(**{**output, "run": HOSTILE}, number=0, part="answer", up={"counts": 40}, no_guarantee=1)
+            Entry(**{**output, "run": HOSTILE}, number=0, part="response", up={"counts": 40}, no_guarantee=1)
         )
     return folder
 
@@ -194,7 +194,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     other = "<img src=x onerror=alert(3)>"
     for name in ("one", other):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    with (going_on(tmp_path / "runs/one", waits_for=["north"], without=["west"]) / "job.lock").open(
+    with (going_on(tmp_path / "runs/one", waiting_for=["north"], excluded=["west"]) / "job.lock").open(
         "w"
     ) as job:
         fcntl.flock(job, fcntl.LOCK_EX)
@@ -325,16 +325,16 @@ def test_slow_connections_leave_threads_for_requests(runs: Path) -> None:
         for _ in range(300):
             links.enter_context(half_a_request(server))
         deadline = time.monotonic() + 20
-        while threading.active_count() > before + page_server.CONNECTIONS and time.monotonic() < deadline:
+        while threading.active_count() > before + page_server.MAX_CONNECTIONS and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert threading.active_count() <= before + page_server.CONNECTIONS
+        assert threading.active_count() <= before + page_server.MAX_CONNECTIONS
         assert call(server)[0] == 200
 
 
 def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(page_server, "SECONDS", 0.5)
+    monkeypatch.setattr(page_server, "CLIENT_TIMEOUT", 0.5)
     with serving(runs) as server, half_a_request(server) as link:
         link.settimeout(0.05)
         deadline, ended = time.monotonic() + 20, False
@@ -352,7 +352,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
 
 
 def test_a_page_that_takes_longer_than_the_deadline_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_server, "SECONDS", 0.2)
+    monkeypatch.setattr(page_server, "CLIENT_TIMEOUT", 0.2)
 
     def page(path: str, nonce: str) -> str:
         time.sleep(0.6)
@@ -365,7 +365,7 @@ def test_a_page_that_takes_longer_than_the_deadline_is_sent(monkeypatch: pytest.
 
 
 def test_connections_that_all_wait_for_pages_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_server, "CONNECTIONS", 2)
+    monkeypatch.setattr(page_server, "MAX_CONNECTIONS", 2)
     made = threading.Event()
 
     def page(path: str, nonce: str) -> str:

@@ -123,7 +123,9 @@ def test_a_comparison_shows_means_over_seeds(folder: Path) -> None:
 
 def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
     reached = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
-    figure = compare_figures.against_epsilon([MethodCurve(1, "one", reached), MethodCurve(2, "none", {})])
+    figure = compare_figures.plot_against_epsilon(
+        [MethodCurve(1, "one", reached), MethodCurve(2, "none", {})]
+    )
     assert lines_of(figure)["one"] == [(1.0, 70.0), (8.0, 80.0)]
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "\u221e"]
@@ -136,7 +138,7 @@ def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
 
 @pytest.mark.parametrize("leak", [0.0, 50.0, 51.0, 100.0])
 def test_guessing_is_always_in_it_and_the_axis_is_never_narrow(leak: float) -> None:
-    axes = compare_figures.against_leakage([Point(1, "a", Spread(50.0), 0, Spread(leak))], AUC).axes[0]
+    axes = compare_figures.plot_against_leakage([Point(1, "a", Spread(50.0), 0, Spread(leak))], AUC).axes[0]
     low, high = axes.get_xlim()
     assert low <= min(leak, 50.0)
     assert high >= max(leak, 50.0)
@@ -149,7 +151,7 @@ def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
         Point(2, "b", Spread(80), 0.25e6, Spread(60)),
         Point(1, "a", Spread(90), 0, Spread(70), joined=True),
     ]
-    lines = compare_figures.against_leakage(spots, AUC).axes[0].lines
+    lines = compare_figures.plot_against_leakage(spots, AUC).axes[0].lines
     sizes = {tuple(line.get_xydata()[0]): 0.0 for line in lines if len(line.get_xydata()) == 1}
     for line in lines:
         at = tuple(line.get_xydata()[0])
@@ -167,7 +169,7 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
     for place, step in itertools.product(range(1, 7), (1, 5)):
         reached, leaked = Spread(80 + place % 3 + 2 * step), Spread(52 + place * 0.8 + step)
         spots.append(Point(place, f"m{place}", reached, 10.0**place, leaked, f"e {step}"))
-    axes = compare_figures.against_leakage(spots, AUC, width=width).axes[0]
+    axes = compare_figures.plot_against_leakage(spots, AUC, width=width).axes[0]
     boxes = []
     for text in axes.texts:
         if text.get_text() != "guessing":
@@ -188,7 +190,7 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
 
     def drawn() -> str:
         with plotting.plot_style():
-            return plotting.to_svg(compare_figures.curves(curves, hostile), "a")
+            return plotting.to_svg(compare_figures.plot_learning_curves(curves, hostile), "a")
 
     first = drawn()
     assert first == drawn()
@@ -202,7 +204,7 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
 def test_colors_in_a_page_are_those_of_its_style_sheet() -> None:
     spots = [Point(place, f"m{place}", Spread(50.0 + place), 10.0**place) for place in range(1, 10)]
     with plotting.plot_style():
-        told = plotting.to_svg(compare_figures.traffic(spots), "a")
+        told = plotting.to_svg(compare_figures.plot_traffic(spots), "a")
     style = (Path(plotting.__file__).parent / "style.css.j2").read_text()
     style += (Path(plotting.__file__).parent / "compare.html.j2").read_text()
     assert told.count("<use ") == len(spots)

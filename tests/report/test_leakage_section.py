@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.leakage_section import MOST, section
+from fedstill.report.leakage_section import MAX_IMAGES, build_leakage_section
 from fedstill.report.result import Result
 from tests import leaked
 from tests.leaked import at, interval
@@ -37,7 +37,7 @@ def a_head(**parts: Any) -> dict[str, Any]:
         "seconds": 72.5,
         "config": {"seed": 3, "inversion": {"attacks": ["dlg", "inverting"]}},
         "epsilon": None,
-        "leaves": ["data sizes", "parameters"],
+        "releases": ["data sizes", "parameters"],
         "audit": None,
         "skipped": [],
         "sentence": "What left north was enough to work out an image of it.",
@@ -105,7 +105,7 @@ def generated(**changes: Any) -> dict[str, Any]:
         "reported_absent": ["one"],
     }
     return {
-        "leaves": ["data sizes", "label counts", "logits", "gradients"],
+        "releases": ["data sizes", "label counts", "logits", "gradients"],
         "membership": [
             a_target(),
             a_target("answers of south", sees="what south answered", shadows=8, trained="alone"),
@@ -207,7 +207,7 @@ def test_images_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
     part["attacks"][0]["psnr"]["per_image"] = [20.0 + k for k in range(16)]
     stacks: Stacks = {"inversion.original": pictures(16, 0), "inversion.dlg": pictures(16, 1)}
     page = attacked(tmp_path, a_head(inversion=part), stacks)
-    assert len(drawn(page, "original")) == len(drawn(page, "DLG")) == MOST == 10
+    assert len(drawn(page, "original")) == len(drawn(page, "DLG")) == MAX_IMAGES == 10
     assert "The first 10; 6 more count above." in page.text
     assert "victim 1, image 4 victim 2, image 1" in page.text
     assert "20.0 dB 21.0 dB" in page.text
@@ -289,7 +289,7 @@ def test_nodes_are_called_what_the_page_calls_them(tmp_path: Path) -> None:
 
 def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
-    assert section(folder, Result.from_record(a_result())) is None
+    assert build_leakage_section(folder, Result.from_record(a_result())) is None
     assert "Leakage" not in read(folder).text
 
 
@@ -344,7 +344,7 @@ def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path) -
     for changed in broken:
         (tmp_path / "leakage.json").write_text(json.dumps(changed))
         try:
-            assert section(tmp_path, Result.from_record(a_result())) is not None
+            assert build_leakage_section(tmp_path, Result.from_record(a_result())) is not None
         except RunFolderError as error:
             refused.append(str(error))
     assert len(refused) > 50

@@ -19,7 +19,7 @@ def a_run(folder: Path, cases: dict[str, Any] | None) -> str:
 
 
 def told(*central: float | None, **others: Any) -> dict[str, Any]:
-    return {"names": [f"p{place}" for place in range(len(central))], "central": list(central), **others}
+    return {"names": [f"p{place}" for place in range(len(central))], "global_model": list(central), **others}
 
 
 def test_what_two_models_share_falls_out(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
-from fedstill.report.compare_files import html, markdown, summarize, write_comparison
+from fedstill.report.compare_files import markdown, render_comparison_page, summarize, write_comparison
 from fedstill.report.compare_summary import MethodCurve
 from fedstill.report.compared_method import Spread
 from tests.report.test_report_compare import a_run
@@ -42,14 +42,14 @@ nodes = { privacy = { epsilon = inf } }
 def test_a_comparison_by_epsilon_shows_it(tmp_path: Path) -> None:
     out, plan = a_comparison(tmp_path, BY_EPSILON)
     summary = summarize(out, plan)
-    assert summary.budgets() == [MethodCurve(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
+    assert summary.by_budget() == [MethodCurve(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
     assert markdown(summary).splitlines()[:3] == [
         "| method | epsilon \u221e |",
         "|---|---|",
         "| FedAvg | 72.0 \u00b1 2.8 |",
     ]
     page = write_comparison(out, plan).read_text(encoding="utf-8")
-    assert page == html(summary)
+    assert page == render_comparison_page(summary)
     Page(page)  # well formed
     assert page.count("<h2>Accuracy against epsilon</h2>") == 1
     assert page.count('aria-label="Accuracy against epsilon. FedAvg: \u221e 72.0%."') == 3  # widths
@@ -76,6 +76,6 @@ def test_other_comparisons_do_not(tmp_path: Path, settings: str) -> None:
     """Settings that differ in something else, or two that share an epsilon."""
     out, plan = a_comparison(tmp_path, settings)
     summary = summarize(out, plan)
-    assert summary.budgets() == []
-    assert "Accuracy against epsilon" not in html(summary)
+    assert summary.by_budget() == []
+    assert "Accuracy against epsilon" not in render_comparison_page(summary)
     assert not markdown(summary).startswith("| method | epsilon")

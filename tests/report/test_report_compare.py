@@ -18,7 +18,14 @@ from safetensors.numpy import save_file
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarize, write_comparison
+from fedstill.report.compare_files import (
+    latex,
+    markdown,
+    print_comparison,
+    render_comparison_page,
+    summarize,
+    write_comparison,
+)
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compared_method import Spread
 from fedstill.runs.config import PaperMetric
@@ -40,11 +47,11 @@ def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> d
         "centralized": {"accuracy": None},
         "bytes": {"up": up, "down": down},
         "queries": 41,
-        "turn": "round",
-        "turns": turns,
+        "iteration_unit": "round",
+        "iterations": turns,
         "seconds": {"total": 12.5},
         "data": {"note": "made up for a test"},
-        "leaves": ["data sizes", "parameters"],
+        "releases": ["data sizes", "parameters"],
     }
 
 
@@ -145,23 +152,28 @@ def test_csv_has_one_row_a_run(folder: Path) -> None:
     assert [status.count(word) for word in ("finished", "refused", "not finished")] == [9, 3, 12]
     [third] = [row for row in rows if row["folder"] == "50-skew_ed/fedavg-seed2"]
     told = {"accuracy": "88.0", "local_accuracy": "74.0", "bytes_up": "4000", "bytes_down": "500"}
-    told |= {"queries": "41", "turn": "round", "turns": "20", "leaves": "data sizes; parameters"}
+    told |= {
+        "queries": "41",
+        "iteration_unit": "round",
+        "iterations": "20",
+        "releases": "data sizes; parameters",
+    }
     assert third.items() >= {**told, "method": "fedavg", "seed": "2", "status": "finished"}.items()
 
 
 def test_a_curve_is_the_mean_over_seeds_on_the_share_of_the_run(folder: Path) -> None:
     rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
-    assert rows["fedavg"].curve() == {
+    assert rows["fedavg"].learning_curve() == {
         0.5: Spread(41.0),
         1.0: Spread(84.0),
     }  # means of 40, 41, 42 and 80, 84, 88
-    assert rows["fediod"].curve() == {
+    assert rows["fediod"].learning_curve() == {
         0.25: Spread(50.0),
         1.0: Spread(91.0),
     }  # steps and rounds share the axis
-    assert rows["standalone"].curve() == {}
-    assert rows["fedavg"].traffic() == 2500
-    assert rows["few"].traffic() is None
+    assert rows["standalone"].learning_curve() == {}
+    assert rows["fedavg"].total_bytes() == 2500
+    assert rows["few"].total_bytes() is None
 
 
 def test_bold_is_for_equal_kinds_only_and_not_for_data_that_left(folder: Path) -> None:
@@ -304,8 +316,8 @@ def test_epsilon_is_the_most_over_nodes_and_seeds(folder: Path) -> None:
     by_label = {row.label: row for row in summary.settings[0].entries}
     assert by_label["fedavg"].epsilon() == (4.0, 1e-5)
     assert by_label["fediod"].epsilon() is None
-    assert by_label["fediod"].price() == "no guarantee"
-    assert by_label["standalone"].price() == "nothing left"
+    assert by_label["fediod"].epsilon_text() == "no guarantee"
+    assert by_label["standalone"].epsilon_text() == "nothing released"
     assert summary.privacy() == (
         "Of 6 runs in which anything left the nodes 5 have a formal guarantee of privacy (see epsilon), "
         "the others none."
@@ -347,7 +359,7 @@ def drawn(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
     """Give a run draws of its test cases."""
     save_file({"judged": np.array(draws)}, folder / run / "draws.safetensors")
     file = folder / run / "result.json"
-    kept = {"level": 95, "draws": len(draws), "cases": cases, "central": [0.0, 1.0]}
+    kept = {"level": 95, "draws": len(draws), "cases": cases, "global_model": [0.0, 1.0]}
     file.write_text(json.dumps({**json.loads(file.read_text()), "intervals": kept}))
 
 
@@ -398,7 +410,7 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     assert first.verdicts()[0] in markdown(summary)
     remarks = [line.removeprefix("% ") for line in latex(summary).splitlines() if line.startswith("%")]
     assert first.verdicts()[0] in remarks, "a setting without a name has none before it"
-    assert first.verdicts()[0] in Page(html(summary)).text
+    assert first.verdicts()[0] in Page(render_comparison_page(summary)).text
     write_comparison(folder, plan)
     pair = next(row for row in records(folder / "compare-pairs.csv") if row["metric"] == "accuracy")
     assert (pair["method"], pair["than"], pair["seeds"], pair["told_apart"]) == (

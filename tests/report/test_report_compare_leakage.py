@@ -17,7 +17,7 @@ from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load_record
 from fedstill.core.run_writer import write_text
 from fedstill.report.compare_files import markdown, summarize, write_comparison
-from fedstill.report.compare_page import strength
+from fedstill.report.compare_page import describe_attacks
 from fedstill.report.compared_method import ComparedMethod, Spread
 from tests import leaked
 from tests.leaked import interval
@@ -83,22 +83,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def strongest(entry: ComparedMethod, column: LeakageColumn) -> str | None:
-    found = entry.leak(column)
+    found = entry.strongest_attack(column)
     return None if found is None else found[1].text(column.digits)
 
 
 def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder: Path) -> None:
     alone, fedavg, fediod = summarize(folder, a_plan()).entries
-    name, auc = fedavg.leak(AUC) or ("", Spread(0.0))
+    name, auc = fedavg.strongest_attack(AUC) or ("", Spread(0.0))
     assert (name, auc.mean) == ("LiRA", pytest.approx(64.0))
     # From 50, 70, 72 and their mean 64: sqrt((14^2 + 6^2 + 8^2) / 2).
     assert auc.std == pytest.approx((296 / 2) ** 0.5)
     assert strongest(fedavg, AUC) == "64.0 \u00b1 12.2"
-    assert (fedavg.leak(TPR) or ("",))[0] == "Loss"  # it finds more at 1 %, and 0.1 % is another rate
+    assert (fedavg.strongest_attack(TPR) or ("",))[
+        0
+    ] == "Loss"  # it finds more at 1 %, and 0.1 % is another rate
     assert strongest(fedavg, TPR) == "3.0 \u00b1 1.0"
-    assert (fedavg.leak(PSNR) or ("",))[0] == "iDLG"  # 21 each time; DLG's mean is 20
+    assert (fedavg.strongest_attack(PSNR) or ("",))[0] == "iDLG"  # 21 each time; DLG's mean is 20
     assert strongest(fedavg, PSNR) == "21.0 \u00b1 0.0"
-    assert fediod.leak(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
+    assert fediod.strongest_attack(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
     assert strongest(fediod, TPR) is None
     assert [strongest(alone, leak) for leak in LEAKS] == [None] * 5
 
@@ -108,12 +110,12 @@ def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
     leak(folder, "fediod-seed2", {**a_leakage(an_attack("Loss", 0.9)), "config": {**CONFIG, "seed": 1}})
     summary = summarize(folder, a_plan())
     _, fedavg, fediod = summary.entries
-    assert fedavg.leak(AUC) is None
+    assert fedavg.strongest_attack(AUC) is None
     assert summary.notes[-1] == (
         "Not attacked yet with the options of this comparison: Standalone, seed 0; Standalone, seed 1; "
         "Standalone, seed 2; FedAvg, seed 1; FedIOD, seed 2."
     )
-    assert fediod.leak(AUC) is None  # that one is of an attack with other options
+    assert fediod.strongest_attack(AUC) is None  # that one is of an attack with other options
     assert [run.leakage is None for run in fediod.runs] == [False, False, True]
 
 
@@ -259,8 +261,8 @@ def test_the_strength_names_what_was_tried() -> None:
     def read(found: dict[str, Any]) -> Leakage:
         return load_record(Leakage, found, Path("leakage.json"))
 
-    assert strength(read({"audit": None})) == "Nothing was tried."
-    assert strength(
+    assert describe_attacks(read({"audit": None})) == "Nothing was tried."
+    assert describe_attacks(
         read(
             a_leakage(
                 an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), memorization=memorization(pixels=0.5)

@@ -16,7 +16,7 @@ from tests import audited
 RESULT: dict[str, Any] = {
     "name": "clinics",
     "title": "FedIOD",
-    "central": "student",
+    "evaluated_model": "student",
     "accuracy": 90.0,
     "link": {
         "messages": 10,
@@ -76,7 +76,7 @@ def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
         "node": "north",
         "number": 0,
         "query": "predict_logits",
-        "part": "answer",
+        "part": "response",
         "up": {"logits": 8},
     }
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "max_rows: 10, and x has 11"}

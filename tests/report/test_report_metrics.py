@@ -17,7 +17,7 @@ from fedstill.core.run_writer import write_text
 from fedstill.report import write_report
 from fedstill.report.compare_files import latex, markdown, summarize, write_comparison
 from fedstill.report.metric_text import format_difference, format_spread
-from fedstill.report.result import OverNodes, Result
+from fedstill.report.result import MetricStats, Result
 from fedstill.runs.config import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
@@ -98,7 +98,7 @@ def test_a_mean_over_patients_says_how_many(tmp_path: Path) -> None:
 
 def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
     own = {"breast": by_key(77.92, 1, 2, 12.34), "<liver>": by_key(None, 1, 2, None)}
-    sites = {"names": ["breast", "<liver>"], "central": {"breast": by_key(80.48, 1, 2, 11.22)},
+    sites = {"names": ["breast", "<liver>"], "global_model": {"breast": by_key(80.48, 1, 2, 11.22)},
              "nodes": {"north": own}, "centralized": None}  # fmt: skip
     text = read(a_folder(tmp_path, {**segmented(), "sites": sites})).text
     assert "Dice % breast <liver> student 80.5 not measured north 77.9 not measured" in text
@@ -107,7 +107,7 @@ def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
 
 
 def test_findings_stand_by_themselves(tmp_path: Path) -> None:
-    labels = {"names": ["Effusion", "<Mass>"], "central": [70.0, None], "centralized": [80.0, 60.0],
+    labels = {"names": ["Effusion", "<Mass>"], "global_model": [70.0, None], "centralized": [80.0, 60.0],
               "nodes": {"north": [60.0, None], "south": [50.0, 40.0]}}  # fmt: skip
     auc = [{"key": "auc", "title": "AUC", "unit": "%", "digits": 1, "better": "higher"}]
     result = {**a_result(), "kind": "labels", "metric": "auc", "metrics": auc, "labels": labels}
@@ -130,8 +130,8 @@ def test_a_result_without_figures_is_judged_by_accuracy() -> None:
     metrics = Result.from_record({"metric": "hd95", "metrics": FIGURES}).metrics
     assert [metric.key for metric in metrics] == ["hd95", "dice", "sensitivity", "specificity"]
     hd95 = Result.from_record({"metric": "dice", "metrics": FIGURES}).metrics[3]
-    assert format_spread(hd95, OverNodes()) == "not measured"
-    assert format_spread(hd95, OverNodes(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
+    assert format_spread(hd95, MetricStats()) == "not measured"
+    assert format_spread(hd95, MetricStats(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
     assert format_difference(hd95, -1.09) == "-1.1"
 
 
@@ -278,7 +278,7 @@ def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> 
 
 
 def test_intervals_stand_below_the_leading_figure_and_below_the_terminals_table(tmp_path: Path) -> None:
-    kept = {"level": 95, "draws": 400, "cases": 20, "central": [71.25, 97.04], "nodes": None,
+    kept = {"level": 95, "draws": 400, "cases": 20, "global_model": [71.25, 97.04], "nodes": None,
             "ensemble": None, "centralized": None}  # fmt: skip
     result = {**classified(), "intervals": kept}
     assert "by test cases: student (FedIOD) 71.2 to 97.0 (95% interval over 20 test cases)" in " ".join(

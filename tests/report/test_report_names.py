@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tests.audit import entries
 
 from fedstill.report import write_report
-from fedstill.report.model_scores import comparison
+from fedstill.report.model_scores import compare_models
 from fedstill.report.result import Result
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
@@ -27,7 +27,10 @@ def of_sites() -> dict[str, Any]:
 
 
 def test_the_site_stands_beside_the_name_only_where_it_is_known() -> None:
-    assert Result.from_record(of_sites()).names == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
+    assert Result.from_record(of_sites()).display_names == {
+        "north": "north \u00b7\u00a0Utrecht",
+        "south": "south",
+    }
 
 
 def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: Path) -> None:
@@ -35,7 +38,7 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
     by_site = {"Utrecht": {"accuracy": 80.0}}
     result["sites"] = {
         "names": ["Utrecht"],
-        "central": by_site,
+        "global_model": by_site,
         "nodes": {"north": by_site, "south": by_site},
     }
     result["events"] = [{"node": "north", "number": 3, "event": "left out", "reason": "silent"}]
@@ -67,7 +70,7 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
 def test_nodes_that_a_figure_is_over_are_written_so_too() -> None:
     result = of_sites()
     result["standalone"]["accuracy"]["nodes"] = ["north"]
-    assert comparison(Result.from_record(result))[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
+    assert compare_models(Result.from_record(result))[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
 
 
 def a_run(folder: Path, **split: Any) -> dict[str, Any]:

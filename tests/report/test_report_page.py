@@ -16,7 +16,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
-from fedstill.report.run_text import plain_sentence
+from fedstill.report.run_text import run_sentence
 from tests import audited
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
@@ -108,11 +108,11 @@ def an_audit() -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for node in ("north", "south"):
         head = {"node": node, "mechanism": "none", "no_guarantee": 1}
-        told = {"query": "count_labels", "part": "answer", "down": {}, "up": {"label counts": 80}}
+        told = {"query": "count_labels", "part": "response", "down": {}, "up": {"label counts": 80}}
         lines.append({**head, "number": 0, **told})
         for step in range(1, 5):
             asked = {**head, "number": step, "query": "predict_logits"}
-            lines.append({**asked, "part": "answer", "down": {"inputs": 8000}, "up": {"logits": 2500}})
+            lines.append({**asked, "part": "response", "down": {"inputs": 8000}, "up": {"logits": 2500}})
             slopes = {"down": {"gradients": 1000}, "up": {"gradients": 7500}}
             lines.append({**asked, "part": "gradient", **slopes})
     return lines
@@ -364,7 +364,7 @@ def test_same_files_same_bytes(tmp_path: Path) -> None:
 
 def test_every_table_scrolls_in_a_box_that_shows_where_it_is_cut(tmp_path: Path) -> None:
     link = {"starting": 1.0, "training": 1.0, "nodes": 1.0, "waiting": 1.0, "link": 1.0, "server": 1.0}
-    sites = {"names": ["a"], "central": {"a": {"accuracy": 1.0}}}
+    sites = {"names": ["a"], "global_model": {"a": {"accuracy": 1.0}}}
     page_of(tmp_path, {**a_result(), "link": link, "sites": sites})
     source = (tmp_path / "report.html").read_text(encoding="utf-8")
     tables = [place.start() for place in re.finditer("<table", source)]
@@ -380,7 +380,7 @@ def test_every_table_scrolls_in_a_box_that_shows_where_it_is_cut(tmp_path: Path)
 def sentence_with(kinds: dict[str, dict[str, int]], **changes: Any) -> str:
     result = {**a_result(), **changes}
     result["bytes"] = {"up": 1, "down": 1, "by_kind": kinds}
-    return plain_sentence(Result.from_record(result))
+    return run_sentence(Result.from_record(result))
 
 
 def a_result_in_rounds() -> dict[str, Any]:
@@ -390,7 +390,7 @@ def a_result_in_rounds() -> dict[str, Any]:
     return {
         **result,
         "title": "FedPer",
-        "central": "virtual",
+        "evaluated_model": "virtual",
         "accuracy": 88.25,
         "standalone": None,
         "ensemble": None,
@@ -398,8 +398,8 @@ def a_result_in_rounds() -> dict[str, Any]:
             "accuracy": {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]},
             "share": {"mean": 71.0, "std": 1.0, "per_node": [70.0, 72.0]},
         },
-        "turn": "round",
-        "turns": 4,
+        "iteration_unit": "round",
+        "iterations": 4,
         "public": {"name": "mosaics", "examples": 500, "note": "cut from photographs"},
     }
 
@@ -441,11 +441,11 @@ def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
     result = {
         **a_result_in_rounds(),
         "title": "Standalone",
-        "central": "nodes",
+        "evaluated_model": "nodes",
         "accuracy": 70.0,
         "student": None,
     }
-    result.update(turns=0, queries=0, standalone={"accuracy": metrics}, public=None)
+    result.update(iterations=0, queries=0, standalone={"accuracy": metrics}, public=None)
     result["bytes"] = {"up": 0, "down": 0, "by_kind": {}}
     page = only_result(tmp_path, result)
     for told in (
@@ -496,7 +496,7 @@ def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() ->
         "kinds": {"lab: theta": about, "parameters": {"description": "", "category": "query"}},
     }
     sentences = {
-        kind: plain_sentence(
+        kind: run_sentence(
             Result.from_record({**theirs, "bytes": {"up": 10, "down": 0, "by_kind": {kind: bytes_of}}})
         )
         for kind in ("lab: theta", "parameters")

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
-from fedstill.report.image_panels import section
+from fedstill.report.image_panels import build_image_section
 from fedstill.report.png import LINE_WIDTH, OUTLINE_COLORS, outline_codes
 from fedstill.report.result import Result
 from tests.report.test_report_page import Page, a_folder, a_result, read
@@ -117,7 +117,7 @@ def test_the_three_lines_have_colors_that_everybody_tells_apart(tmp_path: Path) 
 
 def test_a_score_says_what_it_is_of(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case(), a_case(part=None, parts=None), a_case(part=None, size=[60, 80]))
-    found = section(tmp_path, Result.from_record(result))
+    found = build_image_section(tmp_path, Result.from_record(result))
     assert found is not None
     told = [case["judged"] for case in found["cases"]]
     assert told == ["patient\u2019s Dice", "Dice", "whole picture\u2019s Dice"]
@@ -135,15 +135,15 @@ def test_a_broken_file_and_a_missing_part_are_named(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
     save_file({"0/truth": TRUTH}, tmp_path / "pictures.safetensors")
     with pytest.raises(RunFolderError, match=r"pictures\.safetensors: 0/output/0 is missing"):
-        section(tmp_path, Result.from_record(result))
+        build_image_section(tmp_path, Result.from_record(result))
     (tmp_path / "pictures.safetensors").write_bytes(b"no file of tensors")
     with pytest.raises(RunFolderError, match="cannot be read as safetensors"):
-        section(tmp_path, Result.from_record(result))
+        build_image_section(tmp_path, Result.from_record(result))
 
 
 def test_what_stands_for_a_central_model_is_called_so(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
-    found = section(tmp_path, Result.from_record({**result, "central": "virtual"}))
+    found = build_image_section(tmp_path, Result.from_record({**result, "evaluated_model": "virtual"}))
     assert found is not None
     assert [panel["name"] for panel in found["cases"][0]["panels"]] == ["truth", "average", "north"]
 
@@ -154,7 +154,7 @@ def test_models_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
     tensors = {f"0/output/{k}": FOUND for k in range(9)}
     image = np.zeros((1, 6, 8), np.uint8)
     save_file({**tensors, "0/truth": TRUTH, "0/image": image}, tmp_path / "pictures.safetensors")
-    found = section(tmp_path, Result.from_record(result))
+    found = build_image_section(tmp_path, Result.from_record(result))
     assert found is not None
     assert found["more"] == 3
     assert len(found["cases"][0]["panels"]) == 7  # the truth and six models
@@ -171,7 +171,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
     tensors |= {"0/output/0": truth + np.float16(0.1), "1/output/0": truth - np.float16(0.2)}
     result = segmented(tmp_path, *cases)
     save_file(tensors, tmp_path / "pictures.safetensors")
-    found = section(tmp_path, Result.from_record(result))
+    found = build_image_section(tmp_path, Result.from_record(result))
     assert found is not None
     assert found["most"] == "20.0%"
     shades = []

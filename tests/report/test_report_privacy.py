@@ -211,8 +211,8 @@ def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
     audited.write(tmp_path, lines)
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None
-    assert totals.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
-    assert totals.nodes["north"].bare == 1
+    assert totals.nodes["north"].charges == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
+    assert totals.nodes["north"].without_guarantee == 1
 
 
 def test_the_terminal_says_what_it_cost() -> None:

@@ -29,7 +29,7 @@ RESULT: dict[str, Any] = {
 IN_ROUNDS: dict[str, Any] = {
     **RESULT,
     "title": "FedPer",
-    "central": "virtual",
+    "evaluated_model": "virtual",
     "accuracy": 88.2,
     "student": {"parameters": 3},
     "standalone": None,
@@ -45,7 +45,12 @@ def test_a_run_in_rounds_shows_what_it_has() -> None:
 
 
 def test_nodes_that_trained_alone_are_one_line() -> None:
-    alone = {**IN_ROUNDS, "central": "nodes", "accuracy": 70.0, "standalone": {"accuracy": {"mean": 70.0}}}
+    alone = {
+        **IN_ROUNDS,
+        "evaluated_model": "nodes",
+        "accuracy": 70.0,
+        "standalone": {"accuracy": {"mean": 70.0}},
+    }
     text = printed(alone)
     assert re.search(r"nodes' mean \(FedPer\) +70.0% ± 2.0", text)
     assert text.count("70.0%") == 1

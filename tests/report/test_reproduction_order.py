@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstill.compare.reproduction import ReproducedMetric
-from fedstill.report.reproduction_order import Order, compare_order
+from fedstill.report.reproduction_order import OrderAgreement, compare_order
 from fedstill.runs.config import PaperMetric
 
 
@@ -18,23 +18,25 @@ def seeds(method: str, *values: float) -> ReproducedMetric:
 def test_a_pair_is_told_apart_by_paired_differences_over_seeds() -> None:
     # Seeds move both alike: differences 1.0, 1.2, 0.8 have the interval 1.0 +- 4.303 * 0.2 / sqrt(3).
     steady = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 78.8, 89.2)]
-    assert compare_order(steady, paper(a=2.0, b=1.0)) == Order(1, 1, 1, 1)
-    assert compare_order(steady, paper(a=1.0, b=2.0)) == Order(1, 0, 1, 0)
+    assert compare_order(steady, paper(a=2.0, b=1.0)) == OrderAgreement(1, 1, 1, 1)
+    assert compare_order(steady, paper(a=1.0, b=2.0)) == OrderAgreement(1, 0, 1, 0)
     # The same means, but 1.0, 3.0, -1.0: 1.0 +- 5.0.
     loose = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 77.0, 91.0)]
-    assert compare_order(loose, paper(a=2.0, b=1.0)) == Order(1, 1, 0, 0)
+    assert compare_order(loose, paper(a=2.0, b=1.0)) == OrderAgreement(1, 1, 0, 0)
 
 
 def test_one_seed_tells_nothing_apart() -> None:
-    assert compare_order([seeds("a", 99.0), seeds("b", 1.0)], paper(a=2.0, b=1.0)) == Order(1, 1, 0, 0)
+    assert compare_order([seeds("a", 99.0), seeds("b", 1.0)], paper(a=2.0, b=1.0)) == OrderAgreement(
+        1, 1, 0, 0
+    )
 
 
 def test_what_lacks_a_seed_is_compared_on_those_that_both_have() -> None:
     # Of the seeds 0 to 2 a is above b by 1.0, 1.2, 0.8; by b's fourth, which a lacks, it would not be.
     rows = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 78.8, 89.2, 200.0)]
-    assert compare_order(rows, paper(a=2.0, b=1.0)) == Order(1, 1, 1, 1)
+    assert compare_order(rows, paper(a=2.0, b=1.0)) == OrderAgreement(1, 1, 1, 1)
     strangers = [rows[0], ReproducedMetric("", "b", "accuracy", {7: 1.0})]
-    assert compare_order(strangers, paper(a=2.0, b=1.0)) == Order(0, 0, 0, 0)
+    assert compare_order(strangers, paper(a=2.0, b=1.0)) == OrderAgreement(0, 0, 0, 0)
 
 
 def test_settings_and_figures_are_not_mixed_and_level_pairs_not_counted() -> None:
@@ -44,4 +46,4 @@ def test_settings_and_figures_are_not_mixed_and_level_pairs_not_counted() -> Non
         ReproducedMetric("one", "b", "gigabytes", {0: 1.0}),
         ReproducedMetric("one", "c", "accuracy", {0: 5.0}),
     ]
-    assert compare_order(rows, paper(a=2.0, b=1.0, c=2.0)) == Order(0, 0, 0, 0)
+    assert compare_order(rows, paper(a=2.0, b=1.0, c=2.0)) == OrderAgreement(0, 0, 0, 0)

@@ -44,10 +44,10 @@ def test_a_part_of_a_wrong_type_is_read_or_named_in_one_line(junk: object) -> No
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"bytes": {"up": "many"}}, r"invalid bytes.up = 'many' \(expected a whole number"),
+        ({"bytes": {"up": "many"}}, r"invalid bytes.up = 'many' \(expected an integer"),
         ({"nodes": [{"model": "mlp"}]}, "nodes[0].name is missing"),
         ({"nodes": "two"}, r"invalid nodes = 'two' \(expected a list, each a table"),
-        ({"central": "crown"}, r"invalid central = 'crown' \(expected student, virtual, ensemble, nodes"),
+        ({"evaluated_model": "crown"}, r"invalid evaluated_model = 'crown' \(expected student, virtual, ensemble, nodes"),
         ({"metrics": [{"key": "a", "title": "A", "better": "up"}]},
          r"invalid metrics[0].better = 'up' \(expected one of 'higher', 'lower'"),
         ({"metrics": [], "metric": None}, r"invalid metrics = [] \(expected one figure or more"),

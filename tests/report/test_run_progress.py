@@ -10,7 +10,7 @@ import pytest
 from fedstill.core.errors import RunFolderError
 from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
 from fedstill.report import write_report
-from fedstill.report.bars import MOST, sparkline
+from fedstill.report.bars import MAX_POINTS, sparkline
 from fedstill.runs import run
 from tests.federation.test_remote import tiny
 from tests.report.test_report_page import a_result, measured, read
@@ -43,7 +43,7 @@ def test_it_says_how_far_the_run_is_and_what_it_reaches(tmp_path: Path) -> None:
     page = read(measured(going_on(tmp_path), lines))
     assert "Accuracy so far 82.0%" in read(going_on(tmp_path, note="accuracy 82.0 %")).text  # newer
     assert "not finished" in page.text
-    assert "goes on without west" in read(going_on(tmp_path, without=["west"])).text
+    assert "continues without west" in read(going_on(tmp_path, excluded=["west"])).text
     assert "31 of 400" in page.text
     assert "Accuracy so far 80.0% best so far 81.5%" in page.text
     assert "about 6 min 9 s" in page.text  # 369 steps at 30 s for 30
@@ -62,14 +62,14 @@ def test_nothing_that_a_server_or_a_node_has_written_becomes_markup(tmp_path: Pa
     hostile = {
         "phase": HOSTILE,
         "note": HOSTILE,
-        "waits_for": [HOSTILE],
+        "waiting_for": [HOSTILE],
         "error": HOSTILE,
         "without": [HOSTILE],
     }
     about = dict.fromkeys(("title", "metric", "unit"), HOSTILE)
     losses = {"phase": "distillation", "step": 1, "losses": {HOSTILE: 1.0}, "accuracy": 3.0}
     local = [{"phase": "local", "node": HOSTILE, "step": step, "loss": 1.0} for step in (1, 2)]
-    page = read(measured(going_on(folder, **hostile, about=about), [losses, *local]))
+    page = read(measured(going_on(folder, **hostile, run_info=about), [losses, *local]))
     assert {"script", "img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert page.text.count("<script>alert(1)</script>") > 5
 
@@ -86,7 +86,7 @@ def test_without_a_run_there_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
         write_report(tmp_path)
     (tmp_path / PROGRESS_FILE).write_text("{")
-    with pytest.raises(RunFolderError, match="does not hold how far a run is"):
+    with pytest.raises(RunFolderError, match="is not a progress file"):
         write_report(tmp_path)
 
 
@@ -108,6 +108,6 @@ def test_a_run_writes_it_as_it_goes_on_and_says_what_it_is(tmp_path: Path) -> No
 def test_a_line_has_so_many_points_and_ends_with_the_last_value() -> None:
     drawn = sparkline([float(value) for value in range(1000)])
     points = drawn.partition('points="')[2].partition('"')[0].split()
-    assert len(points) <= MOST + 1
+    assert len(points) <= MAX_POINTS + 1
     assert (points[0], points[-1]) == ("0.00,35.00", "100.00,5.00")
     assert sparkline([2.0, 2.0]).count(",35.00") == 2
