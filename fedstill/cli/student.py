@@ -54,7 +54,7 @@ def evaluate(args: ParsedArgs) -> None:
 
 def export(args: ParsedArgs) -> None:
     """The student in another tool's form, with its preprocessing, compared; and its card."""
-    from fedstill.report.model_card import NAME, model_card
+    from fedstill.report.model_card import CARD_FILE, model_card
     from fedstill.student.export import export, format_of
     from fedstill.student.student_model import load
 
@@ -66,7 +66,7 @@ def export(args: ParsedArgs) -> None:
     card = None
     if (folder / "result.json").exists():
         use = format_of(kind).use.format(file=out.name, inputs=student.preprocessing.input_name)
-        card = out / NAME if out.is_dir() else out.with_name(f"{out.name}.md")
+        card = out / CARD_FILE if out.is_dir() else out.with_name(f"{out.name}.md")
         card.write_text(model_card(folder, student.preprocessing.description, use), encoding="utf-8")
     if "--json" in args:
         summary = {"file": str(out), "apart": apart, "takes": student.preprocessing.description}
