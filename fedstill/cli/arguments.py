@@ -215,7 +215,7 @@ def number(
     """
     if text is None:
         return None
-    expected = expected or ("a number" if kind is float else "a whole number")
+    expected = expected or ("a number" if kind is float else "an integer")
     value = parse_cli_number(kind, text)
     if value is None or not is_valid(value):
         raise ArgumentError(name, text, expected)

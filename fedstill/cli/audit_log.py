@@ -63,7 +63,7 @@ def _opened(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
     if lost is None and not log.file.with_name(f"{log.file.name}.head").exists():
         with log.file.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:  # nothing says that it ever was one
-                raise FedstillError(f"{log.file} is no audit log")
+                raise FedstillError(f"{log.file} is not an audit log")
     audit = AuditLog(log.file, read_only=not write)
     try:
         yield audit
@@ -73,7 +73,7 @@ def _opened(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
 
 def show(args: ParsedArgs) -> None:
     log = _find_log(Path(args.positionals[0]))
-    allowed = "a whole number from 0 (all) up"
+    allowed = "an integer from 0 (all) up"
     most = number("--last", args.get("--last") or "20", int, lambda value: value >= 0, allowed)
     own = 1e-5 if log.privacy is None else log.privacy.delta
     within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"

@@ -126,10 +126,10 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     from fedstill.cli.node_facts import node_facts
-    from fedstill.node.audit_path import audit_file
+    from fedstill.node.audit_file import audit_path
     from fedstill.node.permission_check import find_open_files
 
-    facts, exposed = node_facts(folder, file, found), find_open_files(folder, audit_file(file, folder))
+    facts, exposed = node_facts(folder, file, found), find_open_files(folder, audit_path(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
 
 

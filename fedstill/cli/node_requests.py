@@ -82,7 +82,7 @@ def log(args: ParsedArgs) -> None:
         sys.exit(2 if fault else 0)
     rows = []
     for line in lines[-LAST:]:
-        who = clip_text(line["who"]) or "not proven"
+        who = clip_text(line["actor"]) or "not proven"
         rows.append([str(line["line"]), line["at"][:19], line["event"], who, describe_log_line(line)])
     if rows:
         print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)

@@ -29,7 +29,7 @@ def make(args: ParsedArgs) -> None:
 
     path = args.path("--out", "queries.safetensors")
     private = args.path("--key", "server.key")
-    queries = runs.make(config)
+    queries = runs.build_queries(config)
     own = signed_files.load_or_create_key(private)
     sha256 = offline_files.write_queries(path, queries, own)
     write_text(_recipe(path), f"{COMMAND}{args.command}\n\n{to_toml(config)}")
@@ -62,7 +62,7 @@ def combine(args: ParsedArgs) -> None:
     known = None if keys is None else _keys(Path(keys))
     try:
         responses = [Path(place) for place in args.positionals]
-        result = runs.distil(
+        result = runs.train_from_files(
             config, queries, responses, folder, keys=known, command=args.command, progress=args.show_progress
         )
     except KeyboardInterrupt:

@@ -24,7 +24,7 @@ mechanism is sound, or the attack weak."""
 def audit(args: ParsedArgs) -> None:
     """Attack one mechanism, or all of them; a claim that is refuted is an error."""
     name, out = args.get("--mechanism"), args.path("--out")
-    seed = number("--seed", args.get("--seed") or "0", int, lambda n: n >= 0, "a whole number from 0 up")
+    seed = number("--seed", args.get("--seed") or "0", int, lambda n: n >= 0, "an integer from 0 up")
 
     from fedstill.attacks.mechanism_audits import AUDITS
 

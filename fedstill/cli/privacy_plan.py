@@ -101,10 +101,10 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.loading import load
-    from fedstill.runs.build import divide
+    from fedstill.runs.build import split_data
 
     data = load(config.data, config.task)
-    parts, public = divide(config, data)
+    parts, public = split_data(config, data)
     notes = unit_notes(parts, [config.nodes.privacy] * len(parts))
     made = PlannedRun(
         target, config.method, InputSpec.from_data(config.task, data), public, config.nodes.models, notes
@@ -179,7 +179,7 @@ def _solve(
         length = replace(length, value=steps)
     mechanism = _mechanism(run, place, privacy, method, local)
     if mechanism.protects and method.needs().trains_on_public:  # as the run itself is refused
-        allowed = "none where public data join its own"
+        allowed = "none if public data are added to its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
     limited = math.isfinite(privacy.budget)
     cost = forecast(mechanism)

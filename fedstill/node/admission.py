@@ -29,7 +29,7 @@ def require_server(node: str, policy: PolicyConfig, server: str) -> None:
     if policy.allowed_servers and parse_fingerprint(server) not in map(
         parse_fingerprint, policy.allowed_servers
     ):
-        raise QueryRefused(node, "join", f"allowed_servers: not {server or 'one that nothing proves'}")
+        raise QueryRefused(node, "join", f"allowed_servers: not {server or 'an unproven server'}")
 
 
 def require_nodes(node: str, policy: PolicyConfig, min_nodes: int) -> None:
@@ -37,7 +37,11 @@ def require_nodes(node: str, policy: PolicyConfig, min_nodes: int) -> None:
     QueryRefused.
     """
     if min_nodes < policy.min_nodes:
-        reason = f"the run may go on with {min_nodes}" if min_nodes else "it is not said how many are asked"
+        reason = (
+            f"the run may go on with {min_nodes}"
+            if min_nodes
+            else "the server does not state the number of nodes"
+        )
         raise QueryRefused(node, "join", f"min_nodes: {policy.min_nodes}, and {reason}")
 
 
@@ -50,7 +54,7 @@ def require_schema(node: str, own: Schema, schema: Schema) -> None:
         QueryRefused: with the rule.
     """
     if own and schema != own:
-        raise QueryRefused(node, "join", "schema: the run's is not the one that the owner names")
+        raise QueryRefused(node, "join", "schema: the run's schema differs from the owner's")
 
 
 def require_classes(node: str, own: tuple[str, ...], classes: tuple[str, ...]) -> None:
@@ -59,13 +63,13 @@ def require_classes(node: str, own: tuple[str, ...], classes: tuple[str, ...]) -
     QueryRefused reports no difference: the classes of the data would be found list by list.
     """
     if own and classes != own:
-        raise QueryRefused(node, "join", "classes: the run's are not those that the owner names")
+        raise QueryRefused(node, "join", "classes: the run's classes differ from the owner's")
 
 
 def require_records(node: str, policy: PolicyConfig, records: int) -> None:
     """Refuse a run while there are too few records, with QueryRefused; their number is not reported."""
     if records < policy.min_records:
-        raise QueryRefused(node, "join", f"min_records: {policy.min_records}, and here are fewer")
+        raise QueryRefused(node, "join", f"min_records: {policy.min_records}, and this node has fewer")
 
 
 def require_hour(node: str, policy: PolicyConfig, query: str, clock: Clock = datetime.now) -> None:

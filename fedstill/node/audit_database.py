@@ -14,8 +14,8 @@ from pathlib import Path
 from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
 
-APPLICATION_ID = 0x6665_6473  # "feds": marks SQLite files of audit logs
-VERSION = 4
+APPLICATION_ID = 0x6665_6473  # "feds": identifies SQLite files of audit logs
+VERSION = 5
 TABLE = "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)"
 SCHEMA = (TABLE, f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {VERSION}")
 LOCK_TIMEOUT = 120.0  # seconds to wait for another process, which may be computing its budget
@@ -94,16 +94,16 @@ class Database:
         (version,) = self.execute("PRAGMA user_version").fetchone()
         objects = self.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         if application_id != APPLICATION_ID and (objects or self._read_only):
-            raise AuditError(self.location, "is no audit log")
+            raise AuditError(self.location, "is not an audit log")
         if application_id != APPLICATION_ID:
             for statement in SCHEMA:
                 self.execute(statement)
         elif version != VERSION:
-            message = f"has the form of another version of fedstill: {version}, not {VERSION}"
+            message = f"was written by another version of fedstill: format {version}, not {VERSION}"
             raise AuditError(self.location, message)
         elif objects != [("table", "entries", TABLE)]:
-            message = "holds other tables, indexes or triggers than fedstill makes: put it back as it was"
-            raise AuditError(self.location, f"{message}, or move it away and settle what its head says")
+            message = "holds unknown tables, indexes or triggers: restore it"
+            raise AuditError(self.location, f"{message}, or move it away and run `fedstill audit accept`")
 
     def write_transaction(self) -> AbstractContextManager[None]:
         """Return a context manager: an exclusive write transaction, rolled back on an exception."""
@@ -147,7 +147,7 @@ class Database:
     def _audit_error(self, error: sqlite3.Error) -> AuditError:
         if type(error) is not sqlite3.DatabaseError:  # DatabaseError itself: not a SQLite file
             return AuditError(self.location, f"cannot be used: {error}")
-        message = f"cannot be read any more ({error}): move it away, and settle what its head says"
+        message = f"cannot be read any more ({error}): move it away and run `fedstill audit accept`"
         return AuditError(self.location, message)
 
 

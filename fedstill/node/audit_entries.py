@@ -155,10 +155,8 @@ FIELD_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("at", *ENTRY_DEFAULTS, *REQUIRED), (is_text, "text")),
     "number": (lambda value: is_count(value, -MAX_COUNT), "an integer within 2**53"),
     **dict.fromkeys(("no_guarantee", "queries"), (is_count, "an integer from 0, below 2**53")),
-    **dict.fromkeys(
-        ("down", "up", "training_cost"), (_is_counts, "names, and an integer below 2**53 of each")
-    ),
-    "cost": (_is_cost, "events as text, and from 1 to below 2**53 of each"),
+    **dict.fromkeys(("down", "up", "training_cost"), (_is_counts, "names with an integer below 2**53 each")),
+    "cost": (_is_cost, "events as text with an integer from 1 to below 2**53 each"),
 }
 """Check of each field of a line, and its description."""
 
@@ -195,4 +193,4 @@ def check_entry(entry: Entry) -> None:
         if not is_allowed(value):
             raise ArgumentError(f"{name} of an entry", value, expected)
     if parse_line(entry.to_line("")) != {"at": "", **vars(entry)}:
-        raise ArgumentError("entry of an audit log", vars(entry), "what its line gives back")
+        raise ArgumentError("entry of an audit log", vars(entry), "values that its line restores")

@@ -27,7 +27,7 @@ def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> Audi
     """
     path = audit_path(file, folder)
     if (fault := missing_log_fault(path, folder)) is not None:
-        raise AuditError(path, f"{fault}: put it back, or `fedstill audit accept {folder}` starts it anew")
+        raise AuditError(path, f"{fault}: put it back, or `fedstill audit accept {folder}` starts a new one")
     return AuditLog(path, read_only=read_only)
 
 
@@ -41,9 +41,9 @@ def missing_log_fault(path: Path, folder: Path | None) -> str | None:
     if path.exists():
         return None
     if path.with_name(f"{path.name}.head").exists():
-        return "is gone, and its head is there"
+        return "is missing, but its head exists"
     has_runs = folder is not None and any(folder.glob(f"runs/*/{PLAN_FILE}"))
-    return "is gone, and its node's runs are there" if has_runs else None
+    return "is missing, but its node's runs exist" if has_runs else None
 
 
 def unwritable_reason(path: Path) -> str:

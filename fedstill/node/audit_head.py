@@ -46,9 +46,9 @@ class Head:
         except (AttributeError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(f"it is none: {error!r}") from error
         if type(head.number) is not int or not 0 <= head.number <= MAX_ENTRY_NUMBER or not is_text(head.hash):
-            raise ValueError("its entry has no number or no hash that an entry could have")
+            raise ValueError("invalid number or hash of its entry")
         if len(head.totals) != len(rows) or not all(map(_is_total, rows)):
-            raise ValueError("its totals are none that entries could have")
+            raise ValueError("invalid totals")
         return head
 
 

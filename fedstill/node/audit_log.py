@@ -148,7 +148,7 @@ class AuditLog:
             with self._database.write_transaction():
                 head = self._verify_all() or Head()
                 if self.fault is None and not is_lost:
-                    raise AuditError(self._database.location, "nothing is wrong with it: nothing to settle")
+                    raise AuditError(self._database.location, "it has no fault to accept")
                 missing = {
                     names: difference
                     for names, counts in head.totals.items()
@@ -227,7 +227,9 @@ class AuditLog:
     def require_sound(self) -> None:
         """Refuse a log with a fault, as every charge does, with :class:`AuditError`."""
         if self.fault is not None:
-            message = f"{self.fault}; nothing leaves until its owner has settled it (`fedstill audit accept`)"
+            message = (
+                f"{self.fault}; nothing is released until its owner has accepted it (`fedstill audit accept`)"
+            )
             raise AuditError(self._database.location, message)
 
     def close(self) -> None:
@@ -276,7 +278,7 @@ class AuditLog:
                 ends = f"it ends at entry {self._last_number}, and its head at {head.number}"
                 self.fault = f"is an older copy: {ends}"
             elif head.hash != expected.hash:
-                self.fault = f"entry {head.number} is not the one that its head names"
+                self.fault = f"entry {head.number} differs from the one in its head"
             elif head.totals != expected.totals:
                 self.fault = f"its entries up to {head.number} do not add up to the totals in its head"
         return head
@@ -311,7 +313,7 @@ class AuditLog:
         self.require_sound()
         if self._database.was_replaced():
             raise AuditError(
-                self._database.location, "was replaced by another file: start again, and it is checked"
+                self._database.location, "was replaced by another file: restart the node to check it"
             )
         self._database.require_format()
         self._read_new_entries()
@@ -334,18 +336,18 @@ class AuditLog:
 
     def _insert_entry(self, entry: Entry) -> tuple[int, str, Mapping[str, Any]]:
         if self._read_only:
-            raise AuditError(self._database.location, "is open to be read only")
+            raise AuditError(self._database.location, "is open read-only")
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         number, line = self._last_number + 1, entry.to_line(time)
         if number > MAX_ENTRY_NUMBER:
-            message = f"no entry can follow number {self._last_number}: move away what says so, this log or its head"
+            message = f"no entry can follow number {self._last_number}: move this log or its head away"
             raise AuditError(self._database.location, f"{message}, and settle")
         hash_ = chain_hash(self._last_hash, number, line)
         if (
             self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, hash_)).rowcount
             != 1
         ):
-            raise AuditError(self._database.location, "has not taken an entry")
+            raise AuditError(self._database.location, "did not store an entry")
         return number, hash_, vars(entry)
 
     def _apply_entry(self, number: int, hash_: str, fields: Mapping[str, Any] | None) -> None:

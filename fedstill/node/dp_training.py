@@ -114,7 +114,7 @@ def _consume_step(node: Node, role: str, sampling_rate_: float) -> None:
         return
     batch, remaining = node.remaining_private_steps.get(role, (0, 0))
     if not remaining or sampling_rate_ > dpsgd.sampling_rate(len(node.data), batch):
-        expected = "as many private steps, of as many records, as the query declares (span, trains, rows)"
+        expected = "no more private steps or records than the query declares (span, trains, rows)"
         raise ArgumentError(f"steps of the {role} of {node.name}", "more", expected)
     node.remaining_private_steps[role] = batch, remaining - 1
 

@@ -90,7 +90,7 @@ class Gate:
         """Yield the rules that a query breaks; each is checked only if those before it hold."""
         names = {name.removesuffix(SCALE) for name in tensors}
         if names != set(sends):
-            yield f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
+            yield f"tensors: expected {sorted(sends)}, got {sorted(names)}"
         for name, tensor in tensors.items():
             if (
                 rule := self._tensor_fault(query, name, tensor, wire_kind(name, sends), input_shape)
@@ -106,7 +106,7 @@ class Gate:
             is_measured = wire_kind(name, sends) == INPUTS or f"{name}{SCALE}" in tensors
             is_numeric = is_measured or tensor.is_floating_point() or tensor.is_complex()
             if is_numeric and tensor.dtype != torch.float32:
-                yield f"float32: {name} is {tensor.dtype}, and numbers here are torch.float32"
+                yield f"float32: {name} is {tensor.dtype} (expected torch.float32)"
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 yield f"finite numbers: {name} holds NaN or infinity"
 
@@ -117,23 +117,23 @@ class Gate:
         max_rows, row_count = self.policy.max_rows or math.inf, tensor.shape[:1].numel()
         if name.endswith(SCALE):
             has_scale = COMPRESSED_WIRE.wire_dtype(kind) != "float32"
-            return None if has_scale else f"tensors: {name} came, and {kind} have no scales"
+            return None if has_scale else f"tensors: {name} is not expected: {kind} have no scales"
         description = f"{tensor.dtype} {tuple(tensor.shape)}"
         if kind == INDICES and tensor.numel() > max_rows:
             return f"max_rows: {max_rows}, and {name} names {tensor.numel()}"
         if kind == INDICES and (tensor.dtype not in INTEGER_DTYPES or tensor.ndim != 1):
-            return f"rows: {name} is {description}, and rows are whole numbers (N,), int32 or int64"
+            return f"rows: {name} is {description} (expected int32 or int64 of shape (N,))"
         if kind == SOURCES and (tensor.dtype not in INTEGER_DTYPES or not tensor.ndim):
-            return f"sources: {name} is {description}, and sources are whole numbers (B, ...), int32 or int64"
+            return f"sources: {name} is {description} (expected int32 or int64 of shape (B, ...))"
         if kind in PARAMETER_KINDS and (tensor.dtype != torch.float32 or tensor.ndim != 1):
-            return f"parameters: {name} is {description}, and a network's are float32 (P,)"
+            return f"parameters: {name} is {description} (expected float32 of shape (P,))"
         if kind not in (INPUTS, LABEL_MAPS):
             return None
         if kind == INPUTS and tuple(tensor.shape[1:]) != tuple(input_shape):
             expected = f"(B, {', '.join(map(str, input_shape))})"
-            return f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are {expected}"
+            return f"inputs: {name} is {tuple(tensor.shape)} (expected {expected})"
         if kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(input_shape)[1:]):
-            return f"label maps: {name} is {description}, and maps here are uint8, one number a pixel"
+            return f"label maps: {name} is {description} (expected uint8 class indices, one per pixel)"
         if not 1 <= row_count <= max_rows:
             return f"max_rows: {max_rows}, and {name} has {row_count}"
         if 0 < (approved_rows := self._approved_limit(query, "rows")) < row_count:
@@ -212,11 +212,9 @@ class Gate:
             and extra_queries
             and self.audit.totals.response_counts[self.run, self.node, query] + extra_queries > max_times
         ):
-            rule = (
-                f"approved: {max_times} times{', and this came out otherwise before' if is_changed else ''}"
-            )
+            rule = f"approved: {max_times} times{', and an earlier response differed' if is_changed else ''}"
         elif max_bytes and byte_count > max_bytes:
-            rule = f"approved: {max_bytes} bytes of an answer"
+            rule = f"approved: {max_bytes} bytes per response"
         if rule is not None:
             raise QueryRefused(self.node, query, rule)
 
@@ -263,7 +261,7 @@ class Gate:
         scores = [tensor for name, tensor in tensors.items() if kinds[name].category == "scores"]
         rows = max([0, *(tensor.shape[:1].numel() for tensor in scores)])
         if 0 < (approved_rows := self._approved_limit(received.query, "rows")) < rows:
-            rule = f"approved: {approved_rows} inputs, and the answer is about {rows}"
+            rule = f"approved: {approved_rows} inputs, and the response has {rows}"
             raise QueryRefused(self.node, received.query, rule)
         if part == RESPONSE:
             self._check_scores(query, tensors, sent)
@@ -407,7 +405,7 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
         return f"queries: {', '.join(allowed) or 'none'}"
     if policy.sums_only and kinds and not query.sums:
         remedy = "unless its owner sets it to false"
-        return f"sums_only: nothing that is not added to other nodes' (link.secure_aggregation), {remedy}"
+        return f"sums_only: secure aggregation only (link.secure_aggregation), {remedy}"
     refused_kinds = sorted(
         {kind for kind in kinds.values() if policy.outputs_only and not _is_releasable(policy, kind)}
     )

@@ -94,7 +94,7 @@ class InitialTraining:
         """Take a few steps of the current learner."""
         if self._is_interrupted:
             raise NodeFault(
-                self._node.name, "train_locally", "its training failed half-way: start the node again"
+                self._node.name, "train_locally", "its training failed half-way: restart the node"
             )
         done_before = 0
         for learner in self._node.learners:

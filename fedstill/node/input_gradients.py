@@ -35,15 +35,15 @@ def check_output_gradients(exchange: Exchange, node: str, gradients: Tensors) ->
     decompressed, rule = decompress(gradients), None
     outputs = {name: part for name, part in exchange.outputs.items() if isinstance(part, torch.Tensor)}
     if not exchange.query.differentiable:
-        rule = "gradients: none are pulled back through its answer"
+        rule = "gradients: the response has no differentiable inputs"
     elif not decompressed or not decompressed.keys() <= outputs.keys():
-        rule = f"gradients: of some of {sorted(outputs)}, not of {sorted(decompressed)}"
+        rule = f"gradients: expected some of {sorted(outputs)}, got {sorted(decompressed)}"
     else:
         for name, tensor in decompressed.items():
             shape = tuple(outputs[name].shape[1:])  # without the node axis
             if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
                 received = f"{tensor.dtype} {tuple(tensor.shape)}"
-                rule = f"gradients: of {name} they are torch.float32 {shape}, not {received}"
+                rule = f"gradients: {name} is {received} (expected torch.float32 {shape})"
     if rule is not None:
         raise QueryRefused(node, exchange.query.name, rule)
 

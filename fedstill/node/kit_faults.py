@@ -27,7 +27,7 @@ def kit_faults(folder: Path, name: str | None) -> list[str]:
         return ["NVIDIA FLARE is not installed: pip install 'fedstill[flare]'"]
     kit = StartupKit(folder / KIT_FOLDER)
     if not kit.path("fed_client.json").is_file():
-        advice = "copy the one that you were given to there, or set online = false"
+        advice = "copy yours there, or set online = false"
         return [f"{kit.folder} holds no startup kit: {advice}"]
     files = [kit.path(file) for file in ("client.crt", "client.key", "rootCA.pem")]
     faults = [f"{path} is missing: copy the startup kit there again" for path in files if not path.is_file()]

@@ -50,7 +50,7 @@ class KitIdentity:
         elif isinstance(self._key, ec.EllipticCurvePrivateKey):
             signature = self._key.sign(claim, ec.ECDSA(SHA256()))
         else:
-            raise NodeDataError("the kit's key is neither of RSA nor of an elliptic curve")
+            raise NodeDataError("the kit's key is neither RSA nor elliptic-curve")
         card = {"value": value.hex(), "certificate": self._pem.decode(), "signature": signature.hex()}
         return json.dumps(card).encode()
 
@@ -68,7 +68,7 @@ class KitIdentity:
         from cryptography import x509
 
         if len(card) > MAX_CARD_BYTES:
-            raise ValueError(f"it has {len(card)} bytes, allowed are {MAX_CARD_BYTES}")
+            raise ValueError(f"it has {len(card)} bytes (expected {MAX_CARD_BYTES} or less)")
         try:
             fields = json.loads(card)
             value, signature = bytes.fromhex(fields["value"]), bytes.fromhex(fields["signature"])
@@ -83,21 +83,21 @@ class KitIdentity:
         from cryptography.x509.oid import NameOID
 
         if not is_issued_by(certificate, self._authority):
-            raise ValueError("its certificate is not of this federation's authority")
+            raise ValueError("its certificate was not issued by this federation's authority")
         if (
             not certificate.not_valid_before_utc
             <= datetime.now(timezone.utc)
             <= certificate.not_valid_after_utc
         ):
-            raise ValueError("its certificate has run out")
+            raise ValueError("its certificate has expired")
         names = [
             attribute.value for attribute in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         ]
         if names != [name]:
-            raise ValueError(f"its certificate is of {names}")
+            raise ValueError(f"its certificate names {names}")
         # The authority signs these as well, and the server holds both.
         if name in self._servers or certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
-            raise ValueError("its certificate is a server's or an administrator's, and no node's")
+            raise ValueError("its certificate is a server's or an administrator's, not a node's")
 
 
 def _verify(certificate: Certificate, signature: bytes, claim: bytes) -> None:
@@ -112,6 +112,6 @@ def _verify(certificate: Certificate, signature: bytes, claim: bytes) -> None:
         elif isinstance(public, ec.EllipticCurvePublicKey):
             public.verify(signature, claim, ec.ECDSA(SHA256()))
         else:
-            raise ValueError("its key is neither of RSA nor of an elliptic curve")
+            raise ValueError("its key is neither RSA nor elliptic-curve")
     except InvalidSignature as error:
-        raise ValueError("its signature is not of its certificate's key") from error
+        raise ValueError("its signature does not match its certificate") from error

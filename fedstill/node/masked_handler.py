@@ -55,16 +55,16 @@ class MaskedHandler(RequestHandler):
         if not query.sums:
             return request
         if any(decompress(gradients).keys() != query.sums.keys() for gradients in output_gradients):
-            rule = f"sums: gradients of {', '.join(query.sums)}, and of nothing else"
+            rule = f"sums: expected gradients of {', '.join(query.sums)} only"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         if any(gradient_scale(decompress(gradients)) != 1.0 for gradients in output_gradients):
-            rule = "sums: gradients pulled back at a scale of 1, the largest from a half to below 1"
+            rule = "sums: expected gradients with a scale of 1 (largest value from 0.5 to below 1)"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         (node,) = self.group.nodes
         # Check before computing: otherwise the kind of refusal would reveal a result.
         for weighting in query.sums.values():
             if weighting in ("size", "counts") and weighting not in node.released_counts:
-                rule = f"sums: '{weighting}' of its data, which weigh its answer, were not asked before"
+                rule = f"sums: '{weighting}' of its data, which weight its response, were not queried before"
                 raise QueryRefused(node.name, query.name, rule)
         return self.masks.admit(query.name, request, self.side.weightings(query.name, self._noise_run))
 

@@ -172,9 +172,9 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     need = training_bytes(model) + batch * bytes_per_input(model, spec.shape, spec.task.task_class.form)
     require_memory(_describe_model(spec), need, limit)
     responses = public * (example_bytes(spec) + 2 * 4 * math.prod(spec.output_shape))
-    require_memory(f"{public} public inputs with answers about them", need + responses, limit)
+    require_memory(f"{public} public inputs with their responses", need + responses, limit)
     data_bytes = COPIES * round_up_to_power_of_two(examples) * example_bytes(spec)
-    require_memory("its data beside its model and public data", need + responses + data_bytes, limit)
+    require_memory("its data with its model and public data", need + responses + data_bytes, limit)
 
 
 def _describe_model(spec: InputSpec) -> str:

@@ -45,7 +45,7 @@ def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
             raise
         subject = error.what if isinstance(error, MemoryLimitExceeded) else "it"
         if query == JOIN:  # the size of the parts would reveal the number of records
-            logger.error("refused, as max_memory allows less: %s", error)
+            logger.error("refused by max_memory: %s", error)
             subject = "the run"
         rule = f"max_memory: {subject} would take more than the node's owner allows"
         raise QueryRefused(node, query, rule) from error
@@ -72,7 +72,7 @@ class QuerySizeLimits:
             # Two numbers may be a range with an exclusive end, which may equal the number of rows.
             end = row_count if len(rows) == 2 and bool(rows[0] <= rows[1]) else row_count - 1
             if rows.numel() and not (row_count and 0 <= int(rows.min()) <= int(rows.max()) <= end):
-                rule = f"rows: {name} names rows outside the {row_count} of the public data"
+                rule = f"rows: {name} has rows outside the {row_count} of the public data"
                 raise QueryRefused(self._node.name, query.name, rule)
         input_count = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
         if input_count and self._most:
@@ -96,10 +96,10 @@ class QuerySizeLimits:
             elif kind == LOGITS and indices is not None:  # one row per index
                 expected = (len(indices), *self._spec.outputs)
             elif kind == SCHEDULE and (tensor.ndim or tensor.dtype != torch.int64 or int(tensor) < 0):
-                rule = f"schedule: {name} is one whole number from 0 up, int64"
+                rule = f"schedule: {name} must be one int64 from 0"
             if expected is not None and (tensor.dtype != torch.float32 or tuple(tensor.shape) != expected):
                 received = f"{tensor.dtype} {tuple(tensor.shape)}"
-                rule = f"{kind}: {name} is {received}, and in this run torch.float32 {expected}"
+                rule = f"{kind}: {name} is {received} (expected torch.float32 {expected})"
             if rule is not None:
                 raise QueryRefused(self._node.name, query.name, rule)
 

@@ -40,7 +40,7 @@ class _ParameterLimit(TorchFunctionMode):
         if func is torch.empty:
             self.created += _count_numbers(*args, **given)
             if self.created > self.most:
-                rule = f"max_parameters: {self.most}, and the networks that the plan asks for have more"
+                rule = f"max_parameters: {self.most}, and the plan's networks have more"
                 raise QueryRefused(self.node, self.query, rule)
         return func(*args, **given)
 

@@ -102,5 +102,5 @@ class NodeFile(CheckedOptions):
                 is_valid = False
             if not is_valid:
                 raise ArgumentError(
-                    option, path, "a path without zero characters, after ~ a user of this machine"
+                    option, path, "a path without null characters; after ~ a user of this machine"
                 )

@@ -261,7 +261,9 @@ class NodeGroup:
         for node in self.nodes:
             if role not in node.modules:
                 known = ", ".join(node.modules)
-                raise ArgumentError("the network's role", role, f"one of {known}, which node.add extends")
+                raise ArgumentError(
+                    "the network's role", role, f"one of {known}; node.add_module adds others"
+                )
         if role not in self._stacked or not self._stacked[role].is_current():
             modules = [node.modules[role] for node in self.nodes]
             self._stacked[role] = StackedModules(modules, self.nodes[0].frozen[role])
@@ -303,12 +305,12 @@ class NodeGroup:
             raise ArgumentError("losses of nodes.step", tuple(losses.shape), expected)
         for node in self.nodes:
             if role in node.private_steps or "model" in node.private_steps:
-                rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
+                rule = f"privacy: its networks train with DP-SGD, and here its {role} would train without"
                 raise QueryRefused(node.name, "train_locally", rule)
         for node in self.nodes[: len(losses)]:
             if role not in node.optimizers:
-                expected = "a network with an optimizer: a model has one in train_round alone, others have "
-                raise ArgumentError("nodes.step", role, f"{expected}that of node.add")
+                expected = "a network with an optimizer: models have one in train_round only, other networks "
+                raise ArgumentError("nodes.step", role, f"{expected}that of node.add_module")
         stacked.backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimizers[role].step()

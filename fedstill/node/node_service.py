@@ -210,7 +210,7 @@ class NodeService:
     def _join_run(self, message: JoinRun, server: str, public_tensors: Tensors) -> NodeStatus:
         """Join a run for a server process; return the node's status."""
         if server in self._former_servers:  # its run may differ from the current one
-            raise ArgumentError("server", server, "a server process that none has followed")
+            raise ArgumentError("server", server, "the current server process")
         policy = self.file.policy
         admission.require_server(self.name, policy, self.server_fingerprint)  # before the plan is parsed
         admission.require_hour(self.name, policy, "join")
@@ -227,7 +227,9 @@ class NodeService:
         """Serve a message of secure aggregation, which nodes exchange through the server."""
         masks = session.masks
         if masks is None:
-            raise ArgumentError("operation", message.operation, "no sums: the plan of this run has none")
+            raise ArgumentError(
+                "operation", message.operation, "no secure aggregation: this run's plan has none"
+            )
         match message:
             case SendKeys():
                 return None, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
@@ -287,7 +289,7 @@ class NodeService:
                 self.server_fingerprint,
             ):
                 if self._joins >= MAX_JOINS:  # each join is a line of the security log
-                    raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs, and no more")
+                    raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs at most")
                 self.leave()
                 arguments = (
                     self.folder,

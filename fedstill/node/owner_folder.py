@@ -61,7 +61,7 @@ def _read_table(folder: Path) -> dict[str, Any]:
     try:
         str(folder.resolve()).encode()
     except UnicodeEncodeError as error:
-        expected = "one in UTF-8: rename it, as files in it could not be named"
+        expected = "a UTF-8 name: rename it"
         raise ArgumentError("the node's folder", os.fsencode(folder), expected) from error
     if not path.is_file():
         raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
@@ -85,12 +85,12 @@ def read_secret(folder: Path) -> int:
         text = ""
     number = text.removeprefix(REHEARSAL_PREFIX)
     if not number.isdecimal():
-        raise FedstillError(f"{path} holds no whole number from 0 up")
+        raise FedstillError(f"{path} does not hold an integer from 0")
     if number == text and int(number) < MIN_SECRET:
         advice = f"delete it, and `fedstill node init {folder}` writes one of 128 random bits"
         raise FedstillError(f"{path} holds a number that can be guessed, and with it the noise: {advice}")
     if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise FedstillError(f"{path} can be read by others, who could take noise away: chmod 600 {path}")
+        raise FedstillError(f"{path} can be read by others, who could subtract the noise: chmod 600 {path}")
     return int(number)
 
 
@@ -107,7 +107,7 @@ def make_compute(file: NodeFile) -> Compute:
 # --- writing ------------------------------------------------------------------------------------------
 
 HEAD = """\
-# What this node is. It belongs to you: no server can read it or change it.
+# Configuration of this node. It belongs to you: no server can read or change it.
 # Paths count from the folder of this file. `fedstill node check` on this folder says what the node
 # is, what it would answer and refuse, and everything that is wrong.
 
@@ -129,9 +129,9 @@ def init_folder(folder: Path, name: str | None = None) -> bool:
     """
     if (folder / FILE).exists():
         if (folder / SECRET).exists():
-            raise FedstillError(f"{folder / FILE} is there already: change it, or choose another folder")
+            raise FedstillError(f"{folder / FILE} exists already: change it, or choose another folder")
         if name is not None:
-            raise ArgumentError("--name", name, f"none where {folder / FILE} is there: it says the name")
+            raise ArgumentError("--name", name, f"none, since {folder / FILE} exists and holds the name")
         _write_secret(folder)
         return False
     file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
@@ -249,7 +249,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         found += privacy_faults(file.privacy, data, model, file.data)
         spent = attempt("audit log", lambda: read_total_spent(file, folder))
         if spent is not None and spent.fault is not None:
-            settle = f"nothing leaves until `fedstill audit accept {folder}`"
+            settle = f"nothing is released until `fedstill audit accept {folder}`"
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {spent.fault}; {settle}")
         reason = (
             None
@@ -308,11 +308,11 @@ def refused_queries(file: NodeFile, passes_gradients: bool, queries: Mapping[str
     for name, query in queries.items():
         rule = policy_refusal(file.policy, query)
         if PRIVATE_DATA in query.released_kinds().values():
-            rule = "private data: they never leave a node of its own, whatever its policy"
+            rule = "private data: they never leave a real node, whatever its policy"
         if rule is None:
             rule = query.sum_fault(file.local.optimizer)
         if rule is None and 0 < file.policy.max_rows < query.rows:
-            rule = f"max_rows: {file.policy.max_rows}, and it is about {query.rows}"
+            rule = f"max_rows: {file.policy.max_rows}, and it has {query.rows}"
         if rule is None and query.differentiable and not passes_gradients:
             rule = PREDICTION_ONLY
         if rule is not None:

@@ -72,7 +72,7 @@ def check_name_and_weights(file: NodeFile, folder: Path) -> None:
 def unfit_reason(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:
     """Return the reason why a method with such needs cannot use this node's model, or None."""
     if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
-        return "nothing of its model is trained here, and every round trains it"
+        return "its model is frozen here, and every round trains it"
     if needs.split_models:
         try:
             copied_model, vocabulary = deep_copy(model), spec.vocabulary

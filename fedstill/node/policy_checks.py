@@ -64,17 +64,17 @@ def privacy_faults(
     if not config.protects:
         if math.isinf(config.budget):
             return []
-        expected = "a mechanism, where a budget is set: without a guarantee nothing can leave"
+        expected = "a mechanism if a budget is set: without a guarantee nothing can be released"
         return [str(ArgumentError("privacy.mechanism", config.registered_name, expected))]
     found = []
     part, main = next(iter(config.noise_tables.items()), ("", None))
     if main is not None and main.noise is None and math.isinf(config.budget):
-        expected = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
+        expected = f"a finite value, from which privacy.{part}.noise is calibrated"
         found.append(ArgumentError("privacy.epsilon", config.epsilon, expected))
     found += config.faults()
     if data is not None:
         if config.group_size > 1 and data.groups is None:
-            expected = "1, where data.group does not say whose each record is"
+            expected = "1 without data.group"
             found.append(ArgumentError("privacy.group_size", config.group_size, expected))
         volumes = data_config if data_config is not None and data_config.source == "nifti" else None
         if volumes and (volumes.group != "patient" or config.group_size == 1 < largest_group_size(data)):

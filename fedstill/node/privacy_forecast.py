@@ -92,13 +92,15 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
     for part in paid_parts(mechanism):
         if config.noise_tables[part].noise is None and not supposed.get(part):
             unlimited = ", ".join(name for name, asked in queries.items() if not asked.times)
-            reason = f"nobody says how often {unlimited} is asked, so no noise can be found from epsilon"
+            reason = (
+                f"the number of queries {unlimited} is not known, so noise cannot be calibrated to epsilon"
+            )
             return f"privacy.{part}.noise is none, and {reason}: give a number"
     for part, table in config.noise_tables.items():
         if table.noise == 0 and planned.get(part, PrivacyCost()) is None:
-            return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
+            return f"privacy.{part}.noise is 0, and a budget is set: without noise there is no guarantee"
     if total_cost(planned) is None:
-        return "a budget is set, and without noise on all that leaves nothing is guaranteed"
+        return "a budget is set, and without noise on all releases there is no guarantee"
     return None
 
 
@@ -161,7 +163,7 @@ def find_run_length(
         if run_cost(*option.with_length(method, local, 2 * math.ceil(option.value) + 1)) != current:
             return option
     named = ", ".join(option.name for option in options)
-    message = f"whatever {named} are, this run costs the same"
+    message = f"this run costs the same for all values of {named}"
     raise FedstillError(f"{message}: leave --steps out, or one of --epsilon and --noise")
 
 

@@ -54,8 +54,10 @@ def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) ->
     )
     if largest_group == 1:
         return ()
-    advice = f"privacy.group_size = {largest_group} protects all records of one together"
-    return (f"epsilon is of one record: a patient or slide has up to {largest_group} at one node; {advice}",)
+    advice = f"privacy.group_size = {largest_group} protects all records of a group together"
+    return (
+        f"epsilon holds for one record: a patient or slide has up to {largest_group} at one node; {advice}",
+    )
 
 
 def protect(
@@ -86,14 +88,14 @@ def protect(
     """
     data = node.data
     if config.group_size > 1 and data.groups is None:
-        raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
+        raise ArgumentError("privacy.group_size", config.group_size, "1 without data.group")
     has_groups = data.groups is not None  # declared groups, whatever their sizes: sizes depend on records
     if data.groups is not None:
         # Groups are dropped if each record is protected by itself.
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
     if config.needs_training and node.is_frozen:
-        expected = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
+        expected = "none or noisy-outputs: its model is frozen, and may contain every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.registered_name, expected)
     mechanism = PrivacyMechanism(
         node.name,
@@ -162,7 +164,7 @@ def require_unchanged_data(node: Node) -> None:
     if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
         mechanism = budgets.mechanism.name
         raise ArgumentError(
-            f"privacy.mechanism of {node.name}", mechanism, "none where public data join its own"
+            f"privacy.mechanism of {node.name}", mechanism, "none if public data are added to its own"
         )
 
 

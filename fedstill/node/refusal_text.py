@@ -29,7 +29,7 @@ INTERNAL_ERRORS = (
 def public_text(error: Exception) -> str:
     """Return the text of an error that a server may see; internal errors get a fixed text."""
     if is_internal(error):
-        return "its data or model fail here: its own log says more"
+        return "its data or model failed: see its log"
     if isinstance(error, OSError) and isinstance(error.errno, int):
         return os.strerror(error.errno)
     return " ".join(str(error).split()) or type(error).__name__

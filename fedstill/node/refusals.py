@@ -72,7 +72,7 @@ class Refusals:
         if self._lines <= MAX_REFUSALS:
             logger.warning("%s", line)
         if self._lines == MAX_REFUSALS:
-            logger.warning("further refusals of this hour are not written here")
+            logger.warning("further refusals in this hour are not logged here")
 
     def record(self, server: str, query: str, error: Exception, run: str) -> None:
         """Write a refusal and its public reason into the security log. The refusal holds even if the log

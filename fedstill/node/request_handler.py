@@ -72,7 +72,7 @@ class RequestHandler:
             NodeFault: an earlier query failed during private training.
         """
         if self._failed_query:
-            reason = f"it failed at query {self._failed_query}: the run goes on from an earlier mark"
+            reason = f"it failed at query {self._failed_query}: resume the run from an earlier checkpoint"
             raise NodeFault(self.group.nodes[0].name, operation, reason)
 
     @property

@@ -25,7 +25,7 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
     method, spec, public = dict(run["method"]), run["spec"], run["public"]
     planned_queries = []
     for name, planned in description.queries.items():
-        times = format_count(planned["times"], "time") if planned["times"] else "as often as the server likes"
+        times = format_count(planned["times"], "time") if planned["times"] else "any number of times"
         rows = f", up to {planned['rows']} inputs" if planned["rows"] else ""
         size = f", up to {format_bytes(planned['bytes'])} each" if planned["bytes"] else ""
         kinds = ", ".join(dict.fromkeys(planned["releases"].values())) or "nothing"
@@ -37,19 +37,19 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
     )
     student, min_nodes = run["student"] or "to be chosen", run["min_nodes"]
     quorum = (
-        f"goes on with {format_count(min_nodes, 'node')} or more"
+        f"continues with {format_count(min_nodes, 'node')} or more"
         if min_nodes
-        else "does not say with how many nodes"
+        else "does not state the number of nodes"
     )
     shape = " x ".join(map(str, spec["shape"]))
     schema = read_table(Schema, spec["schema"])
     classes = clip_text(", ".join(map(clip_text, spec["classes"])), 2000)
     columns = [f"{clip_text(column.name)}: {clip_text(column.allowed_values)}" for column in schema.columns]
-    target_text = f"; learned is {clip_text(schema.target)}" if schema else ""
+    target_text = f"; target {clip_text(schema.target)}" if schema else ""
     public_text = f"{clip_text(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     return {
         "state": request.state,
-        "run": f"{request.run}, asked {request.requested_at}",
+        "run": f"{request.run}, requested {request.requested_at}",
         "server": request.server_name,
         "method": clip_text(
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
@@ -59,7 +59,9 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{target_text}",
         **({"columns": columns} if schema else {"classes": classes}),
         "public": public_text if public["fingerprint"] else "none",
-        "seen by it": "sums of all nodes' answers" if run["secure_aggregation"] else "each node's answers",
+        "seen by it": "sums of all nodes' responses"
+        if run["secure_aggregation"]
+        else "each node's responses",
         "server says": f"student {student}; {quorum}",
     }
 
@@ -88,4 +90,4 @@ def describe_log_line(line: Mapping[str, Any]) -> str:
     if line.get("server"):
         subject = f"{subject} of {line['server']}"
     sha256 = group_digits(str(line.get("description", ""))[:16])
-    return "; ".join(clip_text(part) for part in (subject, str(line["why"]), sha256) if part)
+    return "; ".join(clip_text(part) for part in (subject, str(line["reason"]), sha256) if part)

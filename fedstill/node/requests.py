@@ -147,7 +147,7 @@ class ApprovalRequests:
         is_full = waiting.count(server) >= MAX_WAITING_PER_SERVER or len(waiting) >= MAX_WAITING
         if is_full or len(description.text) > MAX_DESCRIPTION_BYTES:
             limit = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
-            rule = f"approve: {limit} wait already, or this one is too large"
+            rule = f"approve: {limit} are waiting already, or this one is too large"
             raise QueryRefused(self._file.name, "join", rule)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         new = ApprovalRequest(description.text, run, server, now)
@@ -176,7 +176,7 @@ class ApprovalRequests:
 
         Args:
             sha256: of the description, or its beginning: at least eight digits, and 32 to approve it.
-            server: whose request, by its whole identity; empty or ``none`` is a server that nothing proves.
+            server: whose request, by its whole identity; empty or ``none`` is an unproven server.
                 It may be left out where one server alone asked for the description.
 
         Returns:
@@ -221,7 +221,7 @@ class ApprovalRequests:
         except (ArgumentError, ValueError, TypeError):
             is_valid = False
         if not is_valid:
-            raise RunFolderError(f"{path} does not hold the request that it is named after: delete it")
+            raise RunFolderError(f"{path} does not match its name: delete it")
         return request
 
     def _write(self, request: ApprovalRequest) -> None:
@@ -236,7 +236,7 @@ def _file_stem(sha256: str, server: str) -> str:
 
 def server_label(server: str) -> str:
     """Return a server's fingerprint, or a text if there is none."""
-    return server or "a server that nothing proves"
+    return server or "an unproven server"
 
 
 def requires_approval(file: NodeFile) -> bool:
@@ -297,5 +297,5 @@ def find_request(
         ]
     if len(matches) != 1:
         value = "not given" if server is None else server
-        raise ArgumentError("--server", value, f"the server whose request is meant: {servers}")
+        raise ArgumentError("--server", value, f"the request's server: {servers}")
     return matches[0]

@@ -150,7 +150,7 @@ class RunBudgets:
 
     def _training_entry(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> Entry:
         costs = self.mechanism.training_costs(query, inputs)
-        rule = f"DP-SGD of {' and '.join(costs)}, which the answer follows from"
+        rule = f"DP-SGD of {' and '.join(costs)}, on which the response depends"
         history_hash = chain_digest(received.history_hash, received.content_hash)
         return self._entry(
             received.number, query.name, TRAINING, str(attempt), history_hash, total_cost(costs), rule
@@ -161,14 +161,14 @@ class RunBudgets:
             f"{attempt} {received.training_hash}",
             chain_digest(received.history_hash, received.content_hash),
         )
-        rule = "what was learned, by its fingerprint"
+        rule = "hash of the trained weights"
         return self._entry(
             received.number, query.name, TRAINING_RESULT, result, history_hash, PrivacyCost(), rule
         )
 
     def _initial_training_entry(self, pretraining_hash: str) -> Entry:
         noise = self.mechanism.noise_levels.get(self.mechanism.training, 0.0)
-        rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
+        rule = f"DP-SGD of the model (noise {noise:.4g}), on which all releases depend"
         return self._entry(-1, TRAINING, TRAINING, pretraining_hash, "", self.initial_training_cost, rule)
 
     def _entry(
@@ -223,7 +223,7 @@ class RunBudgets:
         unit (records instead of patients): neither can be added to a budget.
         """
         if spending.run_no_guarantee and self.run_budget.epsilon < math.inf:
-            advice = "allowed is a new run, or privacy.epsilon = inf"
+            advice = "start a new run, or set privacy.epsilon = inf"
             raise UnprotectedReleases(
                 self.run_budget.epsilon, self.run_budget.delta, spending.run_no_guarantee, advice
             )
@@ -233,7 +233,7 @@ class RunBudgets:
         total = self.total_budget
         if spending.total_no_guarantee and total.epsilon < math.inf:
             advice = (
-                "its owner sees in which runs by fedstill audit show, and may set "
+                "fedstill audit show lists the runs; its owner may set "
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
             raise UnprotectedReleases(total.epsilon, total.delta, None, advice)

@@ -25,7 +25,7 @@ from fedstill.protocol.wire_format import tensor_bytes
 
 RUNS, PUBLIC = "runs", "public"  # folders that a server's messages can fill
 FREE_SPACE_ADVICE = "the node's owner moves folders of finished runs out of runs/"
-TRAINING_STATE, RELEASED_COUNTS, SALT = "learning.safetensors", "told.safetensors", "salt"
+TRAINING_STATE, RELEASED_COUNTS, SALT = "training.safetensors", "released_counts.safetensors", "salt"
 MAX_CHECKPOINTS = 2  # a server stopped between its nodes' checkpoints and its own returns to the previous one
 
 
@@ -91,7 +91,7 @@ class RunFolder:
                 return self._salt
             salt = _read_text(path).strip()
             if not re.fullmatch(r"[0-9a-f]{32}", salt):
-                raise RunFolderError(f"{path} is no salt of a run (expected 32 hexadecimal digits)")
+                raise RunFolderError(f"{path} is not a salt of a run (expected 32 hexadecimal digits)")
             return salt
         return _read_text(path).strip()
 
@@ -137,7 +137,7 @@ class RunFolder:
             for path_ in (
                 self.path / TRAINING_STATE,
                 self.path / RELEASED_COUNTS,
-                *self.path.glob("mark-*.safetensors"),
+                *self.path.glob("checkpoint-*.safetensors"),
             ):
                 path_.unlink(missing_ok=True)
         record = {**facts, "server": server if first_server is None else first_server}
@@ -177,23 +177,23 @@ class RunFolder:
 def checkpoints_in(folder: Path) -> list[int]:
     """Return the query numbers of the checkpoints in a run's folder; see :meth:`RunFolder.checkpoints`."""
     numbers = []
-    for path in folder.glob("mark-*.safetensors"):
-        if (match := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
-            raise RunFolderError(f"{path} is no state of a run (expected mark-NUMBER.safetensors)")
+    for path in folder.glob("checkpoint-*.safetensors"):
+        if (match := re.fullmatch(r"checkpoint-([0-9]{1,10})\.safetensors", path.name)) is None:
+            raise RunFolderError(f"{path} is not a checkpoint (expected checkpoint-NUMBER.safetensors)")
         numbers.append(int(match[1]))
     return sorted(numbers)
 
 
 def checkpoint_name(query_number: int) -> str:
     """Return the file name of a checkpoint."""
-    return f"mark-{query_number}.safetensors"
+    return f"checkpoint-{query_number}.safetensors"
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise RunFolderError(f"{path} is no UTF-8 text") from error
+        raise RunFolderError(f"{path} is not UTF-8 text") from error
 
 
 def _state_bytes(state: Any) -> int:

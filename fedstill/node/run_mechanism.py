@@ -108,13 +108,13 @@ class PrivacyMechanism:
         """Refuse a query that the mechanism cannot protect at any noise level."""
         rule, unprotected = None, sorted(set(query.trains) - (set(self.config.dp_trained) - {"model"}))
         if self.protects and query.releases and query.depends_on_records is None:
-            rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
+            rule = f"mechanism {self.name} cannot protect it: it does not declare depends_on_records"
         elif self.protects and unprotected:
-            detail = f"it trains {', '.join(unprotected)}, which learns without noise"
+            detail = f"it trains {', '.join(unprotected)} without noise"
             rule = f"mechanism {self.name} cannot protect it: {detail}"
         elif "model" in self.config.dp_trained and query.span is not None and query.extra_loss:
             kinds = ", ".join(sorted(set(query.releases.values()))) or "it"
-            detail = f"its model also learns {query.extra_loss}, and noise is on the task's loss alone"
+            detail = f"its model is also trained on {query.extra_loss}, and noise covers the task's loss only"
             rule = f"mechanism {self.name} cannot protect {kinds}: {detail}"
         else:
             rule = self.config.refusal(query, self.task)
@@ -140,7 +140,7 @@ class PrivacyMechanism:
         # The sensitivity of counts of other packages is not known.
         if kind.category == "counts" and not (kind.package or is_unstacked):
             if not depends_on_records:
-                return Derived("counts that have left with noise")
+                return Derived("counts already released with noise")
             # A responding node has a record: with sizes of 0 everywhere there would be no weights.
             minimum = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._count_sensitivity(kind), minimum)
@@ -151,7 +151,7 @@ class PrivacyMechanism:
             or (kind.category == "critic" and not is_input_gradient and self._has_critics)
         ):
             # Their training is charged by itself.
-            return Derived("networks that learn with DP-SGD")
+            return Derived("networks trained with DP-SGD")
         if is_unstacked:
             return Exact()
         rule = config.rule(Release(kind, is_input_gradient, depends_on_records), self.noise_levels)
@@ -191,7 +191,7 @@ class PrivacyMechanism:
             ArgumentError: ``setup_hash`` is not set.
         """
         if not self.setup_hash:
-            raise ArgumentError("binding", self.setup_hash, "a fingerprint, set before anything is drawn")
+            raise ArgumentError("binding", self.setup_hash, "a hash, set before any noise is drawn")
         return self._make_sampler(self._secret, self.node, self.setup_hash, self.salt, *names)
 
     def seal(self, text: str) -> str:
@@ -265,7 +265,7 @@ class PrivacyMechanism:
         rule = self.rule(query, name)
         if self._rule_cost(rule, shape, None) != self._rule_cost(rule, (shape[0], width), None):
             description = f"{name} of query {query.name} is {tuple(shape)}"
-            expected = f"{width} numbers a row, from which its price was told: width = ... declares others"
+            expected = f"{width} numbers per row, on which its declared cost depends; declare others with width = ..."
             raise NodeDataError(f"{description} (expected {expected})")
 
     def training_costs(self, query: Query, inputs: Tensors) -> CostBreakdown:

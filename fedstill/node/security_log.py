@@ -34,7 +34,7 @@ FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
 MAX_FILE_BYTES = 1_000_000
 MAX_REFUSALS = 1000  # lines of refusals per process: a server could fill the disk
 MAX_LETTERS = 1000
-TEXT_FIELDS = ("at", "before", "event", "hash", "who", "why")  # text fields of each line
+TEXT_FIELDS = ("at", "event", "hash", "actor", "previous", "reason")  # text fields of each line
 
 Event = Literal["joined", "waits", "approved", "rejected", "refused", "policy", "certificate", "archived"]
 
@@ -67,7 +67,11 @@ class SecurityLog:
         Raises:
             SecurityLogError: the log does not match its head, or cannot be written.
         """
-        line = {"event": event, "who": clip_text(actor, MAX_LETTERS), "why": clip_text(reason, MAX_LETTERS)}
+        line = {
+            "event": event,
+            "actor": clip_text(actor, MAX_LETTERS),
+            "reason": clip_text(reason, MAX_LETTERS),
+        }
         line |= {name: clip_text(value, MAX_LETTERS) for name, value in details.items() if value}
         with self._locked():
             self._append(line)
@@ -89,7 +93,7 @@ class SecurityLog:
                 event, details, reason = (
                     "refused",
                     {},
-                    "further lines of this process stand in node.log alone",
+                    "further lines of this process are in node.log only",
                 )
             self.write(event, actor, reason, **details)
 
@@ -106,7 +110,7 @@ class SecurityLog:
             if changed or recorded.keys() - now.keys():
                 changes = ", ".join(f"{name} = {value}" for name, value in changed.items())
                 reason = clip_text(changes, MAX_LETTERS) if recorded else "first start"
-                self._append({"event": "policy", "who": account(), "why": reason, "policy": now})
+                self._append({"event": "policy", "actor": account(), "reason": reason, "policy": now})
 
     def archive(self, folder: Path) -> list[Path]:
         """Move all full files to another folder, and record the last archived line.
@@ -127,11 +131,15 @@ class SecurityLog:
             targets = [folder / path.name for path in full_files]
             for path, target in zip(full_files, targets, strict=True):  # left by an interrupted call
                 if target.exists() and target.read_bytes() != path.read_bytes():
-                    raise SecurityLogError(f"{target} is there already, and is another")
+                    raise SecurityLogError(f"{target} exists already with other content")
             if full_files:
                 private_files.make_folder(folder)
                 through, policy = _last_line_of(full_files[-1]), self._last_policy()
-                details = {"event": "archived", "who": account(), "why": f"lines up to {through}: {folder}"}
+                details = {
+                    "event": "archived",
+                    "actor": account(),
+                    "reason": f"lines up to {through}: {folder}",
+                }
                 self._append({**details, "through": str(through)} | ({"policy": policy} if policy else {}))
             for path, target in zip(full_files, targets, strict=True):
                 private_files.replace_file(target, path.read_bytes(), sync=True)
@@ -198,11 +206,11 @@ class SecurityLog:
         if head is not None and (head[0] > number or (head[0] == number and head != (number, last_hash))):
             raise SecurityLogError(f"{path} does not end as its head says; {self._advice()}")
         if head is None and number:
-            raise SecurityLogError(f"{path} has lost its head; {self._advice()}")
+            raise SecurityLogError(f"{path} has no head; {self._advice()}")
         if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
             os.rename(path, path.with_name(f"security-{number}.jsonl"))
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        record = {"line": number + 1, "at": now, "before": last_hash, **line}
+        record = {"line": number + 1, "at": now, "previous": last_hash, **line}
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         hash_ = chain_hash(last_hash, number + 1, text)
         with open(path, "ab", opener=private_files.private_opener) as file:
@@ -251,8 +259,8 @@ class SecurityLog:
                         f"{path.name}: line {number} is missing, or not as it was written; {self._advice()}"
                     )
                 unhashed = text.decode().removesuffix(_hash_suffix(line["hash"])) + "}"
-                is_linked = last is None or line["before"] == last_hash
-                if not is_linked or line["hash"] != chain_hash(line["before"], line["line"], unhashed):
+                is_linked = last is None or line["previous"] == last_hash
+                if not is_linked or line["hash"] != chain_hash(line["previous"], line["line"], unhashed):
                     return f"{path.name}: line {line['line']} is not as it was written; {self._advice()}"
                 last, last_hash = line["line"], line["hash"]
                 if line["event"] == "archived":
@@ -280,7 +288,7 @@ class SecurityLog:
         return {}
 
     def _advice(self) -> str:
-        return f"its owner looks into it, moves {self._folder}/security* elsewhere, and a new one begins"
+        return f"examine it, then move {self._folder}/security* elsewhere to begin a new log"
 
 
 def account() -> str:

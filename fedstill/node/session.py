@@ -100,7 +100,7 @@ class Session:
             try:
                 resources.enter_context(lock_folder(folder, "node"))
             except RunFolderError as error:
-                raise NodeFault(file.name, "join", "another run is at work here") from error
+                raise NodeFault(file.name, "join", "another run is active here") from error
             self._prepare(folder, public, resources)
             self._open_resources = resources.pop_all()
 
@@ -109,8 +109,8 @@ class Session:
         file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
         self.run_folder = RunFolder(folder, file, plan.run)
         if self.approved is not None and self.run_folder.begun_by not in (None, self.server):
-            reason = "another server began it: allowed is a new run"
-            raise NodeFault(file.name, "join", f"run {plan.run!r} is known here, and {reason}")
+            reason = "another server began it: start a new run"
+            raise NodeFault(file.name, "join", f"run {plan.run!r} exists here, but {reason}")
         self._max_memory = memory_limits.memory_limit(file.policy.max_memory, compute.device)
         method = plan.make_method()
         self.task = spec.make_task()
@@ -168,7 +168,7 @@ class Session:
         privacy_arguments = (file.privacy, self.side, config, self.setting)
         part_count = 0 if self.side.initial_training is None else self.side.initial_training.parts
         if part_count > MAX_PARTS:  # each takes at least one step
-            rule = f"rounds: {MAX_PARTS} at most, and the plan parts local training into {part_count}"
+            rule = f"rounds: {MAX_PARTS} at most, and the plan's number of parts is {part_count}"
             raise QueryRefused(file.name, "join", rule)
         try:
             protect(
@@ -201,14 +201,16 @@ class Session:
         )
         has_released = self.audit.totals.has_charged(run)
         if file.policy.approve == EACH_RUN and has_released and not self.run_folder.has_begun:
-            rule = f"approve: run {run!r} was approved once, has had answers, and is no longer in runs/"
+            rule = (
+                f"approve: run {run!r} was approved once, has released responses, and is no longer in runs/"
+            )
             raise QueryRefused(file.name, "join", rule)
         binding = "" if budgets is None else budgets.mechanism.setup_hash
         if difference := self.run_folder.bind({**run_facts, "options": binding}, has_released, self.server):
             logger.warning("run %s was begun with another %s", run, difference)
             # The server gets no details: only the owner may know whether the records changed.
-            message = "it was begun otherwise: allowed is a new run"
-            raise NodeFault(file.name, "join", f"run {run!r} is known here, and {message}")
+            message = "it was begun with another setup: start a new run"
+            raise NodeFault(file.name, "join", f"run {run!r} exists here, but {message}")
         self._resume()
 
     def close(self) -> None:
@@ -337,15 +339,15 @@ class Session:
         name = checkpoint_name(query_number) if query_number else TRAINING_STATE
         state = self.run_folder.load_state(name)
         if state is None:
-            message = f"has {', '.join(map(str, self.run_folder.checkpoints())) or 'none'}"
+            message = f"the node has {', '.join(map(str, self.run_folder.checkpoints())) or 'none'}"
             raise NodeFault(
-                self.node.name, "load_checkpoint", f"mark {query_number} is not kept here: {message}"
+                self.node.name, "load_checkpoint", f"checkpoint {query_number} does not exist: {message}"
             )
         self._load(state, name)
         self.run_folder.delete_checkpoints_after(query_number)
         self._last_numbers[self.node.name] = query_number - 1
         self.handler = self._new_handler()
-        logger.info("back at query %d", query_number)
+        logger.info("restored the state before query %d", query_number)
 
     # --- helpers --------------------------------------------------------------------------------------
 
@@ -374,7 +376,7 @@ class Session:
 
     def _log_release(self, name: str, number: int, release: Tensors, start: float) -> None:
         byte_count, seconds = sum(map(tensor_bytes, release.values())), time.perf_counter() - start
-        logger.info("number %d, %s: %d bytes left, %.3f s", number, name, byte_count, seconds)
+        logger.info("number %d, %s: %d bytes released, %.3f s", number, name, byte_count, seconds)
 
     def _state(self, is_trained: bool) -> dict[str, Any]:
         return {"steps": self.training.steps, "is_trained": is_trained, "node": self.node.state_dict()}
@@ -387,7 +389,7 @@ class Session:
         except USER_CODE_ERRORS as error:
             cause = f"{type(error).__name__}: {first_line(error)}"
             raise RunFolderError(
-                f"{self.run_folder.path / name} is no state of this node: {cause}"
+                f"{self.run_folder.path / name} is not a state of this node: {cause}"
             ) from error
 
     def _resume(self) -> None:
@@ -401,8 +403,8 @@ class Session:
         elif self.training.is_needed and budgets is not None and budgets.has_trained():
             # Repeated training would give another model, with the same noise on other last digits.
             message = (
-                f"answers of run {self.plan.run!r} have left, and their model ({TRAINING_STATE}) is gone"
+                f"run {self.plan.run!r} has released responses, and its model ({TRAINING_STATE}) is missing"
             )
-            raise NodeFault(self.node.name, "join", f"{message}: it can be asked in a new run alone")
+            raise NodeFault(self.node.name, "join", f"{message}: start a new run")
         elif self.training.is_done:  # state 0, for runs without training before the first query
             self.run_folder.save_state(TRAINING_STATE, self._state(True))

@@ -51,7 +51,7 @@ class SumContribution:
         except DataError as error:
             raise QueryRefused(node, query.name, f"sums: {error}") from error
         except KeyError as missing:
-            rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
+            rule = f"sums: {missing} of its data, which weight its response, were not queried before"
             raise QueryRefused(node, query.name, rule) from missing
         if self.check_weights is not None:
             for weighting, counts in self._released_counts(query, released):

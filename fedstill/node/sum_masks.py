@@ -147,11 +147,11 @@ class SumMasks:
             try:
                 public = self._identity.verify(card, name, partial(self._key_claim, name))
                 if public in seen_keys:  # with a copied key, masks cancel in a sum of fewer nodes
-                    raise ValueError("it shows another node's key")
+                    raise ValueError("it has another node's key")
                 seen_keys.add(public)
                 if name == self.name:
                     if public != own_key:
-                        raise ValueError("it shows another key for this node")
+                        raise ValueError("it has another key for this node")
                     continue
                 secret = self._private_key.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError as error:
@@ -185,19 +185,19 @@ class SumMasks:
                 that is not above all earlier ones; other members or weightings than before.
         """
         if request is None:
-            raise QueryRefused(self.name, query, "sums: this run's answers leave under masks only")
+            raise QueryRefused(self.name, query, "sums: responses of this run are released under masks only")
         unknown = sorted(set(request.members) - {*self._shared_keys, self.name})
         rule = None
         if request.number <= self._last_number:  # repeated messages are handled before this call
             rule = f"number {request.number} is not above {self._last_number}"
         elif self.name not in request.members:
-            rule = "this node is none of its members"
+            rule = "this node is not a member"
         elif unknown:
-            rule = f"{', '.join(unknown)}: this node has not met them"
+            rule = f"{', '.join(unknown)}: no keys were exchanged with them"
         elif len(request.members) < self.min_nodes:
-            rule = f"{len(request.members)} members, allowed are {self.min_nodes} or more"
+            rule = f"{len(request.members)} members (expected {self.min_nodes} or more)"
         elif request.recover and not self.policy.sums_may_differ:
-            rule = f"none is read without nodes that fail, {UNLESS_ALLOWED}"
+            rule = f"no sum is read without failed nodes, {UNLESS_ALLOWED}"
         elif not self.policy.sums_may_differ:
             rule = self.history.member_conflict(request.members) or self.history.weighting_conflict(
                 weightings or {}
@@ -230,12 +230,12 @@ class SumMasks:
             str(request.number),
             str(request.recover),
             *members,
-            "told",
+            "inputs",
             *context_hashes,
         )
         open_sum = self._open_sum(request.number, query)
         if open_sum.context not in (b"", context):
-            raise QueryRefused(self.name, query, f"sums: number {request.number} is another sum's")
+            raise QueryRefused(self.name, query, f"sums: number {request.number} was used for another sum")
         open_sum.context = context
         self.history.record_sum(request.members, open_sum.weightings)
         keys = {name: self._pairwise_key(name, context) for name in members if name != self.name}
@@ -275,8 +275,8 @@ class SumMasks:
                 open_sum.corrupted = True
                 if not self.is_exhausted:
                     self.history.record_corrupted()
-                logger.warning("sum %d is spoilt here (policy.max_corrupted_sums)", request.number)
-            return mask_stream(_derive_key(self._own, b"spoilt" + open_sum.context), index, shape)
+                logger.warning("sum %d was corrupted here (policy.max_corrupted_sums)", request.number)
+            return mask_stream(_derive_key(self._own, b"corrupted" + open_sum.context), index, shape)
 
         return random_numbers
 
@@ -292,15 +292,15 @@ class SumMasks:
         if not open_sum.context:
             rule = "this node has not added to it"
         elif not open_sum.call.recover:
-            rule = "it is read of all its members"
+            rule = "it is read from all its members"
         elif open_sum.survivors not in ((), ordered):
             rule = "this node has agreed on other survivors"
         elif not {self.name} <= set(ordered) <= set(open_sum.call.members) or len(set(ordered)) < len(
             ordered
         ):
-            rule = "survivors are some of its members, and this node among them"
+            rule = "survivors must be members, including this node"
         elif len(ordered) < self.min_nodes:
-            rule = f"{len(ordered)} survivors, allowed are {self.min_nodes} or more"
+            rule = f"{len(ordered)} survivors (expected {self.min_nodes} or more)"
         if rule is not None:
             raise QueryRefused(self.name, "confirm_survivors", f"sums: {rule}")
         open_sum.survivors = ordered
@@ -325,7 +325,7 @@ class SumMasks:
             hmac.compare_digest(codes[name], self._agreement_code(open_sum, name, self.name))
             for name in others
         ):
-            rule = "sums: not all survivors have agreed on who they are"
+            rule = "sums: not all survivors have confirmed the same set"
             raise QueryRefused(self.name, "reveal_masks", rule)
         lost = set(open_sum.call.members) - set(open_sum.survivors)
         shared_keys = {name: self._pairwise_key(name, open_sum.context).hex() for name in sorted(lost)}
@@ -335,7 +335,7 @@ class SumMasks:
 
     def _open_sum(self, number: int, query: str) -> _OpenSum:
         if number not in self._open_sums:
-            raise QueryRefused(self.name, query, f"sums: number {number} is none that it added to")
+            raise QueryRefused(self.name, query, f"sums: number {number} is unknown")
         return self._open_sums[number]
 
     def _pairwise_key(self, name: str, context: bytes) -> bytes:

@@ -150,7 +150,7 @@ def _security_table(node: Overview) -> Table:
     for line in node.security_lines:
         cells = [
             Cell(clip_text(line["event"])),
-            Cell(clip_text(line["who"]) or "not authenticated"),
+            Cell(clip_text(line["actor"]) or "not authenticated"),
             Cell(describe_log_line(line)),
         ]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))

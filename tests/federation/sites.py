@@ -180,7 +180,7 @@ class Sites:
     def __init__(self, folder: Path, config: RunConfig, delay: float = 0.0) -> None:
 
         self.folder, self.config, self.delay = folder, config, delay
-        experiment, _ = build.prepare(config)
+        experiment, _ = build.build_simulation(config)
         self.names = [node.name for node in experiment.nodes]
         local_processes.write_nodes(config, experiment, folder / "nodes")
         self.served = folder / "server"
@@ -250,12 +250,12 @@ class Sites:
 
     def steps(self) -> int:
         """Queries that the first node has answered."""
-        return sum(line["part"] == "answer" for line in self.audit(self.names[0]))
+        return sum(line["part"] == "response" for line in self.audit(self.names[0]))
 
     def state(self, name: str) -> dict[str, Any]:
         """A node's state at the end."""
         mark = load_state(self.served / "state.safetensors")["mark"]
-        state: dict[str, Any] = load_state(self.own(name) / f"mark-{mark}.safetensors")["node"]
+        state: dict[str, Any] = load_state(self.own(name) / f"checkpoint-{mark}.safetensors")["node"]
         return state
 
     def student(self) -> dict[str, torch.Tensor]:
@@ -276,7 +276,7 @@ class Unbroken:
     """The same run in this process, as it is to come out everywhere."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
-        self.experiment: Simulation = build.prepare(config)[0]
+        self.experiment: Simulation = build.build_simulation(config)[0]
         self.metrics = self.experiment.run(out)
         self.lines = releases(out)
 

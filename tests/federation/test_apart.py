@@ -24,7 +24,7 @@ from fedstill.protocol.method import Method
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, query
 from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack, unpack
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig
 from fedstill.tasks.classification import Classification
 from tests.federation.test_remote import NAMES, Away, tiny
@@ -69,7 +69,7 @@ def config() -> RunConfig:
 
 
 def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> None:
-    here = prepare(config())[0]
+    here = build_simulation(config())[0]
     counts = torch.stack([node.data.targets.bincount(minlength=10) for node in here.nodes])
     assert len(set(counts[:, 0].tolist())) > 1  # or nothing would be ragged
     here.run()
@@ -89,7 +89,7 @@ def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("declared", ["some", "words"])
 def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) -> None:
-    run = prepare(config())[0]
+    run = build_simulation(config())[0]
     tell = run.side.queries["tell"]
     part = {"some": "ragged", "words": "values"}[declared]
     kept = tuple(name for name in getattr(tell, part) if name != declared)
@@ -150,7 +150,7 @@ def test_what_no_json_is_is_not_read(text: str) -> None:
 
 def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
     """Before anything is charged, admitted or learned."""
-    run = prepare(config())[0]
+    run = build_simulation(config())[0]
     (node, *_), side = run.nodes, run.side
     handler = RequestHandler(NodeGroup([node]), side, run.compute)
     bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}

@@ -85,7 +85,7 @@ def test_a_node_below_its_minimum_refuses(tmp_path: Path) -> None:
         here.start()
         told = run(here)
         assert isinstance(told, str)
-        assert "query 'join' by rule min_records: 100000, and here are fewer" in told
+        assert "query 'join' by rule min_records: 100000, and this node has fewer" in told
         for node in here.names:
             assert node in told
             assert entries(here.folder / "nodes" / node) == []

@@ -81,7 +81,7 @@ def test_a_run_over_sockets_is_a_run_in_one_process(three: Sites, unbroken: Unbr
 
 def test_a_node_killed_in_local_training_takes_up_its_own_steps(three: Sites, unbroken: Unbroken) -> None:
     three.begin()
-    until((three.own("node-2") / "learning.safetensors").exists)
+    until((three.own("node-2") / "training.safetensors").exists)
     three.kill("node-2")
     assert not three.steps()
     since = time.monotonic()
@@ -116,7 +116,7 @@ def test_a_node_killed_again_and_again_in_distillation_takes_up_its_own_state(
 def test_a_server_that_is_killed_goes_on(patient: Sites, unbroken: Unbroken, moment: str) -> None:
     patient.begin(every=60.0 if moment == "before its first save" else 0.3)
     if moment == "local training":
-        until((patient.own("node-1") / "learning.safetensors").exists)
+        until((patient.own("node-1") / "training.safetensors").exists)
     elif moment == "before its first save":
         until(queries(patient, 10))
         assert not marked(patient)()
@@ -138,7 +138,7 @@ def test_a_server_killed_after_its_nodes_have_remembered_and_before_itself(
     assert patient.server is not None
     patient.server.join(30)
     assert patient.server.exitcode == -signal.SIGKILL
-    assert len(list(patient.own("node-0").glob("mark-*"))) == save
+    assert len(list(patient.own("node-0").glob("checkpoint-*"))) == save
     assert (patient.served / "state.safetensors").exists() == (save == 2)
     patient.begin()
     same_figures(patient, patient.end(), unbroken)

@@ -48,10 +48,10 @@ SAME = (
     "bytes",
     "queries",
     "queries_by_name",
-    "leaves",
+    "releases",
     "local",
     "ensemble",
-    "turns",
+    "iterations",
     "needs",
 )
 
@@ -99,7 +99,7 @@ class Started:
             assert result[name] == json.loads(json.dumps(unbroken.metrics[name])), name
         mark = load_state(self.served / "state.safetensors")["mark"]
         for node in unbroken.experiment.nodes:
-            state = load_state(self.node(node.name) / f"mark-{mark}.safetensors")["node"]
+            state = load_state(self.node(node.name) / f"checkpoint-{mark}.safetensors")["node"]
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
                     assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
@@ -226,9 +226,9 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
         assert result["local"] == unbroken.metrics["local"]
         assert (event["node"], event["event"]) == ("node-1", "left out")
         assert "its process for this run has ended" in event["reason"]
-        answered = [line["number"] for line in run.left("node-1") if line["part"] == "answer"]
+        answered = [line["number"] for line in run.left("node-1") if line["part"] == "response"]
         assert event["number"] in (answered[-1], answered[-1] + 1)
-        assert len([line for line in run.left("node-0") if line["part"] == "answer"]) == 1 + STEPS
+        assert len([line for line in run.left("node-0") if line["part"] == "response"]) == 1 + STEPS
 
 
 # --- the server's program, by itself ------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_node_in_no_state_to_serve_says_so_and_no_more(
     assert guarded == [("clinic", tmp_path / "clinic")]  # before anything of the folder is read
     header, _ = unpack(program._trouble, 0)
     assert header["error"]["kind"] == "NodeDataError"
-    assert header["error"]["text"] == "its data or model fail here: its own log says more"
+    assert header["error"]["text"] == "its data or model failed: see its log"
     assert "it ends at line 0, and its head at 1" in caplog.text
 
 
@@ -271,7 +271,7 @@ def test_a_run_that_went_well_leaves_its_results(tmp_path: Path) -> None:
     (folder / "stopped.json").write_text("{}")  # of an earlier time
     for name in ("state.safetensors", "progress.json"):
         (folder / name).write_text("")
-    Scripted(lambda here: write_text(here / "result.json", "{}"))._work(folder, tmp_path / "kept")
+    Scripted(lambda here: write_text(here / "result.json", "{}"))._run_in_folder(folder, tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["result.json"]
     assert not (folder / "stopped.json").exists()
 
@@ -291,7 +291,7 @@ def test_whatever_stops_a_run_leaves_word_of_it(error: BaseException, text: str,
 
     expected = isinstance(error, FedstillError | OSError)
     with contextlib.nullcontext() if expected else pytest.raises(type(error)):
-        Scripted(fail)._work(tmp_path / "one", tmp_path / "kept")
+        Scripted(fail)._run_in_folder(tmp_path / "one", tmp_path / "kept")
     for folder in ("one", "kept"):
         assert json.loads((tmp_path / folder / "stopped.json").read_text())["text"] == text
 
@@ -304,10 +304,10 @@ def test_a_second_job_of_a_run_touches_nothing_of_the_first(tmp_path: Path) -> N
 
     def first(_: Path) -> None:
         (folder / "audit.sqlite").write_text("")
-        Scripted(other)._work(folder, tmp_path / "second")
+        Scripted(other)._run_in_folder(folder, tmp_path / "second")
         assert sorted(path.name for path in folder.iterdir()) == ["audit.sqlite", "job.lock"]
 
-    Scripted(first)._work(folder, tmp_path / "first")
+    Scripted(first)._run_in_folder(folder, tmp_path / "first")
     assert [path.name for path in (tmp_path / "first").iterdir()] == ["audit.sqlite"]
     assert [path.name for path in (tmp_path / "second").iterdir()] == ["stopped.json"]
     assert "another job is at work" in json.loads((tmp_path / "second/stopped.json").read_text())["text"]

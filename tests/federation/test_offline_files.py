@@ -308,7 +308,7 @@ def test_queries_with_an_option_that_is_not_known_are_of_another_version(world: 
         (lambda h, t: h["plan"]["spec"].update(std=[0.0]), "spec.std is"),
         (
             lambda h, t: h["plan"]["spec"].update(task={"name": "antigravity:geohash"}),
-            r"invalid task.name = 'antigravity:geohash' \(expected one that policy.tasks of the node names",
+            r"invalid task.name = 'antigravity:geohash' \(expected a name that policy.tasks of the node allows",
         ),
         (lambda h, t: h["plan"].update(run="../.."), "run is '../..'"),
         (

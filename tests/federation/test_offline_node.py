@@ -148,7 +148,7 @@ def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
         cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
     with pytest.raises(QueryRefused, match="rejected by its owner"):
         offline_node.answer_queries(node, queries, out)  # not even what has left already
-    told = [(line["event"], line["who"]) for line in SecurityLog(node).lines()]
+    told = [(line["event"], line["actor"]) for line in SecurityLog(node).lines()]
     signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
     assert [event for event, _ in told] == [
         *("policy", "waits", "refused", "approved", "joined", "rejected", "refused")
@@ -237,7 +237,7 @@ def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
 def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors", rows=torch.tensor([3, 1000]).int())
-    with pytest.raises(QueryRefused, match="names rows outside the 23"):
+    with pytest.raises(QueryRefused, match="has rows outside the 23"):
         offline_node.answer_queries(node, queries, tmp_path / "answers")
     (refusal,) = entries(node, "refused")
     assert refusal["number"] == len(list(entries(node, "answer"))) > 0
@@ -279,7 +279,7 @@ def test_what_fails_in_another_library_is_a_refusal_in_the_log(
             node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
         )
     (refusal,) = entries(node, "refused")
-    assert refusal["rule"] == "its data or model fail here: its own log says more"
+    assert refusal["rule"] == "its data or model failed: see its log"
     assert not caplog.messages
 
 

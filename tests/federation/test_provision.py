@@ -250,7 +250,7 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     kit = tmp_path / "owner/kit"
     shutil.copytree(tmp_path / "other/nodes/north", kit)
     shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
-    with pytest.raises(DeployError, match=r"not from the authority in rootCA\.pem"):
+    with pytest.raises(DeployError, match=r"not issued by the authority in rootCA\.pem"):
         flare_site.start(flare_kit.node(kit.parent))
 
 
@@ -745,7 +745,7 @@ def test_owners_decide_which_runs_begin(
             replace(config, method=replace(config.method, epochs=2)), out, ProgressBar(False), TrackerGroup()
         )
     told = str(refused.value)
-    assert "east' refuses query 'join' by rule min_records: 5, and here are fewer" in told
+    assert "east' refuses query 'join' by rule min_records: 5, and this node has fewer" in told
     assert "north' refuses query 'join' by rule approve: run" in told
     states = {each.sha256: (each.state, each.server) for each in requests.list_all()}
     assert states.pop(described.sha256) == ("approved", server)

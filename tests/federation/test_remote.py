@@ -113,7 +113,7 @@ class Away:
         self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
+        local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
         self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         serve = {name: host.serve for name, host in self.hosts.items()}
         self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
@@ -126,7 +126,7 @@ class Away:
         """The nodes' networks are those of the same run in one process."""
         mark = load_state(self.folder / "server/state.safetensors")["mark"]
         for node in experiment.nodes:
-            path = self.folder / "nodes" / node.name / f"runs/one/mark-{mark}.safetensors"
+            path = self.folder / "nodes" / node.name / f"runs/one/checkpoint-{mark}.safetensors"
             kept = load_state(path)["node"]["modules"]
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
@@ -134,7 +134,7 @@ class Away:
 
 
 def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
-    experiment, _ = build.prepare(config)
+    experiment, _ = build.build_simulation(config)
     return experiment, experiment.run()
 
 
@@ -157,7 +157,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     live = away.live()
     told = live.run()
     assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
-    assert told["leaves"] == metrics["leaves"]
+    assert told["releases"] == metrics["releases"]
     assert [node["bytes"] for node in told["nodes"]] == [node["bytes"] for node in metrics["nodes"]]
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     if METHODS[method].evaluated_model == "student":

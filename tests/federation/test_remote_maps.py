@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from fedstill.core import compute as compute_module
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_service import NodeService
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here
 from tests.methods.map_world import blobs
@@ -62,10 +62,10 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     live = away.live()
     told = live.run()
     assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
-    assert told["leaves"] == metrics["leaves"]
+    assert told["releases"] == metrics["releases"]
     assert ("perceptual loss is off" in str(metrics.get("notes"))) == (not options)
     assert told.get("notes") == metrics.get("notes"), "nodes told it as they joined"
-    assert ("label maps" in told["leaves"]) == (not options)
+    assert ("label maps" in told["releases"]) == (not options)
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert told["dice"] == metrics["dice"]
     away.same_nodes(experiment)
@@ -92,7 +92,7 @@ def test_what_loses_accuracy_in_bfloat16_is_computed_in_float32_at_server_and_no
         host.file = replace(host.file, compute=replace(host.file.compute, precision="auto"))
     live = away.live()
     live.run()
-    assert [prepare(config)[0].compute.precision, live.compute.precision, *computed] == [taken] * 3
+    assert [build_simulation(config)[0].compute.precision, live.compute.precision, *computed] == [taken] * 3
 
 
 def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(

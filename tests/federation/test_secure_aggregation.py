@@ -57,7 +57,7 @@ class Four:
         self.config, self.folder, self.seen = config, folder, list[tuple[str, str, dict[str, Any]]]()
         folder.mkdir()
         authority = Authority()
-        local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
+        local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
         self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         for name, host in self.hosts.items():
             authority.write(host.folder, name)
@@ -186,7 +186,7 @@ def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> N
     Four(summed("fedavg"), tmp_path / "away", calls).live().run()
 
     assert "sums: 1 members, (expected 3 or more" in refusals
-    assert "sums: this run's answers leave under masks only" in refusals
+    assert "sums: responses of this run are released under masks only" in refusals
 
 
 def test_nodes_meet_once_and_what_they_can_do_without_costs_no_figure(tmp_path: Path) -> None:
@@ -296,7 +296,10 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     with pytest.raises(RuntimeError, match="the server stops here"):
         four.live().run()
     (header, public), file = unpack(joining[-1]), four.hosts["node-0"].file
-    assert load_state(four.hosts["node-0"].folder / "runs/one/told.safetensors").keys() == {"counts", "size"}
+    assert load_state(four.hosts["node-0"].folder / "runs/one/released_counts.safetensors").keys() == {
+        "counts",
+        "size",
+    }
     four.hosts["node-0"].leave()
     host = NodeService(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
     host.file = file

@@ -21,7 +21,7 @@ OWN = "class Boom:\n    open({!r}, 'w').close()\n"
 
 def stopped(program: ServerProgram, server: Path) -> str:
     """Why a job's run stopped, in a server's folder."""
-    program._work(server / "runs" / program.run_name, server / "kept")
+    program._run_in_folder(server / "runs" / program.run_name, server / "kept")
     return str(json.loads((server / "kept/stopped.json").read_text())["text"])
 
 

@@ -142,8 +142,8 @@ def test_messages_change_nothing(task: str, method: str, tmp_path: Path) -> None
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     for metric in experiment.task.metrics:
         assert told[metric.key] == metrics[metric.key] == metrics["student"][metric.key]
-    assert told["sites"] is None or told["sites"]["central"] == metrics["sites"]["central"]
-    assert (told["labels"] or {}).get("central") == (metrics["labels"] or {}).get("central")
+    assert told["sites"] is None or told["sites"]["global_model"] == metrics["sites"]["global_model"]
+    assert (told["labels"] or {}).get("global_model") == (metrics["labels"] or {}).get("global_model")
 
 
 def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
     outputs = experiment.evaluation.outputs(experiment.student)
     assert metrics["dice"] == experiment.task.compute_metrics(outputs, experiment.test.targets, cases)["dice"]
     assert metrics["dice"] != experiment.task.compute_metrics(outputs, experiment.test.targets)["dice"]
-    assert set(metrics["sites"]["central"]) == {"east", "west"}
+    assert set(metrics["sites"]["global_model"]) == {"east", "west"}
 
 
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
-    first = build.prepare(tiny(task, method, tmp_path))[0].student
+    first = build.build_simulation(tiny(task, method, tmp_path))[0].student
     way, apart = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
     # Engines part by 1e-5 of the way gone, unless a number lies on an edge: that of a ReLU, or of an absolute
     # error, from which reconstruction learns. Nodes exchanged part them by 0.17 and more.
@@ -192,16 +192,16 @@ def test_maps_are_refused_by_mechanisms_that_cannot_protect_them(
     own = {"pate": {"teachers": 2}} if mechanism == "pate" else {"outputs": {"bound": 5.0}}
     privacy = {"mechanism": mechanism, "epsilon": 5.0, **own}
     with pytest.raises(FedstillError, match="dp-sgd"):
-        build.prepare(tiny(task, "fedkd", tmp_path, privacy=privacy))
+        build.build_simulation(tiny(task, "fedkd", tmp_path, privacy=privacy))
 
 
 @pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
 def test_under_a_budget_label_maps_do_not_leave(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
     with pytest.raises(FedstillError, match=r"conditions = .?.?drawn"):
-        build.prepare(tiny(task, fediod(task), tmp_path, privacy=privacy))
+        build.build_simulation(tiny(task, fediod(task), tmp_path, privacy=privacy))
 
 
 def test_texts_are_refused_where_inputs_are_made(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"FedIOD cannot run here: .*texts"):
-        build.prepare(tiny("text", "fediod", tmp_path))
+        build.build_simulation(tiny("text", "fediod", tmp_path))

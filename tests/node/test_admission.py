@@ -94,7 +94,7 @@ def test_rules_that_are_none_are_refused(option: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
-        ("min_records = 41\n", "min_records: 41, and here are fewer"),
+        ("min_records = 41\n", "min_records: 41, and this node has fewer"),
         ("min_nodes = 4\n", "min_nodes: 4, and the run may go on with 3"),
         (f'allowed_servers = ["{OTHER}"]\n', f"allowed_servers: not {KNOWN}"),
     ],
@@ -107,7 +107,7 @@ def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str,
     assert entries(clinic.folder) == []
     assert not list((clinic.folder / "runs").glob("*/*.safetensors"))
     line = list(SecurityLog(clinic.folder).lines())[-1]
-    assert line.items() >= {"event": "refused", "who": KNOWN, "why": rule, "run": "one"}.items()
+    assert line.items() >= {"event": "refused", "actor": KNOWN, "reason": rule, "run": "one"}.items()
 
 
 def test_a_node_lets_in_what_just_fits(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_plan_of_a_server_that_is_on_no_list_is_not_read(tmp_path: Path) -> No
 
 def test_whoever_nothing_proves_is_on_no_list(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN}"]\n')
-    assert "one that nothing proves" in refused(clinic)
+    assert "an unproven server" in refused(clinic)
 
 
 def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +158,10 @@ def test_a_server_that_tries_list_after_list_learns_no_class_that_a_node_has(tmp
     for each, classes in enumerate((("common", "other"), ("rare", "common"), ("common", "rare", "other"))):
         for asked in clinics:
             asked.plan = replace(PLAN, run=f"run-{each}", spec=replace(PLAN.spec, classes=classes))
-        assert refused(named) == "classes: the run's are not those that the owner names"
+        assert refused(named) == "classes: the run's classes differ from the owner's"
         assert joined(anybody) is ("rare" in classes), "where the owner names none, it would be learned"
     (named.folder / "data.npz").unlink()
-    assert refused(named) == "classes: the run's are not those that the owner names"
+    assert refused(named) == "classes: the run's classes differ from the owner's"
     assert not list((named.folder / "runs").glob("*"))
     with pytest.raises(
         ArgumentError, match=r"invalid data\.classes = .* \(expected empty, as data.schema says"
@@ -176,7 +176,7 @@ def test_a_run_of_the_owners_classes_is_let_in(tmp_path: Path) -> None:
     clinic.again()
     assert joined(clinic)
     *_, changed, _ = SecurityLog(clinic.folder).lines()
-    assert changed["why"].startswith('data.classes = ["0", "1"')
+    assert changed["reason"].startswith('data.classes = ["0", "1"')
 
 
 def test_no_normalization_that_a_server_declares_tells_the_largest_value(tmp_path: Path) -> None:
@@ -242,12 +242,12 @@ def test_a_server_that_tries_range_after_range_learns_nothing_of_a_column(tmp_pa
     for each, schema in enumerate(OTHERS):
         for asked in (clinic, anybody):
             asked.plan = replace(table_plan(schema), run=f"run-{each}")
-        assert refused(clinic) == "schema: the run's is not the one that the owner names"
+        assert refused(clinic) == "schema: the run's schema differs from the owner's"
         assert joined(anybody) is (schema != OTHERS[0]), "where the owner names none, it would be learned"
     (clinic.folder / "rows.csv").unlink()
-    assert refused(clinic) == "schema: the run's is not the one that the owner names"
+    assert refused(clinic) == "schema: the run's schema differs from the owner's"
     clinic.plan = PLAN  # on images, of which a csv may have pixels
-    assert refused(clinic) == "schema: the run's is not the one that the owner names"
+    assert refused(clinic) == "schema: the run's schema differs from the owner's"
     assert not list((clinic.folder / "runs").glob("*"))
 
 
@@ -258,7 +258,7 @@ def test_a_run_of_the_owners_schema_is_let_in_and_a_change_of_it_is_logged(tmp_p
     clinic.again()
     assert "schema" in refused(clinic)
     *_, named, _, changed, _ = SecurityLog(clinic.folder).lines()
-    assert [line["why"].partition(" = ")[0] for line in (named, changed)] == ["data.schema"] * 2
+    assert [line["reason"].partition(" = ")[0] for line in (named, changed)] == ["data.schema"] * 2
 
 
 def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path
         assert OTHER in err
     assert {request.state for request in clinic.host.requests.list_all()} == {"waits"}
     shown = " ".join(command("node", "requests", clinic.folder)[1].split())
-    assert all(server in shown for server in (KNOWN, OTHER, "a server that nothing proves"))
+    assert all(server in shown for server in (KNOWN, OTHER, "an unproven server"))
     told = json.loads(command("node", "requests", clinic.folder, "--json")[1])
     assert {(each["sha256"], each["server"]) for each in told} == {
         (sha256, server) for server in (KNOWN, OTHER, "")
@@ -467,7 +467,7 @@ def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path
     states = {request.server: request.state for request in clinic.host.requests.list_all()}
     assert states == {KNOWN: "approved", OTHER: "waits", "": "rejected"}
     *_, approval, rejection = SecurityLog(clinic.folder).lines()
-    assert (approval["server"], rejection["server"]) == (KNOWN, "a server that nothing proves")
+    assert (approval["server"], rejection["server"]) == (KNOWN, "an unproven server")
     assert KNOWN in " ".join(command("node", "log", clinic.folder)[1].split())
 
 
@@ -582,7 +582,7 @@ def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
     approved = clinic.session.node.gate.approved
     assert approved is not None
     approved.table["queries"]["predict_logits"]["bytes"] = 4 * B * CLASSES  # the logits alone
-    assert clinic.query(0)["rule"] == "approved: 160 bytes of an answer"
+    assert clinic.query(0)["rule"] == "approved: 160 bytes per response"
     assert clinic.left() == []
 
 
@@ -665,7 +665,7 @@ def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
     for _ in range(2):  # a server that joins again is told again, and nothing is written twice
         assert joined(clinic)
     *_, line = SecurityLog(clinic.folder).lines()
-    assert (line["event"], line["query"], line["why"]) == (
+    assert (line["event"], line["query"], line["reason"]) == (
         "refused",
         "predict_logits",
         "queries: count_labels",
@@ -707,7 +707,7 @@ def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
     """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
     clinic = Clinic(tmp_path / "clinic", "min_records = 977\nmax_bytes = 400\n")
     (clinic.folder / "secret").write_text("rehearsal 31415926535\n")
-    assert refused(clinic) == "min_records: 977, and here are fewer"
+    assert refused(clinic) == "min_records: 977, and this node has fewer"
     (clinic.folder / "node.toml").write_text(NODE.replace("data.npz", "patient-4711.npz"))
     np.savez(clinic.folder / "patient-4711.npz", images=np.full((40, 9, 9), 0.25), labels=np.zeros(40))
     clinic.again()

@@ -543,7 +543,7 @@ def test_files_that_are_no_log(path: Path) -> None:
         AuditLog(path)
     path.unlink()
     edit(path, "CREATE TABLE mine (x)")
-    with pytest.raises(AuditError, match="is no audit log"):
+    with pytest.raises(AuditError, match="is not an audit log"):
         AuditLog(path)
     with pytest.raises(AuditError, match="cannot be used: unable to open"):
         AuditLog(path.parent / "nowhere" / "audit.sqlite")

@@ -158,7 +158,7 @@ def test_what_a_log_that_is_gone_has_left_is_not_given_to_the_next(path: Path) -
 
 
 def test_where_no_number_is_left_settling_says_what_to_do(path: Path) -> None:
-    told = "no entry can follow number .*: move away what says so, this log or its head, and settle"
+    told = "no entry can follow number .*: move this log or its head away, and settle"
     edit(path, f"INSERT INTO entries VALUES ({2**63 - 1}, 'x', 'y')")
     with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=told):
         audit.settle("looked at it")
@@ -197,7 +197,7 @@ def test_an_entry_that_was_not_taken_releases_nothing(path: Path, monkeypatch: p
     with closing(AuditLog(path)) as audit:
         edit(path, "CREATE TRIGGER t BEFORE INSERT ON entries BEGIN SELECT raise(ignore); END")
         monkeypatch.setattr(audit._database, "require_format", lambda: None)
-        with pytest.raises(AuditError, match="has not taken an entry"):
+        with pytest.raises(AuditError, match="did not store an entry"):
             audit.charge(entry(3))
 
 

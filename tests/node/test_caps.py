@@ -330,7 +330,7 @@ def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool
 def test_training_that_a_plan_parts_into_endless_rounds_is_refused(tmp_path: Path) -> None:
     plan, public = fedmd(first=10**9)
     said = Clinic(tmp_path / "clinic", "", plan).say("join", public_tensors(public), plan=plan.to_dict())
-    assert said["rule"].startswith("rounds: 100000 at most, and the plan parts local training into 10000000")
+    assert said["rule"].startswith("rounds: 100000 at most, and the plan's number of parts is 10000000")
 
 
 def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> None:
@@ -384,7 +384,7 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     told, _ = clinic.say("join", plan=PLAN.to_dict())
     assert told["is_trained"]
     assert "max_disk" in clinic.say("save_checkpoint", checkpoint=1)["rule"]
-    assert not list(clinic.session.run_folder.path.glob("mark-*"))
+    assert not list(clinic.session.run_folder.path.glob("checkpoint-*"))
     for number in range(50):  # each refusal is a line, until there is no room for it
         clinic.say("answer_query", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000

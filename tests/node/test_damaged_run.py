@@ -18,7 +18,7 @@ from fedstill.node.run_folder import SALT, TRAINING_STATE
 from fedstill.protocol.run_plan import PLAN_FILE
 from tests.node.test_node_service import PLAN, PRIVATELY, WIDE, Clinic, labels_of
 
-HIDDEN = "its data or model fail here: its own log says more"
+HIDDEN = "its data or model failed: see its log"
 
 
 def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
@@ -54,9 +54,9 @@ def test_a_damaged_plan_is_one_line(
 
 def test_a_copy_of_a_mark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
-    copied = clinic.folder / "runs/one/mark-3 (copy).safetensors"
+    copied = clinic.folder / "runs/one/checkpoint-3 (copy).safetensors"
     copied.write_bytes(b"")
-    assert f"invalid {copied} = no state of a run (expected mark-NUMBER" in joined(clinic, caplog)
+    assert f"{copied} is not a checkpoint (expected checkpoint-NUMBER" in joined(clinic, caplog)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_was_learned_in_another_form_is_one_line(
     clinic = Clinic(tmp_path / "clinic").ready()
     path = clinic.folder / "runs/one" / TRAINING_STATE
     save_state(path, {**load_state(path), **change})
-    assert f"{path} is no state of this node: " in joined(clinic, caplog)
+    assert f"{path} is not a state of this node: " in joined(clinic, caplog)
 
 
 @pytest.mark.parametrize("state", ["x", [1], {}], ids=str)
@@ -79,7 +79,7 @@ def test_what_is_no_table_is_no_state_of_a_node(
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     save_state(clinic.folder / "runs/one" / TRAINING_STATE, state)
-    assert f"{TRAINING_STATE} is no state of this node: " in joined(clinic, caplog)
+    assert f"{TRAINING_STATE} is not a state of this node: " in joined(clinic, caplog)
 
 
 def test_a_state_that_is_nested_without_end_is_no_state(
@@ -147,7 +147,7 @@ def test_of_two_processes_that_begin_a_run_one_makes_its_salt(
     one = [clinic for clinic in (first, other) if clinic.host.session is not None]
     assert len(one) == 1
     (refused,) = [each for each in (begun, told[0]) if isinstance(each, dict)]
-    assert refused["text"].endswith("another run is at work here")
+    assert refused["text"].endswith("another run is active here")
     before = labels_of(one[0].ready())
     one[0].again()
     one[0].ready()

@@ -209,7 +209,7 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     assert "privacy budget" in clinic.query(1)["text"]
     assert learned(clinic) == 6
     assert released(clinic) == rows
-    assert "the run goes on from an earlier mark" in clinic.query(2)["text"]
+    assert "resume the run from an earlier checkpoint" in clinic.query(2)["text"]
 
 
 def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
@@ -228,7 +228,7 @@ def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
     assert released(clinic) == rows
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
-    assert clinic.query(0)["rule"] == "approved: 6 times, and this came out otherwise before"
+    assert clinic.query(0)["rule"] == "approved: 6 times, and an earlier response differed"
     assert released(clinic) == rows
 
 
@@ -296,7 +296,7 @@ def test_a_model_that_has_told_of_itself_is_not_trained_once_more(tmp_path: Path
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
     clinic.query(0)
     clinic.say("leave")
-    (clinic.folder / "runs/one/learning.safetensors").unlink()
+    (clinic.folder / "runs/one/training.safetensors").unlink()
     assert "asked in a new run alone" in clinic.say("join", plan=PLAN.to_dict())["text"]
 
 
@@ -317,7 +317,7 @@ def test_what_check_refuses_is_not_answered(
     clinic = Clinic(tmp_path / "clinic", text)
     assert any(fault in line for line in owner_folder.check_folder(clinic.folder).faults)
     told = clinic.say("join", plan=PLAN.to_dict())
-    assert told["text"] == "its data or model fail here: its own log says more"
+    assert told["text"] == "its data or model failed: see its log"
     assert fault in caplog.text
 
 

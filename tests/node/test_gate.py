@@ -466,7 +466,7 @@ def test_what_comes_with_scales_is_float32_once_they_are_taken_in(
     x: torch.Tensor, scale: torch.dtype, told: str
 ) -> None:
     tensors = {"x": x, "x:scale": torch.ones(2, dtype=scale)}
-    with pytest.raises(QueryRefused, match=f"float32: {told}, and numbers here are torch.float32"):
+    with pytest.raises(QueryRefused, match=f"float32: {told} (expected torch.float32)"):
         gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 

@@ -99,7 +99,7 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
     said = clinic.say("join", plan=other.to_dict())["text"]
-    assert "run 'one' is known here, and it was begun otherwise" in said
+    assert "run 'one' exists here, but it was begun otherwise" in said
     told = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
     assert told["plan"]["method"]["batch"] == 4
     data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
@@ -127,7 +127,7 @@ def test_a_run_at_work_keeps_what_it_was_begun_with(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()  # nothing has left yet
     for change in ({"method": {**FEDIOD, "batch": 5}}, {"run": "two"}):
         other = Clinic(tmp_path / "clinic", plan=dataclasses.replace(PLAN, **change))
-        assert "another run is at work here" in other.say("join", plan=other.plan.to_dict())["text"]
+        assert "another run is active here" in other.say("join", plan=other.plan.to_dict())["text"]
     assert json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())["plan"]["method"]["batch"] == 4
     clinic.say("leave")
     other.ready()
@@ -153,7 +153,7 @@ def test_what_is_wrong_with_the_owners_own_things_stays_in_the_owners_log(
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         told = clinic.say("join", plan=PLAN.to_dict())
     assert secret not in json.dumps(told)
-    assert told["text"] == "its data or model fail here: its own log says more"
+    assert told["text"] == "its data or model failed: see its log"
     assert secret in caplog.text
 
 
@@ -258,9 +258,9 @@ def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
         (torch.zeros(4, dtype=torch.uint16), "rows: rows is torch.uint16 (4,)"),
         (torch.zeros((), dtype=torch.int64), "rows: rows is torch.int64 ()"),
         (torch.zeros(2, 2, dtype=torch.int64), "rows: rows is torch.int64 (2, 2)"),
-        (torch.tensor([0, 1, 2, -1]), "rows: rows names rows outside the 6"),
-        (torch.tensor([0, 1, 2, 6]), "rows: rows names rows outside the 6"),
-        (torch.tensor([6, 5]), "rows: rows names rows outside the 6"),
+        (torch.tensor([0, 1, 2, -1]), "rows: rows has rows outside the 6"),
+        (torch.tensor([0, 1, 2, 6]), "rows: rows has rows outside the 6"),
+        (torch.tensor([6, 5]), "rows: rows has rows outside the 6"),
     ],
 )
 def test_row_numbers_that_no_public_data_have_reach_no_network(
@@ -319,11 +319,11 @@ def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
     clinic.say("train_locally", seconds=60)
     clinic.query(0)
     clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)
-    kept = (clinic.folder / "runs/one/mark-1.safetensors").read_bytes()
+    kept = (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes()
     clinic.query(1)
     critic = clinic.critic()
     clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)  # the same once more
-    assert (clinic.folder / "runs/one/mark-1.safetensors").read_bytes() == kept
+    assert (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes() == kept
     clinic.say("load_checkpoint", checkpoint=0, server="s", message=3)  # an older one
     assert torch.equal(clinic.critic(), critic)
     # Another server process has taken over; the one before is heard no more.
@@ -365,7 +365,7 @@ def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) ->
         assert "is_trained" in clinic.say("join", plan=PLAN.to_dict(), server=server)[0]
     session = clinic.session
     late = clinic.say("join", plan=dataclasses.replace(PLAN, run="two").to_dict(), server="first")
-    assert "a server process that none has followed" in late["text"]
+    assert "the current server process" in late["text"]
     assert clinic.session is session
     assert not (clinic.folder / "runs" / "two").exists()
     assert clinic.say("train_locally", seconds=60, server="second")[0]["is_trained"]
@@ -432,7 +432,7 @@ def test_a_server_cannot_fill_the_processes_log(
 
     first = lines(10)
     assert [line.startswith("refused message: ") for line in first] == [True, True, True, False]
-    assert first[-1] == "further refusals of this hour are not written here"
+    assert first[-1] == "further refusals in this hour are not logged here"
     assert lines(10) == []
     monkeypatch.setattr(refusals, "SECONDS_PER_HOUR", 0.0)  # as if one had gone by
     assert len(lines(1)) == 1
@@ -476,7 +476,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     monkeypatch.setattr(clinic.session.node.model, "forward", fails)
     rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
     said = clinic.say("answer_query", rows, query="predict", number=0, differentiable=False)
-    assert said["text"] == "its data or model fail here: its own log says more"
+    assert said["text"] == "its data or model failed: see its log"
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
 

@@ -40,7 +40,7 @@ def test_a_plan_with_huge_networks_is_refused_before_they_have_memory(tmp_path: 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     told = joined(tmp_path / "clinic", HUGE[which])
     assert told["kind"] == "QueryRefused"
-    assert told["rule"] == "max_parameters: 50000000, and the networks that the plan asks for have more"
+    assert told["rule"] == "max_parameters: 50000000, and the plan's networks have more"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 

@@ -73,7 +73,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
         head.unlink()
     with caplog.at_level(logging.WARNING):
         refused = clinic.say("join", plan=clinic.plan.to_dict())
-    assert refused["text"] == "its data or model fail here: its own log says more"
+    assert refused["text"] == "its data or model failed: see its log"
     assert not {"AuditError", "sqlite"} & set(json.dumps(refused).split('"'))
     assert str(log) in caplog.text
     assert "fedstill audit accept" in caplog.text

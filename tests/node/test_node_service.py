@@ -450,7 +450,7 @@ def test_rows_that_the_public_data_do_not_have_are_refused_before_anything_is_le
     taken, before, weights = steps(monkeypatch), clinic.rows(), to_vector(clinic.session.node.model)
     for number in range(1, 4):
         refused = a_round(clinic, scores, torch.tensor([3, bad]).int(), number)
-        assert refused["rule"] == "rows: rows_next names rows outside the 400 of the public data"
+        assert refused["rule"] == "rows: rows_next has rows outside the 400 of the public data"
     assert taken == []
     assert clinic.rows() == before
     assert torch.equal(to_vector(clinic.session.node.model), weights)
@@ -503,7 +503,7 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
     after = paid(clinic)["training"]
     assert after - before >= len(taken) == 3
     assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
-    spoilt = "it failed at query 1 (digest_and_communicate): the run goes on from an earlier mark"
+    spoilt = "it failed at query 1 (digest_and_communicate): resume the run from an earlier checkpoint"
     taken = steps(monkeypatch)
     for number in (1, 2):
         refused = a_round(clinic, scores, ROWS, number)
@@ -537,7 +537,7 @@ def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_pa
 
 def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
     query = Query("rows", lambda group, number: {}, {"rows": "indices"})
-    with pytest.raises(QueryRefused, match="rows names rows outside the 0 of the public data"):
+    with pytest.raises(QueryRefused, match="rows has rows outside the 0 of the public data"):
         clinic.session.size_limits.require(query, {"rows": torch.ones(1).int()})
 
 
@@ -822,7 +822,7 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
     told = clinic.query(0)
     assert told == {
         "kind": "NodeDataError",
-        "text": "its data or model fail here: its own log says more",
+        "text": "its data or model failed: see its log",
         "query": "predict_logits",
     }
     assert "patient 4711" in caplog.text
@@ -845,7 +845,7 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
         patch.setattr(AuditLog, "_insert_entry", full)
         for _ in range(2):
             told = clinic.query(1)
-            assert told["text"] == "its data or model fail here: its own log says more"
+            assert told["text"] == "its data or model failed: see its log"
         assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
     assert clinic.left() == [(0, "response")]
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == 4 * B * (CLASSES + 4)
@@ -868,7 +868,9 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.core.checkpoint.os.fsync", full)
         assert "No space" in clinic.say("save_checkpoint", checkpoint=2)["text"]
-    assert [path.name for path in (clinic.folder / "runs/one").glob("mark-*")] == ["mark-1.safetensors"]
+    assert [path.name for path in (clinic.folder / "runs/one").glob("checkpoint-*")] == [
+        "checkpoint-1.safetensors"
+    ]
     assert clinic.say("save_checkpoint", checkpoint=2) == ({}, {})
 
 

@@ -463,10 +463,10 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     assert owner_folder.check_folder(folder).faults == ()
     make_kit(folder, days=-1)
     (fault,) = owner_folder.check_folder(folder).faults
-    assert "its certificate ran out on" in fault
+    assert "its certificate expired on" in fault
     (folder / "kit" / "startup" / "client.crt").write_text("x")
     (fault,) = owner_folder.check_folder(folder).faults
-    assert fault.endswith("client.crt is no certificate")
+    assert fault.endswith("client.crt is not a certificate")
     make_kit(folder, "other")
     (folder / "kit" / "startup" / "client.key").unlink()
     missing, name = owner_folder.check_folder(folder).faults
@@ -484,9 +484,9 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     assert owner_folder.check_folder(folder, quick=True).faults == ()
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     for file, text, wanted in (
-        ("rootCA.pem", "x", "rootCA.pem is no certificate"),
-        ("fed_client.json", "{}", "fed_client.json does not say servers: copy the startup kit anew"),
-        ("fed_client.json", "{", "fed_client.json is no JSON: copy the startup kit anew"),
+        ("rootCA.pem", "x", "rootCA.pem is not a certificate"),
+        ("fed_client.json", "{}", "fed_client.json has no servers: copy the startup kit again"),
+        ("fed_client.json", "{", "fed_client.json is not JSON: copy the startup kit again"),
     ):
         kit.path(file).write_text(text, encoding="utf-8")
         (fault,) = owner_folder.check_folder(folder).faults
@@ -494,7 +494,7 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
         make_kit(folder)
     kit.path("rootCA.pem").write_bytes(authority(1))
     (fault,) = owner_folder.check_folder(folder).faults
-    assert fault.endswith("its certificate is not from the authority in rootCA.pem")
+    assert fault.endswith("its certificate was not issued by the authority in rootCA.pem")
 
 
 # --- what it would answer -----------------------------------------------------------------------------

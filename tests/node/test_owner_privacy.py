@@ -141,7 +141,7 @@ def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_t
     (folder / "runs" / "spring").mkdir(parents=True)
     (folder / "runs" / "spring" / "plan.json").touch()
     (fault,) = owner_folder.check_folder(folder).faults
-    assert "'audit.sqlite': is gone, and its node's runs are there" in fault
+    assert "'audit.sqlite': is missing, but its node's runs exist" in fault
     told = said(capsys, str(folder), "digits-ensemble", code=2)
     assert "is left" not in told
     assert "It cannot take part: nothing can be charged" in told

@@ -97,9 +97,9 @@ def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: int) 
     assert names >= {
         *("node.toml", "secret", "node.key", "node.pub", "answers", "answers.sig", "salt", "public", "runs"),
         *("audit.sqlite", "audit.sqlite-wal", "audit.sqlite-shm", "audit.sqlite.head"),
-        *("plan.json", "learning.safetensors", "answers.safetensors"),
+        *("plan.json", "training.safetensors", "answers.safetensors"),
     }
-    assert any(name.startswith("mark-") for name in names)
+    assert any(name.startswith("checkpoint-") for name in names)
     assert any(Path(path).parent.name == "public" for path in seen)
     assert find_open_files(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
 

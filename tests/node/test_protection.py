@@ -383,7 +383,7 @@ def test_data_that_a_method_has_changed_are_refused() -> None:
     one = made(under("pate"), train=False)
     require_unchanged_data(one.node)
     one.node.data = records(30)
-    with pytest.raises(ArgumentError, match="none where public data join its own"):
+    with pytest.raises(ArgumentError, match="none if public data are added to its own"):
         require_unchanged_data(one.node)
     plain = made(NoPrivacy(epsilon=1e3), train=False)
     plain.node.data = records(30)
@@ -411,7 +411,7 @@ def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
 
     parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]
     (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
-    assert note.startswith("epsilon is of one record: a patient or slide has up to 8 at one node")
+    assert note.startswith("epsilon holds for one record: a patient or slide has up to 8 at one node")
     assert "privacy.group_size = 8" in note
     (note,) = unit_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
     assert "up to 4 at" in note

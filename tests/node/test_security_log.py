@@ -42,7 +42,9 @@ def keep(*lines: int) -> Callable[[Path], object]:
 def test_lines_say_who_when_and_why(log: SecurityLog, tmp_path: Path) -> None:
     lines = list(log.lines())
     assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
-    assert lines[2].items() >= {"event": "joined", "who": "aa", "why": "reason 2", "run": "run-2"}.items()
+    assert (
+        lines[2].items() >= {"event": "joined", "actor": "aa", "reason": "reason 2", "run": "run-2"}.items()
+    )
     assert lines[0]["at"] <= lines[4]["at"]
     assert log.verify() is None
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
@@ -52,7 +54,10 @@ def test_lines_say_who_when_and_why(log: SecurityLog, tmp_path: Path) -> None:
     ("damage", "told"),
     [
         (change("reason 2", "reason 9"), "line 3 is not as it was written"),
-        (change('"who":"aa","why":"reason 4"', '"who":"bb","why":"reason 4"'), "line 5 is not as it was"),
+        (
+            change('"actor":"aa","reason":"reason 4"', '"actor":"bb","reason":"reason 4"'),
+            "line 5 is not as it was",
+        ),
         (change('"line":3', '"line": 3'), "line 3 is not as it was written"),
         (keep(0, 1, 3, 4), "line 3 is missing"),
         (keep(0, 1, 3, 2, 4), "line 3 is missing"),
@@ -94,7 +99,7 @@ def test_full_files_are_moved_and_the_chain_goes_on(tmp_path: Path, monkeypatch:
         log.write("joined", "aa", str(number))
     older = sorted(tmp_path.glob("security-*.jsonl"))
     assert len(older) > 2
-    assert [line["why"] for line in log.lines()] == [str(number) for number in range(12)]
+    assert [line["reason"] for line in log.lines()] == [str(number) for number in range(12)]
     assert log.verify() is None
     text = older[-1].read_text()
     older[-1].unlink()  # from the middle
@@ -125,7 +130,7 @@ def test_full_files_are_archived_and_others_are_missed(
     named.rename(older[-1])
     away.mkdir()
     (away / older[0].name).write_text("other")
-    with pytest.raises(SecurityLogError, match="is there already, and is another"):
+    with pytest.raises(SecurityLogError, match="exists already with other content"):
         log.archive(away)
     (away / older[0].name).write_text(text)  # of an earlier time that was cut short
     code, out, _ = command("node", "log", folder, "--archive", away)
@@ -147,8 +152,8 @@ def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pyte
     log = SecurityLog(tmp_path)
     for number in (0, 0, 1, 2, 3, 4, 5):
         log.record_refusal("aa", f"rule {number}", run="one")
-    told = [line["why"] for line in log.lines()]
-    assert told == ["rule 0", "rule 1", "rule 2", "further lines of this process stand in node.log alone"]
+    told = [line["reason"] for line in log.lines()]
+    assert told == ["rule 0", "rule 1", "rule 2", "further lines of this process are in node.log only"]
 
 
 def test_beyond_its_share_of_the_disk_only_its_owners_deeds_are_written(tmp_path: Path) -> None:
@@ -168,7 +173,11 @@ def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
     for most in (1, 1, 2):
         SecurityLog(tmp_path).record_policy({"policy.max_bytes": most, "policy.hours": ""})
     first, second = log.lines()
-    assert (first["event"], first["why"], second["why"]) == ("policy", "first start", "policy.max_bytes = 2")
+    assert (first["event"], first["reason"], second["reason"]) == (
+        "policy",
+        "first start",
+        "policy.max_bytes = 2",
+    )
 
 
 def test_what_a_server_sends_is_one_line_and_not_a_long_one(tmp_path: Path) -> None:
@@ -176,5 +185,5 @@ def test_what_a_server_sends_is_one_line_and_not_a_long_one(tmp_path: Path) -> N
     log.record_refusal("aa\n", "two\nlines\x1b[31m" + "x" * 10_000, run='r"}\n{')
     (text,) = (tmp_path / FILE).read_text().splitlines()
     assert len(text) < 2000
-    assert json.loads(text)["why"].startswith("two lines [31mxxx")
+    assert json.loads(text)["reason"].startswith("two lines [31mxxx")
     assert log.verify() is None
