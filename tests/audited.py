@@ -39,7 +39,7 @@ def write(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """A log with such entries; what they do not say is empty."""
     (folder / FILE).unlink(missing_ok=True)
     (folder / f"{FILE}.head").unlink(missing_ok=True)
-    plain = {"run": "run", "number": 0, "query": "predict_logits", "part": "answer"}
+    plain = {"run": "run", "number": 0, "query": "predict_logits", "part": "response"}
     with closing(AuditLog(folder / FILE, durable=False)) as audit:
         for line in lines:
             told = {"payer": line["node"], **plain, **line}

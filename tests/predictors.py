@@ -37,9 +37,9 @@ def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            told = response(asked)
-            body = told if isinstance(told, bytes) else json.dumps(told).encode()
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            result = response(request)
+            body = result if isinstance(result, bytes) else json.dumps(result).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

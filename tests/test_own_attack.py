@@ -106,7 +106,7 @@ def test_comparison_shows_column_of_custom_attack(lab: Lab) -> None:
         (
             "from dataclasses import dataclass\nfrom fedstill.attacks.attack import Attack\n"
             "@dataclass(frozen=True, kw_only=True)\nclass Own(Attack):\n    title = 'x'\n",
-            "one with a method rows, a method run",
+            "a class with a method rows, a method run",
         ),
         ("import nowhere\n", "nowhere"),
         ("class Own:\n    pass\n", "a subclass of Attack"),

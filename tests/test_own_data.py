@@ -1,4 +1,4 @@
-"""A data set of somebody else's, beside a library that stays as it is: in runs, as public data, at a node."""
+"""A custom data set in a separate package: in runs, as public data, and at a node."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TABLES = {
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Lab:
-    """With its data, and a run of them."""
+    """Return the folder of the package, with its data and a run."""
     write_plates(lab.here / "data" / "plates.csv", slice(600))
     lab.write("small.toml", **TABLES)
     lab.run("whole")
     return lab
 
 
-def test_its_figures_are_those_of_the_same_data_from_a_file(lab: Lab) -> None:
+def test_metrics_equal_those_of_the_same_data_from_a_file(lab: Lab) -> None:
     digits = load_digits()
     images = (digits.images[:600] / 16).astype(np.float32)
     site = np.array([SITES[number % 3] for number in range(600)])
@@ -45,19 +45,19 @@ def test_its_figures_are_those_of_the_same_data_from_a_file(lab: Lab) -> None:
     assert found["accuracy"] > 50
 
 
-def test_methods_side_by_side_on_what_module_and_name_say(lab: Lab) -> None:
-    """Beside each other, and without the entry point."""
+def test_compares_methods_on_a_custom_data_set(lab: Lab) -> None:
+    """Several methods, without the entry point."""
     lab.write("path.toml", **{**TABLES, "data": {"name": "my_lab.plates:Plates", "white": 16.0}})
     words = ["fedavg", "fedkd", "--base", "path.toml", "--evaluation.every", "0", "--out", "both"]
     lab("compare", *words, "--quiet")
     for name in ("fedavg", "fedkd"):
         found = lab.result(f"both/{name}-seed0")
-        assert found["data"] == lab.result("whole")["data"]  # one thing, one name
+        assert found["data"] == lab.result("whole")["data"]  # one data set, one name
         assert found["accuracy"] > 40
     assert "plates, 3 nodes, one for each site" in lab.text("both/compare.html")
 
 
-def test_it_is_listed_and_its_options_are_its_own(lab: Lab) -> None:
+def test_lists_the_custom_data_set_with_its_options(lab: Lab) -> None:
     assert "diabetes, plates" in " ".join(lab("list").split())
     helped = lab("run", "small.toml", "--help")
     assert "--data.white" in helped
@@ -65,19 +65,19 @@ def test_it_is_listed_and_its_options_are_its_own(lab: Lab) -> None:
     assert "plates, or a path" in " ".join(helped.split())
 
 
-def test_public_data_may_be_it_too(lab: Lab) -> None:
+def test_custom_data_set_as_public_data(lab: Lab) -> None:
     digits = ["--data", "digits", "--split.name", "iid", "--split.nodes", "2", "--data.train_limit", "100"]
     words = [*digits, "--public.name", "plates", "--public.root", "data", "--public.limit", "50"]
     lab.run("public", *words)
-    told = lab.result("public")["public"]
-    assert (told["name"], told["examples"]) == ("plates", 50)
+    record = lab.result("public")["public"]
+    assert (record["name"], record["examples"]) == ("plates", 50)
 
 
-def test_a_node_answers_queries_about_its_own(lab: Lab) -> None:
+def test_node_loads_custom_data(lab: Lab) -> None:
     pytest.importorskip("cryptography")
     node = lab.here / "north"
     lab("node", "init", str(node))
-    # White is 255 unless its owner's own class says otherwise: a subclass in the node's folder does.
+    # White is 255 unless a subclass in the node's folder changes it.
     write_plates(node / "scans" / "plates.csv", slice(1, 600, 3))
     (node / "ours.py").write_text(
         "from dataclasses import dataclass\nfrom my_lab.plates import Plates\n\n"
@@ -94,5 +94,5 @@ def test_a_node_answers_queries_about_its_own(lab: Lab) -> None:
     lab("offline", "answer", str(node), "queries.safetensors", "--server-key", "server.pub")
     words = ["--queries", "queries.safetensors", "--out", "distilled", "--quiet"]
     lab("distil", "answers-north.safetensors", *words)
-    (told,) = lab.result("distilled")["nodes"]
-    assert told["label_counts"] == np.bincount(load_digits().target[1:600:3], minlength=10).tolist()
+    (record,) = lab.result("distilled")["nodes"]
+    assert record["label_counts"] == np.bincount(load_digits().target[1:600:3], minlength=10).tolist()

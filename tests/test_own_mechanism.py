@@ -201,12 +201,12 @@ def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: st
     ("mechanism", "said"),
     [
         ("flop", "unknown mechanism 'flop': did you mean 'flip'?"),
-        ("rounding:Silent", "expected one with about: ClassVar[str]"),
+        ("rounding:Silent", "expected a class with about: ClassVar[str]"),
         (
             "rounding:Learned",
             "model or critic learns as a DPTrainingConfig says, and not generator as rounds",
         ),
-        ("rounding:Sharded", "one with a method ensemble"),
+        ("rounding:Sharded", "a class with a method ensemble"),
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
     ],
 )

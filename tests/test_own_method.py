@@ -51,8 +51,8 @@ def unbroken(lab: Lab) -> str:
 
 def test_it_runs_by_name_and_its_release_is_named(lab: Lab) -> None:
     found = lab.result("whole")
-    assert (found["method"], found["title"], found["turns"]) == ("feddistill", "FedDistill", 3)
-    assert found["leaves"] == [KIND]
+    assert (found["method"], found["title"], found["iterations"]) == ("feddistill", "FedDistill", 3)
+    assert found["releases"] == [KIND]
     assert found["bytes"]["by_kind"][KIND]["up"] == 3 * 2 * 4 * 10 * 10
     page = lab.text("whole/report.html")
     assert KIND in page
@@ -116,7 +116,7 @@ def test_killed_it_goes_on_to_the_same_figures(lab: Lab, unbroken: str) -> None:
     after = lab.text("killed/metrics.jsonl").splitlines()
     assert after[:5] == before, "with their seconds: nothing is done again"
     whole, again = lab.result(unbroken), lab.result("killed")
-    for name in ("local", "nodes", "bytes", "queries", "turns"):
+    for name in ("local", "nodes", "bytes", "queries", "iterations"):
         assert again[name] == whole[name], name
     assert again["local"]["mae"]["mean"] > 0
     assert "Report" in lab("report", "killed")

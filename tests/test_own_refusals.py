@@ -6,7 +6,7 @@ import pytest
 
 from tests.own_lab import SMALL, Lab
 
-NOT_IMPORTED = "is 'broken' (expected one that can be imported: broken:thing cannot"
+NOT_IMPORTED = "is 'broken' (expected an importable object: broken:thing fails with"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def lab(lab: Lab) -> Lab:
         ("--split.power -1", "invalid split.power = -1.0 (expected 0 or more and up to 10\n"),
         (
             "--student.model broken:8",
-            "invalid model = 'broken' (expected one that can be imported: broken:thing",
+            "invalid model = 'broken' (expected an importable object: broken:thing",
         ),
         ("--student.model json:no", "invalid model = 'json:no' (expected one of"),
         ("--student.model convmixer:wide", "model is 'convmixer:wide': allowed is"),

@@ -15,7 +15,7 @@ from fedstill.models import MLP
 from fedstill.tasks import TASKS
 from tests.own_lab import MY_LAB, SMALL, Lab
 
-PLACE = "my_lab.ordinal:OrdinalConfig"
+TASK_PATH = "my_lab.ordinal:OrdinalConfig"
 TABLES = {
     "task": {"name": "ordinal"},
     "public": {"name": "held-out"},
@@ -33,15 +33,15 @@ def lab(lab: Lab) -> Lab:
     return lab
 
 
-def test_its_figures_stand_in_results_and_reports(lab: Lab) -> None:
-    found = lab.result("whole")
-    assert (found["task"], found["kind"], found["metric"]) == ("ordinal", "class", "accuracy")
-    assert 0 < found["centralized"]["mae"] < found["standalone"]["mae"]["mean"] < 5
-    assert all(0 < found[part]["mae"] < 5 for part in ("student", "ensemble"))
+def test_custom_metrics_are_in_results_and_reports(lab: Lab) -> None:
+    result = lab.result("whole")
+    assert (result["task"], result["kind"], result["metric"]) == ("ordinal", "class", "accuracy")
+    assert 0 < result["centralized"]["mae"] < result["standalone"]["mae"]["mean"] < 5
+    assert all(0 < result[part]["mae"] < 5 for part in ("student", "ensemble"))
     assert "MAE" in lab.text("whole/report.html")
 
 
-def test_without_its_own_term_it_is_classification_to_the_last_digit(lab: Lab) -> None:
+def test_custom_task_without_its_term_equals_classification(lab: Lab) -> None:
     lab.run("bare", "--task.emd", "0")
     lab.run("plain", "--task.name", "classification")
     bare, plain, whole = map(lab.result, ("bare", "plain", "whole"))
@@ -51,11 +51,11 @@ def test_without_its_own_term_it_is_classification_to_the_last_digit(lab: Lab) -
     assert bare["mae"] != whole["mae"], "its loss is what nodes and student learn by"
 
 
-def test_fedavg_and_fediod_run_it_beside_each_other(lab: Lab) -> None:
+def test_fedavg_and_fediod_run_custom_task(lab: Lab) -> None:
     plan = {
         "methods": ["fedavg", "fediod"],
         "options": {"fedavg": {"rounds": 2}, "fediod": {"steps": 3}},
-        "base": {key: told for key, told in {**SMALL, **TABLES}.items() if key not in ("method", "task")},
+        "base": {key: value for key, value in {**SMALL, **TABLES}.items() if key not in ("method", "task")},
         "paper": [{"method": "fedavg", "metric": "mae", "value": 0.5, "source": "a paper"}],
     }
     (lab.here / "both.toml").write_text(tomli_w.dumps(plan))
@@ -69,7 +69,7 @@ def test_fedavg_and_fediod_run_it_beside_each_other(lab: Lab) -> None:
     assert "MAE" in lab.text("both/compare.html")
 
 
-def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
+def test_node_runs_custom_task_only_if_allowed(lab: Lab) -> None:
     """Queries carried to a node with data of its own, and its answers back."""
     digits = load_digits()
     pixels = np.minimum(digits.images * 16, 255).astype(np.uint8)
@@ -78,7 +78,7 @@ def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
     assert "policy.tasks does not name ordinal" in lab("node", "check", "clinic", "small.toml")
     lab("offline", "make", "small.toml")
     refused = lab("offline", "answer", "clinic", "queries.safetensors", code=2)
-    assert "invalid task.name = 'ordinal' (expected one that policy.tasks of the node names" in refused
+    assert "invalid task.name = 'ordinal' (expected a name that policy.tasks of the node allows" in refused
     assert not (node / "runs").exists()
 
     (node / "node.toml").write_text(
@@ -91,7 +91,7 @@ def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
     assert 0 < lab.result("carried")["mae"] < 9
 
 
-def test_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_task_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(MY_LAB))
     data = fedstill.TensorData(torch.rand(60, 1, 4, 4), torch.arange(60) % 3)
     student = MLP((1, 4, 4), 3)
@@ -101,7 +101,7 @@ def test_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
         student,
         data,
         ["none", "mild", "severe"],
-        task=PLACE,
+        task=TASK_PATH,
         method=fedstill.FedIOD(steps=2, generator_width=8, critic_width=8),
         local=fedstill.LocalConfig(epochs=1),
     )
@@ -111,14 +111,14 @@ def test_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.result["mae"] == pytest.approx(off.item())
 
 
-def test_two_grades_off_costs_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_grows_with_distance_of_grades(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(MY_LAB))
-    task, plain = TASKS[PLACE]().make(4), CLASSIFICATION.make(4)
+    task, plain = TASKS[TASK_PATH]().make(4), CLASSIFICATION.make(4)
     sure = 50.0 * F.one_hot(torch.tensor([[0], [1], [3]]), 4).float()  # three models, one example each
     wanted = torch.ones(3, 1, dtype=torch.int64)
     far = task.loss(sure, wanted) - plain.loss(sure, wanted)
     torch.testing.assert_close(far, torch.tensor([1.0, 0.0, 2.0]), atol=1e-4, rtol=0)
     one, other = sure[0], sure[2]
-    apart = task.distillation_loss(one, other, 1.0) - plain.distillation_loss(one, other, 1.0)
-    torch.testing.assert_close(apart, torch.tensor([3.0]), atol=1e-4, rtol=0)
+    difference = task.distillation_loss(one, other, 1.0) - plain.distillation_loss(one, other, 1.0)
+    torch.testing.assert_close(difference, torch.tensor([3.0]), atol=1e-4, rtol=0)
     assert task.compute_metrics(sure[:, 0], wanted[:, 0]) == {"accuracy": pytest.approx(100 / 3), "mae": 1.0}

@@ -65,7 +65,7 @@ def test_a_comparison_has_options_of_all_and_of_one_and_goes_on_with_more_seeds(
     del options["evaluation.centralized"]
     found = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all")
     assert list(found.results) == ["fedavg-seed0", "fedprox-seed0"]
-    assert [found.results[f"{name}-seed0"]["turns"] for name in ("fedavg", "fedprox")] == [2, 1]
+    assert [found.results[f"{name}-seed0"]["iterations"] for name in ("fedavg", "fedprox")] == [2, 1]
     assert found.not_run == {}
     again = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all", seeds=2)
     assert again.results["fedavg-seed0"] == found.results["fedavg-seed0"]

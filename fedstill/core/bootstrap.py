@@ -1,4 +1,4 @@
-"""The bootstrap (Efron 1979): cases are drawn with replacement; a figure lies where most draws have it."""
+"""The bootstrap (Efron 1979): resample cases with replacement to get a confidence interval."""
 
 from __future__ import annotations
 
@@ -13,13 +13,27 @@ CONFIDENCE_PERCENT = 95  # percent
 
 
 def resample_indices(count: int, resamples: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Of ``count`` cases as many again, with replacement, ``resamples`` times: ``(resamples, count)``."""
+    """Return bootstrap samples of ``count`` cases.
+
+    Args:
+        count: number of cases N.
+        resamples: number of bootstrap samples R.
+        generator: source of randomness.
+
+    Returns:
+        Case indices ``(R, N)``, drawn with replacement.
+    """
     return generator.integers(count, size=(resamples, count))
 
 
 def confidence_interval(metrics: Floats) -> tuple[float, float] | None:
-    """Between which values the middle :data:`CONFIDENCE_PERCENT` percent of the draws' figures ``(draws,)`` lie; None
-    where they cannot be said.
+    """Return the percentile interval that holds the middle :data:`CONFIDENCE_PERCENT` percent of the metrics.
+
+    Args:
+        metrics: the metric in each bootstrap sample, ``(R,)``. NaN is ignored.
+
+    Returns:
+        Lower and upper bound, or None if all metrics are NaN or a bound is infinite.
 
     >>> confidence_interval(np.arange(401.0))
     (10.0, 390.0)

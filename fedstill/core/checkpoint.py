@@ -1,6 +1,7 @@
-"""What a run must remember to go on, as one safetensors file: tensors, and the rest as JSON.
+"""Checkpoints: the state from which a run resumes, as one safetensors file.
 
-The file is replaced in one move, so whoever is killed while writing leaves the one before.
+Tensors are stored as such, everything else as JSON in the file's metadata. The file is replaced atomically,
+so a process that is killed while writing leaves the previous checkpoint intact.
 """
 
 from __future__ import annotations
@@ -24,37 +25,42 @@ State = Any  # dict | list | tuple | str | int | float | bool | None | Tensor, n
 
 
 def save_state(path: Path, state: State) -> None:
-    """Write a nested state; the file at ``path`` is either the old one or the new one, never half.
+    """Write a nested state to ``path`` atomically.
+
+    Args:
+        path: the file. It is either the old one or the new one, never incomplete.
+        state: nested dicts, lists and tuples of tensors and JSON values.
 
     Raises:
-        OSError: it cannot be written, and the old file stays; or the disk may not have the new one yet.
-        TypeError: the state holds something else than dicts, lists, tuples, tensors and JSON values.
+        OSError: the file cannot be written. The old file stays, unless only the final sync to the disk
+            failed.
+        TypeError: the state holds a value of another type.
     """
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(_encode(state, tensors))
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)
-        private_files.create_empty(part)  # a state is for whoever goes on with the run, and nobody else
+        private_files.create_empty(part)  # readable by the owner only
         save_file(tensors, part, metadata={"tree": tree})
         with part.open("rb+") as file:
             os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)  # on a full disk its place is needed
+        part.unlink(missing_ok=True)  # frees space on a full disk
         if isinstance(error, SafetensorError):
-            found = re.search(r"os error (\d+)", str(error))  # a full disk, say
-            number, told = (int(found[1]), os.strerror(int(found[1]))) if found else (errno.EIO, str(error))
-            raise OSError(number, told, str(path)) from error
+            match = re.search(r"os error (\d+)", str(error))  # for example a full disk
+            code, message = (int(match[1]), os.strerror(int(match[1]))) if match else (errno.EIO, str(error))
+            raise OSError(code, message, str(path)) from error
         raise
     os.replace(part, path)
     private_files.sync_folder(path.parent)
 
 
 def check_state(state: State) -> None:
-    """Refuse what :func:`save_state` could not write; nothing is written or copied.
+    """Check that :func:`save_state` can write a state, without writing or copying it.
 
     Raises:
-        TypeError: the state holds something else than dicts, lists, tuples, tensors and JSON values.
+        TypeError: the state holds something other than dicts, lists, tuples, tensors and JSON values.
 
     >>> check_state({"step": 3, "of": [1.0, None]})
     """
@@ -66,13 +72,13 @@ def check_state(state: State) -> None:
 
 
 def load_state(path: Path) -> State:
-    """Read what :func:`save_state` wrote, tensors on the CPU.
+    """Read a file of :func:`save_state`. Tensors are on the CPU.
 
-    As copies: they begin where torch lets tensors begin, not at any byte of a file. Where they begin decides
-    which kernel computes them, and so their last digits.
+    Tensors are copied out of the file, so that their memory is aligned as torch aligns it. The alignment
+    decides which kernel computes with a tensor, and so its last digits.
 
     Raises:
-        RunFolderError: the file is none of :func:`save_state`, or broken.
+        RunFolderError: the file is not a checkpoint, or it is damaged.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -80,7 +86,7 @@ def load_state(path: Path) -> State:
             names = file.keys()
             return _decode(tree, {name: file.get_tensor(name).clone() for name in names})
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunFolderError(f"{path} is no state of a run: {error}") from error
+        raise RunFolderError(f"{path} is not a checkpoint of a run: {error}") from error
 
 
 def _encode(value: State, tensors: dict[str, torch.Tensor]) -> Any:
@@ -88,7 +94,7 @@ def _encode(value: State, tensors: dict[str, torch.Tensor]) -> Any:
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
-    if isinstance(value, Mapping):  # as pairs: an optimizer's state has whole numbers as keys
+    if isinstance(value, Mapping):  # as pairs: an optimizer's state has integer keys
         return {"dict": [[key, _encode(item, tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"

@@ -1,6 +1,7 @@
-"""Torch's own defaults for a while, whatever the caller's notebook has set.
+"""Device, precision and threads of a run (:class:`Compute`) and their options (:class:`EngineConfig`).
 
-Device, precision and threads of a run (``Compute``), and how a user says them (``EngineConfig``).
+:func:`torch_defaults` isolates a run from torch settings of the caller, such as ``torch.no_grad`` in a
+notebook.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from fedstill.core.workers import Workers
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Compute with gradients, float32 and tensors on the CPU where nothing else is said.
+    """Compute with gradients, float32 and tensors on the CPU by default.
 
-    A caller may be inside ``torch.no_grad`` or ``torch.inference_mode``, or have set another default dtype or
-    device; all of it is restored. The dtype is one for all threads, which wait for each other.
+    The caller may be inside ``torch.no_grad`` or ``torch.inference_mode``, or may have set another default
+    dtype or device. All of it is restored afterwards. The default dtype belongs to the process, so that
+    threads which enter this context wait for each other.
 
     >>> torch.set_default_dtype(torch.float64)
     >>> with torch.no_grad(), torch_defaults():
@@ -52,32 +54,33 @@ CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 @dataclass(frozen=True)
 class EngineConfig(CheckedOptions):
-    """How the federation is computed. Precision apart, it changes speed and only the last digits."""
+    """Options for computing the federation. Except for precision, they change only speed and last digits."""
 
     section: ClassVar[str] = "engine"
 
     name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
-    """Equal architectures in one stacked call, or each node for itself; auto stacks small ones on a GPU but
-    while they only train, and on a CPU many that have no convolutions. Or nodes as processes of their own on
-    NVIDIA FLARE: its simulator, or a federation deployed on this machine."""
+    """stacked computes nodes of equal architecture in one call, one-by-one computes each node separately.
+    auto stacks small networks on a GPU, except while they only train, and many networks without convolutions
+    on a CPU. flare runs nodes as separate processes in NVIDIA FLARE's simulator, flare-poc in a federation
+    deployed on this machine."""
     device: str = "cpu"
-    """A torch device, for example cpu or cuda."""
+    """The torch device, for example cpu or cuda."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto takes it where
-    the processor is faster in it and the network gains from it, a convolutional one on images of 16 x 16 or
-    more, and float32 elsewhere: up to several times faster, but the last digits differ by machine. A method
-    that loses accuracy by it, as FedIOD does on label maps, has float32. Evaluation is always in float32."""
+    """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto uses bfloat16 if
+    it is faster on the processor and the network is convolutional on images of 16 x 16 or more, else float32.
+    It can be several times faster, but the last digits differ by machine. A method that loses accuracy in
+    bfloat16, as FedIOD does on label maps, uses float32. Evaluation always uses float32."""
     channels_last: bool = True
-    """Keep images with channels last in memory: convolutions and pooling are faster so."""
-    threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
-    """CPU threads; 0 leaves it to torch, but for small convolutional networks on images of less than 16 x 16,
-    which compute with one. Nodes that are computed each for itself are so many at once."""
+    """Keep images with channels last in memory, which makes convolutions and pooling faster."""
+    threads: Annotated[int, Ge(0), "0 (torch's default) or more"] = 0
+    """CPU threads, and nodes that are computed in parallel; 0: torch's default, but one thread for small
+    convolutional networks on images below 16 x 16."""
     cuda_graphs: bool = True
-    """On a GPU, record a step and launch all its kernels together from then on (CUDA graphs); what cannot be
-    recorded is computed as it stands, which is warned of."""
+    """On a GPU, capture training steps as CUDA graphs. Steps that cannot be captured run eagerly, with a
+    warning."""
     startup_kit: str = ""
-    """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
-    their own data, models and policies."""
+    """With flare: the folder of the startup kit of a deployed federation. Its nodes take part with their own
+    data, models and policies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,10 +89,13 @@ class EngineConfig(CheckedOptions):
 
 
 class Compute:
-    """Device and precision of one run.
+    """Device, precision and threads of one run.
+
+    Args:
+        config: the options; None: the defaults.
 
     Raises:
-        ArgumentError: no such device on this machine.
+        ArgumentError: this machine has no such device.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -97,70 +103,75 @@ class Compute:
         try:
             self.device = torch.device(self.config.device)
             torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:  # torch raises either for a device it lacks
-            allowed = f"a device of this machine: {', '.join(available_devices())}"
-            raise ArgumentError("engine.device", self.config.device, allowed) from error
-        wanted = self.config.precision
-        self.precision: Precision = "float32" if wanted == "auto" else wanted
+        except (RuntimeError, AssertionError) as error:  # torch raises either for a missing device
+            expected = f"a device of this machine: {', '.join(available_devices())}"
+            raise ArgumentError("engine.device", self.config.device, expected) from error
+        precision = self.config.precision
+        self.precision: Precision = "float32" if precision == "auto" else precision
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.threads = torch.get_num_threads()
         self.workers = Workers(self.threads if self.device.type == "cpu" else 1)
-        self.cuda_graphs = CudaGraphCapture()  # of local training, one network's steps after another's
+        self.cuda_graphs = CudaGraphCapture()  # for local training, one network after another
 
     def for_network(
         self, shape: Sequence[int], network: torch.nn.Module, *, force_float32: bool = False
     ) -> Compute:
-        """The same, in the precision that suits a network and its inputs, where that is left open; in float32
-        where it is to be ``as_float32``."""
-        if self.config.precision != "auto" or force_float32:  # auto begins as float32
+        """Return this object with the precision that suits a network, if the precision is ``"auto"``.
+
+        Args:
+            shape: shape of one input.
+            network: the network to be trained.
+            force_float32: use float32 even if bfloat16 is faster.
+        """
+        if self.config.precision != "auto" or force_float32:  # auto starts as float32
             return self
-        suits = copy.copy(self)
-        gains = _gains_from_bfloat16(shape, network) and is_bfloat16_faster(self.device)
-        suits.precision = "bfloat16" if gains else "float32"
-        return suits
+        copied = copy.copy(self)
+        is_faster = _gains_from_bfloat16(shape, network) and is_bfloat16_faster(self.device)
+        copied.precision = "bfloat16" if is_faster else "float32"
+        return copied
 
     @contextmanager
     def limit_threads(self, shape: Sequence[int], network: torch.nn.Module) -> Iterator[None]:
-        """Compute with one thread where the server's networks are too small for several, unless
-        ``engine.threads`` says how many. Nodes are still computed at once, each on a core of its own.
+        """Use one CPU thread if the server's networks are small, unless ``engine.threads`` is set.
 
-        On 8 x 8 pixels, two threads spend more time on waiting for each other than they save; next to other
-        work, where one of the two has to wait for a core, the run takes many times as long
+        Nodes are still computed in parallel, each on one core. On 8 x 8 pixels two threads spend more time on
+        waiting for each other than they save. On a busy machine the run would take many times as long
         (``benchmarks/busy.py``).
         """
-        alone = self.device.type == "cpu" and not self.config.threads and _too_small(shape, network)
-        if alone:
+        use_one_thread = self.device.type == "cpu" and not self.config.threads and _too_small(shape, network)
+        if use_one_thread:
             torch.set_num_threads(1)
         try:
             yield
         finally:
-            if alone:
+            if use_one_thread:
                 torch.set_num_threads(self.threads)
 
     @property
     def as_float32(self) -> Compute:
-        """The same, in float32."""
-        same = copy.copy(self)
-        same.precision = "float32"
-        return same
+        """This object with precision float32."""
+        copied = copy.copy(self)
+        copied.precision = "float32"
+        return copied
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
-        """Compute in float32 within, whatever the precision of training: as a student is used after its run.
+        """Compute in float32 within the block, whatever the precision of training.
 
-        Convolutions on a GPU compute in float32, too, and not in TF32, which is torch's default there.
+        A student is used in float32 after its run. Convolutions on a GPU do not use TF32 within the block,
+        which is torch's default.
         """
-        rounded = torch.backends.cudnn.allow_tf32
+        allowed_tf32 = torch.backends.cudnn.allow_tf32
         torch.backends.cudnn.allow_tf32 = False
         try:
             with torch.autocast(self.device.type, enabled=False):
                 yield
         finally:
-            torch.backends.cudnn.allow_tf32 = rounded
+            torch.backends.cudnn.allow_tf32 = allowed_tf32
 
     def uses_cuda_graphs(self, *modules: torch.nn.Module) -> bool:
-        """Whether steps of some networks are recorded (:mod:`fedstill.core.cuda_graphs`)."""
+        """Return whether training steps of these networks are captured (:mod:`fedstill.core.cuda_graphs`)."""
         if self.device.type != "cuda" or not self.config.cuda_graphs:
             return False
         return not any(
@@ -168,28 +179,29 @@ class Compute:
         )
 
     def to_device(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A network on the device, in the memory format of the run."""
+        """Move a network to the device, in the memory format of the run."""
         if self.config.channels_last and not self._keeps_channels_first(module):
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
         return module.to(self.device)
 
     def tensors_to_device(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Tensors that came over a wire, on the device."""
+        """Move received tensors to the device."""
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Lower precision for convolutions and products, if the run asks for it."""
-        # Without torch's cache of cast weights, which lives as long as the outermost autocast: inside one,
-        # as in an answer, a model would be trained on the weights of its first step.
+        """Return the autocast context of the run: bfloat16 for convolutions and products, if enabled."""
+        # torch's cache of cast weights lives as long as the outermost autocast. Inside one, as in a query's
+        # response, a model would be trained on the weights of its first step.
         enabled = self.precision == "bfloat16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def _keeps_channels_first(self, module: torch.nn.Module) -> bool:
-        """Whether channels last would be slower, or worse.
+        """Return whether channels-last memory would be slower or unsafe for a network.
 
-        torch's group norm (2.13, CPU) is slow with them in bfloat16. And where it may meet an input without
-        gradient, as behind a frozen layer, its way back then ends the whole process. Ours takes any layout
-        (:mod:`fedstill.models.normalization`). And some convolutions write over other memory (:func:`has_overrunning_gradient`).
+        torch's group norm (2.13, CPU) is slow with channels-last memory in bfloat16, and its backward pass
+        ends the process if its input needs no gradient, as behind a frozen layer. The group norm of
+        :mod:`fedstill.models.normalization` accepts any layout. Some convolutions write beyond their memory
+        (:func:`has_overrunning_gradient`).
         """
         norms = any(
             isinstance(layer, torch.nn.GroupNorm) and not getattr(layer, "any_layout", False)
@@ -204,9 +216,16 @@ class Compute:
 
     @contextmanager
     def step(self, seed: int, *names: str | int) -> Iterator[None]:
-        """One training step: its precision, and its seed for modules that draw by themselves (dropout).
+        """Run one training step with its precision and, for modules such as dropout, its seed.
 
-        None begins once the time is over that whoever computes has set (:mod:`fedstill.core.timing`).
+        Args:
+            seed: the seed of the run.
+            names: names of the random stream.
+
+        Raises:
+            ModelError: batch norm got a batch of one example.
+            Exception: the error of :func:`fedstill.core.timing.time_limit`, if the time is over before the
+                step begins.
         """
         timing.check_limits()
         with seeded(seed, *names), self.autocast():
@@ -215,19 +234,20 @@ class Compute:
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
-                where = "the local training's batch, the method's, or the number of public examples"
-                told = "a network with batch norm was to learn from a batch of one example"
-                raise ModelError(f"{told}: expected 2 or more ({where})") from error
+                where = "in local training, in the method and as number of public examples"
+                raise ModelError(
+                    f"invalid batch size = 1 for a network with batch norm (expected >= 2 {where})"
+                ) from error
 
 
 def has_overrunning_gradient(layer: torch.nn.Module) -> bool:
-    """Whether the gradient of a layer's weights writes beyond its memory where all lies channels last.
+    """Return whether a layer's weight gradient writes beyond its memory in channels-last format.
 
-    So it does in torch 2.13 on processors without AVX-512 (an AMD EPYC of 2021, in float32), of a 1x1
-    convolution with a stride and two to seven channels.
+    torch 2.13 has this bug on processors without AVX-512 (an AMD EPYC of 2021, in float32) for a 1x1
+    convolution with a stride and two to seven input channels.
 
-    >>> has_overrunning_gradient(torch.nn.Conv2d(4, 8, 1, 2)), has_overrunning_gradient(torch.nn.Conv2d(8, 8, 1, 2))
-    (True, False)
+    >>> [has_overrunning_gradient(torch.nn.Conv2d(channels, 8, 1, 2)) for channels in (4, 8)]
+    [True, False]
     """
     if not isinstance(layer, torch.nn.Conv2d) or tuple(layer.kernel_size) != (1, 1):
         return False
@@ -235,10 +255,10 @@ def has_overrunning_gradient(layer: torch.nn.Module) -> bool:
 
 
 def _gains_from_bfloat16(shape: Sequence[int], network: torch.nn.Module) -> bool:
-    """Whether a network computes faster in bfloat16, where a processor does.
+    """Return whether bfloat16 speeds up a network on a processor that supports it.
 
-    On AMD's with AVX-512 bf16 a step of a convolutional network on 28 x 28 takes 0.5 to 0.8 of the time in
-    float32; on 8 x 8, and without convolutions, about as long (``benchmarks/precision.py``).
+    On AMD processors with AVX-512 bf16, a step of a convolutional network on 28 x 28 takes 0.5 to 0.8 of the
+    time in float32. On 8 x 8, and without convolutions, it takes about as long (``benchmarks/precision.py``).
     """
     image = len(shape) == 3 and min(shape[1:]) >= 16
     return image and any(isinstance(layer, CONVOLUTIONS) for layer in network.modules())
@@ -248,18 +268,20 @@ def _too_small(shape: Sequence[int], network: torch.nn.Module) -> bool:
     """Return whether a network's convolutions are too small to gain from threads."""
     small = len(shape) == 3 and min(shape[1:]) < 16
     weights = sum(parameter.numel() for parameter in network.parameters())
-    return small and weights < 1_000_000 and any(isinstance(each, CONVOLUTIONS) for each in network.modules())
+    return (
+        small and weights < 1_000_000 and any(isinstance(layer, CONVOLUTIONS) for layer in network.modules())
+    )
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """What was drawn on the CPU, on the device, which does not wait for it."""
+    """Copy a tensor to the device without waiting for the copy."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def match_parameter_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Lay an optimizer's memory out as its parameters are, say channels last.
+    """Give an optimizer's state the memory layout of its parameters, for example channels last.
 
-    torch's fused optimizers pair numbers by their place in memory, whatever their place in the tensor.
+    torch's fused optimizers pair numbers by their position in memory, not by their index in the tensor.
     """
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
@@ -268,27 +290,28 @@ def match_parameter_layout(optimizer: torch.optim.Optimizer) -> None:
 
 
 def match_layout(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The tensor, in the memory layout of another one of its shape."""
+    """Return the tensor in the memory layout of another tensor of its shape."""
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
 
 
 def available_devices() -> list[str]:
-    """The devices of this machine that torch can compute on."""
+    """Return the devices of this machine that torch can compute on."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 def is_bfloat16_faster(device: torch.device) -> bool:
-    """Whether this processor multiplies faster in bfloat16 than in float32.
+    """Return whether this device multiplies faster in bfloat16 than in float32.
 
-    Processors with AMX do, and AMD's with AVX-512 bf16. Intel's with AVX-512 bf16 and no AMX, as virtual
-    machines may have it, take up to twice as long (``benchmarks/precision.py``). Where torch does not tell
-    which processor it is, as older releases do not, and on Arm, float32 is always right.
+    That holds for processors with AMX, and for AMD processors with AVX-512 bf16. Intel processors with
+    AVX-512 bf16 but without AMX, as in some virtual machines, take up to twice as long
+    (``benchmarks/precision.py``). The result is False if torch does not report the processor, as in older
+    releases and on Arm.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
-    able: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    amd = str(able.get("cpu_name", "")).startswith("AMD")
-    return bool(able.get("amx_bf16") or (amd and able.get("avx512_bf16")))
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    is_amd = str(capabilities.get("cpu_name", "")).startswith("AMD")
+    return bool(capabilities.get("amx_bf16") or (is_amd and capabilities.get("avx512_bf16")))

@@ -1,24 +1,12 @@
-"""Frozen dataclasses whose types say what their fields may hold: ``lr: Annotated[float, Gt(0)]``.
+"""Read frozen dataclasses from tables (TOML, JSON) and convert them back.
 
-The constraints are those of the library annotated-types. A text beside them says what is allowed in better
-words: ``Annotated[int, Ge(0), "0 (no limit) or more"]``.
+Reading is strict: no unknown keys, and no silent conversions, except that an integer is also a float. Each
+error is one line that names the option. TOML has no null, so an option without a value is written as the text
+``"none"``. Files and messages of other parties are read more leniently, by :func:`load_record`.
 
-Tables in tables as values by dotted name, and back.
-
-What options mean, read from where it is written: the texts below the fields of a dataclass.
-
-So files that explain themselves, ``help()`` of a class and the site's reference cannot say different things.
-
-Frozen dataclasses from tables (TOML, JSON) and back: strict, and each error one line that names the place.
-
-No unknown keys, no silent conversions, except that a whole number is also a number. TOML has no null: where a
-value may be none, it is written as the text ``"none"``.
-
-What others have written, a run's files and the words of nodes, is loaded by the same types (:func:`load_record`).
-
-A configuration as a TOML file that explains itself: every option with its value and its meaning.
-
-The meanings are those of :mod:`fedstill.core.config_tables`, so that file and code cannot drift apart.
+Values also have dotted names (``split.nodes``): :func:`flatten` and :func:`unflatten` convert between both
+forms, and :func:`option_types` lists the options of a configuration. :func:`commented_toml` writes a
+configuration file that explains each option in the words of the code (:mod:`fedstill.core.options`).
 """
 
 from __future__ import annotations
@@ -40,26 +28,26 @@ from fedstill.core.registry import Registrable
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a table of tables, by dotted name.
+    """Return the values of nested tables by dotted name.
 
     >>> flatten({"seed": 1, "split": {"nodes": 8}})
     {'seed': 1, 'split.nodes': 8}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         value = to_table(value)
         if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": each for name, each in flatten(value).items()}
+            values |= {f"{key}.{name}": each for name, each in flatten(value).items()}
         else:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted name as a table of tables.
+    """Return nested tables from values by dotted name. The inverse of :func:`flatten`.
 
     Raises:
-        ArgumentError: a name, and another below it.
+        ArgumentError: one name is a prefix of another.
 
     >>> unflatten({"seed": 1, "split.nodes": 8})
     {'seed': 1, 'split': {'nodes': 8}}
@@ -68,11 +56,11 @@ def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         *above, last = name.split(".")
         if wider := next((other for other in values if name.startswith(f"{other}.")), None):
-            raise ArgumentError(wider, values[wider], f"none beside {name}, which lies in it")
-        place = table
+            raise ArgumentError(wider, values[wider], f"none together with {name}")
+        inner = table
         for part in above:
-            place = place.setdefault(part, {})
-        place[last] = value
+            inner = inner.setdefault(part, {})
+        inner[last] = value
     return table
 
 
@@ -83,88 +71,89 @@ C = TypeVar("C")
 
 
 def option_types(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Every single value of a configuration by its dotted name, with its type.
+    """Return the type of each single option of a configuration, by dotted name.
 
-    Lists of tables (published figures) are left to files.
+    Options that are lists of tables (published metrics) are left out.
 
     Args:
-        config: a dataclass, or its type. Of what is chosen by name a type knows only what all have, an instance
-            the options of the one that was chosen.
-        prefix: of all names.
+        config: a dataclass instance, or its class. Where a class is chosen by name, an instance has the
+            options of that class, and a type has the options that all classes share.
+        prefix: prefix of all names.
 
     >>> Point = dataclasses.make_dataclass("Point", [("x", float), ("y", int, 2)])
     >>> option_types(Point, "at.")
     {'at.x': <class 'float'>, 'at.y': <class 'int'>}
     """
-    known = isinstance(config, type)
-    found: dict[str, Any] = {}
-    for name, inner in _fields(config if known else type(config)).items():
+    is_class = isinstance(config, type)
+    types: dict[str, Any] = {}
+    for name, inner in _fields(config if is_class else type(config)).items():
         if _is_table(inner):
             if _is_registrable_base(inner):
-                found[f"{prefix}{name}.{inner.key}"] = str
-            found |= option_types(inner if known else getattr(config, name), f"{prefix}{name}.")
+                types[f"{prefix}{name}.{inner.key}"] = str
+            types |= option_types(inner if is_class else getattr(config, name), f"{prefix}{name}.")
         elif not any(map(_is_table, get_args(inner))):
-            found[prefix + name] = inner
-    return found
+            types[prefix + name] = inner
+    return types
 
 
 def registered_choices(config: Any, prefix: str = "") -> dict[str, type[Registrable]]:
-    """The parts of a configuration that are chosen by name: their base classes by the choosing key's dotted
-    name."""
-    found: dict[str, type[Registrable]] = {}
+    """Return the base class of each part that is chosen by name, by the dotted name of the choosing key."""
+    bases: dict[str, type[Registrable]] = {}
     for name, inner in _fields(type(config)).items():
         if _is_table(inner):
             if _is_registrable_base(inner):
-                found[f"{prefix}{name}.{inner.key}"] = inner
-            found |= registered_choices(getattr(config, name), f"{prefix}{name}.")
-    return found
+                bases[f"{prefix}{name}.{inner.key}"] = inner
+            bases |= registered_choices(getattr(config, name), f"{prefix}{name}.")
+    return bases
 
 
 class _Missing:
-    """What stands in an error where nothing was given."""
+    """Stands in an error for a value that is missing."""
 
     def __repr__(self) -> str:
         return "missing"
 
 
 def load_record(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
-    """A dataclass from the JSON of a file that may tell more than one reader wants.
+    """Read a dataclass from the JSON of another party, whose keys may be more than this version knows.
 
-    Keys that the class does not know are left out. NaN and infinity, which are no figures, are None where a
-    field may be that.
+    Unknown keys are ignored. NaN and infinity become None where a field may be None.
 
     Args:
-        kind: a dataclass of texts, numbers, truth values, tuples, mappings from texts, and such dataclasses.
+        kind: a dataclass of texts, numbers, booleans, tuples, mappings with text keys, and such dataclasses.
+        record: the JSON object.
+        path: the file, for errors.
 
     Raises:
-        RunFolderError: a value of another type, or none where there is no default.
+        RunFolderError: a value has the wrong type, or is missing without a default.
 
     >>> Point = dataclasses.make_dataclass("Point", [("x", float), ("names", tuple[str, ...], ())])
     >>> load_record(Point, {"x": 1, "names": ["a"], "more": None}, Path("point.json"))
     Point(x=1.0, names=('a',))
     """
     try:
-        made: C = read_value(kind, record, "", lenient=True)
+        loaded: C = read_value(kind, record, "", lenient=True)
     except ArgumentError as error:
         value = repr(error.value)
         what = f"{error.name or 'all of it'} is {value if len(value) <= 60 else value[:60] + '...'}"
         missing = isinstance(error.value, _Missing)
-        raise RunFolderError(f"{path}: {what}{'' if missing else f' (expected {error.expected}'})") from error
-    return made
+        raise RunFolderError(f"{path}: {what}{'' if missing else f' (expected {error.expected})'}") from error
+    return loaded
 
 
 def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "", lenient: bool = False) -> C:
-    """A configuration of one type from a table.
+    """Read a configuration of one type from a table.
 
     Args:
-        kind: a dataclass; or the base of what is chosen by a key of the table.
-        table: values by field; fields that are not named have their defaults.
+        kind: a dataclass, or a :class:`~fedstill.core.registry.Registrable` base whose subclass a key of the
+            table names.
+        table: values by field. Missing fields get their defaults.
         prefix: the dotted path of the table, for errors.
-        lenient: as :func:`load_record`.
+        lenient: read as :func:`load_record` does.
 
     Raises:
-        UnknownName: a key that is no field, or a name that nothing has.
-        ArgumentError: a value of the wrong type, or one that the configuration refuses.
+        UnknownName: a key is not a field, or a name is not registered.
+        ArgumentError: a value has the wrong type or is out of range.
 
     >>> read_table(dataclasses.make_dataclass("Point", [("x", float), ("y", int, 2)]), {"x": 1})
     Point(x=1.0, y=2)
@@ -198,11 +187,11 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "", lenien
 
 
 def resolve_class(base: type[Registrable], table: Mapping[str, Any], prefix: str = "") -> Any:
-    """The type that a table chooses among those below a base.
+    """Return the subclass that a table names.
 
     Raises:
-        UnknownName: none has that name.
-        ArgumentError: the table names none and must, or one that cannot be imported.
+        UnknownName: the name is not registered.
+        ArgumentError: a name is required and missing, or the class cannot be imported.
     """
     path = f"{prefix}{base.key}"
     if base.key not in table and base.default is None:
@@ -211,11 +200,16 @@ def resolve_class(base: type[Registrable], table: Mapping[str, Any], prefix: str
 
 
 def merge_tables(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two tables of one configuration as one: where both have a value, the one above holds.
+    """Merge two tables of one configuration. Values of ``above`` override those of ``below``.
 
-    Where the table above chooses another method, task or split, the one below keeps only such options as all
-    of them have, or as that one has where options of one name mean the same in all (``same_meaning``). A ``kind`` of
-    None is no type that is known.
+    If ``above`` chooses another method, task or split than ``below``, only the options of ``below`` that all
+    classes share are kept, or those that the new class has too if equal names have equal meaning
+    (``same_meaning``).
+
+    Args:
+        kind: the dataclass of the tables; None: unknown.
+        below: the table of lower priority.
+        above: the table of higher priority.
     """
     fields = {} if kind is None else _fields(kind)
     merged = dict(below)
@@ -225,38 +219,44 @@ def merge_tables(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) 
             merged[key] = value
             continue
         if inner is not None and _is_registrable_base(inner):
-            was = old.get(inner.key, inner.default)
-            now = value.get(inner.key, was)
-            found = inner.registry[now] if isinstance(now, str) else None
-            names = [inner.registry.canonical_name(name) for name in (now, was) if isinstance(name, str)]
-            if now != was and len(set(names)) > 1:
-                kept = _fields(found if inner.same_meaning else inner)
-                old = {name: old[name] for name in old if name in kept}
-            inner = found
+            old_name = old.get(inner.key, inner.default)
+            new_name = value.get(inner.key, old_name)
+            new_class = inner.registry[new_name] if isinstance(new_name, str) else None
+            names = [
+                inner.registry.canonical_name(name) for name in (new_name, old_name) if isinstance(name, str)
+            ]
+            if new_name != old_name and len(set(names)) > 1:
+                shared = _fields(new_class if inner.same_meaning else inner)
+                old = {name: old[name] for name in old if name in shared}
+            inner = new_class
         merged[key] = merge_tables(inner if inner is not None and _is_table(inner) else None, old, value)
     return merged
 
 
 def with_full_name(error: ArgumentError, names: Iterable[str]) -> ArgumentError:
-    """The same error with the whole one of these dotted names: a part does not know where it stands.
+    """Return the error with the full dotted name of its option.
+
+    Args:
+        error: an error with a partial name, such as ``local.lr``.
+        names: dotted names of options. The error is unchanged unless exactly one of them ends with its name.
 
     >>> with_full_name(ArgumentError("local.lr", -1.0, "0 or more"), ["nodes.local.lr"])
-    ArgumentError('nodes.local.lr is -1.0: allowed is 0 or more')
+    ArgumentError('invalid nodes.local.lr = -1.0 (expected 0 or more)')
     """
-    known = list(names)
-    whole = [name for name in known if name.endswith(f".{error.name}")]
-    if error.name in known or len(whole) != 1:
+    all_names = list(names)
+    matches = [name for name in all_names if name.endswith(f".{error.name}")]
+    if error.name in all_names or len(matches) != 1:
         return error
-    return ArgumentError(whole[0], error.value, error.expected)
+    return ArgumentError(matches[0], error.value, error.expected)
 
 
 def describe_type(kind: Any) -> str:
-    """What a value of a type may be, in words.
+    """Describe the values that a type accepts.
 
     >>> describe_type(Literal["iid", "shards"] | None)
     "one of 'iid', 'shards' or 'none'"
     >>> describe_type(tuple[int, ...])
-    'a list, each a whole number'
+    'a list, each an integer'
     """
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(describe_type(part) for part in get_args(kind))
@@ -272,7 +272,7 @@ def describe_type(kind: Any) -> str:
     words: Mapping[Any, str] = {
         bool: "true or false",
         float: "a number",
-        int: "a whole number",
+        int: "an integer",
         str: "a text",
         NoneType: "'none'",
     }
@@ -280,7 +280,17 @@ def describe_type(kind: Any) -> str:
 
 
 def read_value(kind: Any, value: Any, path: str, lenient: bool = False) -> Any:
-    """The value at a path as a value of the type that belongs there; ``lenient`` by others, as :func:`load_record`."""
+    """Convert a value to the type of its option.
+
+    Args:
+        kind: the type.
+        value: the value.
+        path: dotted name, for errors.
+        lenient: read as :func:`load_record` does.
+
+    Raises:
+        ArgumentError: the value has another type.
+    """
 
     def wrong() -> ArgumentError:
         return ArgumentError(path, value, describe_type(kind))
@@ -291,13 +301,13 @@ def read_value(kind: Any, value: Any, path: str, lenient: bool = False) -> Any:
         return read_table(kind, value, f"{path}." if path else "", lenient=lenient)
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        # None first: in `str | None` the text "none" means None.
+        # None comes first, as in `str | None` the text "none" means None.
         for part in sorted(parts, key=lambda part: part is not NoneType):
             try:
                 return read_value(part, value, path, lenient)
             except ArgumentError:
                 if part is not NoneType and (lenient or (_is_table(part) and isinstance(value, Mapping))):
-                    raise  # of what can be meant: it says more
+                    raise  # this error is more specific
         raise wrong()
     if kind is Any:
         return value
@@ -321,8 +331,8 @@ def read_value(kind: Any, value: Any, path: str, lenient: bool = False) -> Any:
     finite = type(value) is not float or math.isfinite(value)
     if kind is NoneType and (value is None or (not finite if lenient else value == "none")):
         return None
-    most = sys.float_info.max if lenient else 2**53  # beyond, digits would be lost
-    if kind is float and type(value) is int and abs(value) <= most:
+    max_int = sys.float_info.max if lenient else 2**53  # larger integers would lose digits as floats
+    if kind is float and type(value) is int and abs(value) <= max_int:
         return float(value)
     if kind is float and (type(value) is not float or math.isnan(value) or (lenient and not finite)):
         raise wrong()
@@ -332,7 +342,7 @@ def read_value(kind: Any, value: Any, path: str, lenient: bool = False) -> Any:
 
 
 def to_table(value: Any) -> Any:
-    """A configuration, or a value of one, as TOML can hold it."""
+    """Convert a configuration, or one of its values, to TOML types."""
     if dataclasses.is_dataclass(value):
         each: Any = value
         named = {each.key: each.registered_name} if isinstance(each, Registrable) and each.key else {}
@@ -347,15 +357,20 @@ def _is_table(kind: Any) -> bool:
 
 
 def _is_registrable_base(kind: Any) -> bool:
-    """Whether it is the base of several configurations, of which a table chooses one by name."""
+    """Return whether a type is a base class whose subclass a table chooses by name."""
     return isinstance(kind, type) and issubclass(kind, Registrable) and "registry" in vars(kind)
 
 
 def check_option_owner(config: Any, name: str, value: Any) -> None:
-    """Refuses an option that something else has which could have been chosen, as :func:`read_table` does.
+    """Refuse an option that only another choice has, such as an option of another method.
+
+    Args:
+        config: the configuration.
+        name: dotted name of the option.
+        value: its value, for the error.
 
     Raises:
-        ArgumentError: ``config`` has no such option; it names what was chosen.
+        ArgumentError: the chosen class has no such option.
     """
     for choice, base in registered_choices(config).items():
         table = choice.rpartition(".")[0]
@@ -370,20 +385,19 @@ def check_option_owner(config: Any, name: str, value: Any) -> None:
 
 
 def _wrong_owner_error(base: type[Registrable], one: object, name: str, value: Any) -> ArgumentError:
-    """That what was chosen has no option that another one has."""
-    return ArgumentError(name, value, f"none, as {base.registry.what} {one!r} has no such option")
+    return ArgumentError(name, value, f"none: {base.registry.what} {one!r} has no such option")
 
 
 def _belongs_to_another(base: type[Registrable], key: str) -> bool:
-    """Whether it is an option of another of the package's own: for a wrong key nothing else is imported."""
-    known = [*base.registry.builtin, *([""] if base.registry.fallback else [])]  # "" is no name of a thing
-    return any(key in _fields(base.registry[name]) for name in known)
+    """Return whether another built-in class has an option. Custom classes are not imported."""
+    names = [*base.registry.builtin, *([""] if base.registry.fallback else [])]  # "" is not a name
+    return any(key in _fields(base.registry[name]) for name in names)
 
 
 def _fields(kind: Any) -> Mapping[str, Any]:
-    """The fields of a dataclass and their types; a base without fields of its own has none."""
-    has_some = dataclasses.is_dataclass(kind)
-    return _field_types(kind) if has_some else {}
+    """Return the fields of a dataclass with their types; empty for a base class without fields."""
+    is_dataclass = dataclasses.is_dataclass(kind)
+    return _field_types(kind) if is_dataclass else {}
 
 
 @cache  # hints are slow
@@ -393,10 +407,15 @@ def _field_types(kind: Any) -> Mapping[str, Any]:
 
 
 def changed_options(table: dict[str, Any], default: dict[str, Any], prefix: str = "--") -> list[str]:
-    """The options that make a configuration's table of the default one, as words of a command line.
+    """Return the command line words that turn the default configuration into this one.
 
-    >>> changed_options({"seed": 3, "part": {"on": True, "of": ["a", "b"]}}, {"seed": 0, "part": {"on": True}})
-    ['--seed', '3', '--part.of', 'a', 'b']
+    Args:
+        table: table of the configuration.
+        default: table of the default configuration.
+        prefix: prefix of each option.
+
+    >>> changed_options({"seed": 3, "part": {"on": True, "of": ["a"]}}, {"seed": 0, "part": {"on": True}})
+    ['--seed', '3', '--part.of', 'a']
     """
     words = []
     for key, value in table.items():
@@ -406,16 +425,17 @@ def changed_options(table: dict[str, Any], default: dict[str, Any], prefix: str 
             words += changed_options(value, inner, f"{prefix}{key}.")
         elif value != before:
             listed = value if isinstance(value, list) else [value]
-            told = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
-            words += [f"{prefix}{key}", *told]
+            texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
+            words += [f"{prefix}{key}", *texts]
     return words
 
 
 def commented_toml(config: Any, path: str = "") -> str:
-    """A dataclass, with dataclasses as its sections, as commented TOML.
+    """Return a configuration as TOML in which each option is preceded by a comment with its meaning.
 
     Args:
-        path: of the section that it is, up to its last dot.
+        config: a dataclass. Fields that are dataclasses become sections.
+        path: dotted name of this section, with a trailing dot.
 
     >>> from fedstill.core.compute import EngineConfig
     >>> print(commented_toml(EngineConfig()))  # doctest: +ELLIPSIS
@@ -423,29 +443,29 @@ def commented_toml(config: Any, path: str = "") -> str:
     name = ...
     """
     kind: Any = type(config)
-    hints, told = get_type_hints(kind, include_extras=True), field_docs(kind)
+    hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
     values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
     lines: list[str] = []
     if isinstance(config, Registrable):
         each = [f"{name}: {_first_sentence(of)}" for name, of in config.registry.importable().items()]
-        which = f"Each has options of its own. {' '.join(each)} Or package.module:Name, one of your own."
+        which = f"Each has its own options. {' '.join(each)} Or package.module:Name for a custom class."
         lines += [*_comment_lines(which), f"{config.key} = {_toml_value(config.registered_name)}"]
     for name, value in values.items():
         if not dataclasses.is_dataclass(value):
-            meaning, limits = told.get(name, ""), describe_constraints(hints[name])
+            meaning, limits = docs.get(name, ""), describe_constraints(hints[name])
             if limits:
-                meaning = f"{meaning} Allowed: {limits}.".strip()
+                meaning = f"{meaning} Expected: {limits}.".strip()
             lines += [*_comment_lines(meaning), f"{name} = {_toml_value(value)}"]
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
             inner = f"{path}{name}"
-            lines += ["", "", *_comment_lines(told.get(name, "")), f"[{inner}]"]
+            lines += ["", "", *_comment_lines(docs.get(name, "")), f"[{inner}]"]
             lines.append(commented_toml(value, f"{inner}.").rstrip("\n"))
     return "\n".join(lines) + "\n"
 
 
 def _first_sentence(kind: type[Any]) -> str:
-    """The first sentence of what a class says of itself."""
+    """Return the first paragraph of a class's docstring in one line."""
     return " ".join(str(kind.__doc__).split("\n\n")[0].split())
 
 

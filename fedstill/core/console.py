@@ -1,4 +1,4 @@
-"""A rich console that prints text from other parties safely, and keeps its own colors and bars."""
+"""A rich console that removes control characters from texts and keeps its own colors and bars."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedstill.core.safe_output import SafeStream, printable
 
 
 class SafeConsole(Console):
-    """As :class:`rich.console.Console`, which lets escape sequences in texts through."""
+    """Like :class:`rich.console.Console`, but without escape sequences in texts, which rich lets through."""
 
     @property
     def file(self) -> IO[str]:
-        """Where it writes: past :class:`SafeStream`, which would take its own sequences, too."""
-        found = Console.file.fget(self)  # type: ignore[attr-defined]
-        return cast(IO[str], found.stream if isinstance(found, SafeStream) else found)
+        """Output stream. A :class:`SafeStream` is bypassed, as it removes the console's own sequences."""
+        stream = Console.file.fget(self)  # type: ignore[attr-defined]
+        return cast(IO[str], stream.stream if isinstance(stream, SafeStream) else stream)
 
     @file.setter
     def file(self, new: IO[str]) -> None:

@@ -1,8 +1,8 @@
-"""Steps that a GPU records once and launches as one from then on (CUDA graphs).
+"""Capture training steps as CUDA graphs.
 
-From Python a kernel takes longer to be launched than many take to run. So a step of tensors alone is computed
-a few times as it stands, then recorded, and from then on its kernels are launched together: the same ones, on
-the same memory.
+Launching a kernel from Python takes longer than many kernels run. A step of tensors alone is therefore run
+eagerly a few times, then captured, and from then on all its kernels are launched together, on the same
+memory.
 """
 
 from __future__ import annotations
@@ -20,33 +20,37 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 Tensors = Mapping[str, torch.Tensor]
-WARMUP_CALLS = 3  # calls before it is recorded, in which libraries and optimizers make what they keep
+WARMUP_CALLS = 3  # calls before capture, in which libraries and optimizers allocate their state
 
 
 class Capture(Protocol):
-    """What records."""
+    """Interface of a recorder of steps: CUDA graphs, or a substitute in tests."""
 
     def __call__(self, step: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
-        """What a function gives, and what does again what it does, into the same tensors."""
+        """Capture a step.
+
+        Returns:
+            The step's outputs, and a function that runs the step again and writes into the same output
+            tensors.
+        """
 
     def warmup(self) -> AbstractContextManager[None]:
-        """Where it is computed before it is recorded."""
+        """Context in which the step runs before it is captured."""
 
 
 class CudaGraphStep:
-    """A function of tensors by name, recorded once it has been called a few times with tensors of equal form.
+    """A function of named tensors that is captured after a few calls with inputs of equal shape.
 
-    What it does must follow from its arguments and from memory that stays where it is. It may change that
-    memory (networks, optimizers); numbers that change lie in tensors (:func:`make_capturable`). Gradients that
-    reach what it gives are pulled back to its arguments, for the last call. What cannot be recorded, as a
-    look at values (``.item()``) or a tensor that comes from the CPU, is computed as it stands, and a warning
-    says so.
+    The result must depend on the inputs and on static buffers only. The function may change static buffers
+    (networks, optimizers). Numbers that change between calls must be tensors (:func:`make_capturable`).
+    Gradients of the outputs can be propagated to the inputs, for the last call. A function that cannot be
+    captured, because it reads values (``.item()``) or uses a tensor on the CPU, runs eagerly, with a warning.
 
     Args:
-        step: the function. Python runs it while it is warmed up and recorded, and no more.
-        static_buffers: the memory that it reads and writes beside its arguments. Where some of it has moved, it is
-            warmed up and recorded anew.
-        capture: what records; None: CUDA graphs with memory of their own.
+        step: the function. Python runs it only during warmup and capture.
+        static_buffers: returns the tensors that the function reads and writes besides its inputs. If one of
+            them has moved in memory, the step is captured again.
+        capture: the recorder; None: CUDA graphs with their own memory pool.
     """
 
     def __init__(
@@ -57,29 +61,29 @@ class CudaGraphStep:
     ) -> None:
         self._step, self._static_buffers, self._capture = step, static_buffers, capture or CudaGraphCapture()
         self._runs_eagerly = False
-        self.calls = 0  # names the call whose gradients can be pulled back
+        self.calls = 0  # number of the call whose gradients can be propagated
         self._reset()
 
-    def _reset(self, form: Any = None) -> None:
-        self._signature, self._warmup_calls = form, 0
+    def _reset(self, signature: Any = None) -> None:
+        self._signature, self._warmup_calls = signature, 0
         self._replay_forward: Callable[[], None] | None = None
         self._replay_backward: Callable[[], None] | None = None
         self._static_inputs: Tensors = {}
         self._static_outputs: Tensors = {}
-        self._output_gradients: Tensors = {}  # gradients of what it gives,
-        self._input_gradients: Tensors = {}  # and of its arguments
+        self._output_gradients: Tensors = {}
+        self._input_gradients: Tensors = {}
 
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the work gives for tensors, by name; new ones each time."""
+        """Return the outputs for the inputs, by name, as new tensors."""
         if self._runs_eagerly:
             return dict(self._step(**inputs))
-        form = (
-            [(name, each.shape, each.dtype, each.requires_grad) for name, each in inputs.items()],
+        signature = (
+            [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in inputs.items()],
             torch.is_grad_enabled(),
-            [each.data_ptr() for each in self._static_buffers()],
+            [tensor.data_ptr() for tensor in self._static_buffers()],
         )
-        if form != self._signature:
-            self._reset(form)
+        if signature != self._signature:
+            self._reset(signature)
         if self._warmup_calls < WARMUP_CALLS:
             self._warmup_calls += 1
             with self._capture.warmup():
@@ -92,100 +96,104 @@ class CudaGraphStep:
         if self._replay_backward is None:
             with torch.no_grad():
                 return dict(self.forward(inputs.values()))
-        found = _ReplayFunction.apply(self, self.calls, *inputs.values())  # type: ignore[no-untyped-call]
-        return dict(zip(self._static_outputs, found, strict=True))
+        outputs = _ReplayFunction.apply(self, self.calls, *inputs.values())  # type: ignore[no-untyped-call]
+        return dict(zip(self._static_outputs, outputs, strict=True))
 
-    def _capture_graphs(self, given: Tensors) -> None:
+    def _capture_graphs(self, inputs: Tensors) -> None:
         self._static_inputs = {
-            name: torch.empty_like(each).copy_(each.detach()).requires_grad_(each.requires_grad)
-            for name, each in given.items()
+            name: torch.empty_like(tensor).copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+            for name, tensor in inputs.items()
         }
         try:
-            told, self._replay_forward = self._capture(lambda: self._step(**self._static_inputs))
-            self._static_outputs = {name: each.detach() for name, each in told.items()}
-            reached = {name: each for name, each in told.items() if each.requires_grad}
-            wanted = {name: each for name, each in self._static_inputs.items() if each.requires_grad}
-            if reached and wanted:
-                self._output_gradients = {name: torch.zeros_like(each) for name, each in reached.items()}
+            outputs, self._replay_forward = self._capture(lambda: self._step(**self._static_inputs))
+            self._static_outputs = {name: tensor.detach() for name, tensor in outputs.items()}
+            differentiable = {name: tensor for name, tensor in outputs.items() if tensor.requires_grad}
+            requiring = {name: tensor for name, tensor in self._static_inputs.items() if tensor.requires_grad}
+            if differentiable and requiring:
+                self._output_gradients = {
+                    name: torch.zeros_like(tensor) for name, tensor in differentiable.items()
+                }
                 self._input_gradients, self._replay_backward = self._capture(
-                    lambda: self._gradients(reached, wanted)
+                    lambda: self._gradients(differentiable, requiring)
                 )
-        except RuntimeError as error:  # torch's word for all that cannot be recorded
+        except RuntimeError as error:  # torch raises it for everything that cannot be captured
             self._reset()
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             self._runs_eagerly = True
             _warn(str(error).splitlines()[0])
 
-    def _gradients(self, reached: Tensors, wanted: Tensors) -> Tensors:
-        ends, starts, pulls = (
-            list(reached.values()),
-            list(wanted.values()),
+    def _gradients(self, differentiable: Tensors, requiring: Tensors) -> Tensors:
+        outputs, inputs, output_gradients = (
+            list(differentiable.values()),
+            list(requiring.values()),
             list(self._output_gradients.values()),
         )
-        with torch.autocast(ends[0].device.type, enabled=False):  # in the precision of the way forth
-            found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
-                ends, starts, pulls, allow_unused=True
+        with torch.autocast(outputs[0].device.type, enabled=False):  # same precision as the forward pass
+            gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+                outputs, inputs, output_gradients, allow_unused=True
             )
-        return {name: each for name, each in zip(wanted, found, strict=True) if each is not None}
+        return {
+            name: gradient
+            for name, gradient in zip(requiring, gradients, strict=True)
+            if gradient is not None
+        }
 
     def forward(self, inputs: Iterable[torch.Tensor]) -> Tensors:
-        """The step on other values; what it gives, by name."""
+        """Run the captured step on other inputs and return its outputs by name."""
         assert self._replay_forward is not None
-        for mine, each in zip(self._static_inputs.values(), inputs, strict=True):
-            mine.detach().copy_(each)
+        for static, tensor in zip(self._static_inputs.values(), inputs, strict=True):
+            static.detach().copy_(tensor)
         self._replay_forward()
-        return {name: each.clone() for name, each in self._static_outputs.items()}
+        return {name: tensor.clone() for name, tensor in self._static_outputs.items()}
 
     def backward(
         self, call: int, output_gradients: Iterable[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """Gradients of the arguments, from gradients of what the last call gave.
+        """Return gradients of the inputs, given gradients of the outputs of the last call.
 
         Raises:
-            RuntimeError: another call came between.
+            RuntimeError: the step was called again in between.
         """
         if call != self.calls or self._replay_backward is None:
-            raise RuntimeError("gradients of a recorded step are pulled back before it is done once more")
-        for name, pull in zip(self._static_outputs, output_gradients, strict=True):
+            raise RuntimeError("backward of a captured step must run before its next call")
+        for name, gradient in zip(self._static_outputs, output_gradients, strict=True):
             if name in self._output_gradients:
-                mine = self._output_gradients[name]
-                mine.zero_() if pull is None else mine.copy_(pull)
+                static = self._output_gradients[name]
+                static.zero_() if gradient is None else static.copy_(gradient)
         self._replay_backward()
-        found = (self._input_gradients.get(name) for name in self._static_inputs)
-        return [None if each is None else each.clone() for each in found]
+        gradients = (self._input_gradients.get(name) for name in self._static_inputs)
+        return [None if input_gradient is None else input_gradient.clone() for input_gradient in gradients]
 
     def has_gradient(self, name: str) -> bool:
-        """Whether gradients of a part of what it gives can be pulled back."""
+        """Return whether gradients of an output can be propagated back."""
         return name in self._output_gradients
 
 
-@lru_cache(maxsize=64)  # once for all nodes
+@lru_cache(maxsize=64)  # one warning for all nodes
 def _warn(reason: str) -> None:
-    logger.warning("a step is not recorded on the GPU, and takes longer: %s", reason)
+    logger.warning("a training step runs without CUDA graphs, which is slower: %s", reason)
 
 
 class _ReplayFunction(torch.autograd.Function):
-    """A recorded step, for autograd."""
+    """Autograd function of a captured step."""
 
     @staticmethod
-    def forward(
-        ctx: Any, recorded: CudaGraphStep, call: int, *given: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        found = recorded.forward(given)
-        ctx.recorded, ctx.call = recorded, call
+    def forward(ctx: Any, step: CudaGraphStep, call: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = step.forward(inputs)
+        ctx.step, ctx.call = step, call
         ctx.mark_non_differentiable(
-            *(each for name, each in found.items() if not recorded.has_gradient(name))
+            *(output for name, output in outputs.items() if not step.has_gradient(name))
         )
-        return tuple(found.values())
+        return tuple(outputs.values())
 
     @staticmethod
-    def backward(ctx: Any, *pulls: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return None, None, *ctx.recorded.backward(ctx.call, pulls)
+    def backward(ctx: Any, *output_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *ctx.step.backward(ctx.call, output_gradients)
 
 
 class CudaGraphCapture:
-    """Records CUDA graphs, which share memory for what is there while they run."""
+    """Captures CUDA graphs that share a memory pool."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -194,27 +202,27 @@ class CudaGraphCapture:
 
     def __call__(self, step: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        pool = self._pool if self._graphs else None  # torch gives a pool up with its last graph
-        # What other threads do with the device meanwhile is no part of it, and no fault.
+        pool = self._pool if self._graphs else None  # torch frees a pool with its last graph
+        # Work of other threads on the device is not captured and raises no error.
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            told = step()
+            outputs = step()
         self._pool = graph.pool()
         self._graphs.add(graph)
-        return told, graph.replay
+        return outputs, graph.replay
 
     @contextmanager
     def warmup(self) -> Iterator[None]:
-        """In the stream in which it is recorded: what autograd keeps of a network belongs to one stream."""
-        here = torch.cuda.current_stream()
+        """Run in the capture stream, as autograd's state for a network belongs to one stream."""
+        current = torch.cuda.current_stream()
         self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(here)
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             yield
-        here.wait_stream(self._stream)
+        current.wait_stream(self._stream)
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer keep its learning rate in a tensor, so that a recorded step follows it."""
+    """Store an optimizer's learning rate as a tensor, so that captured graphs see schedule changes."""
     for group in optimizer.param_groups:
         device = group["params"][0].device
         if not isinstance(group["lr"], torch.Tensor) or group["lr"].device != device:
@@ -224,7 +232,7 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 class StaticBuffers:
-    """Where networks and optimizers keep their numbers."""
+    """Parameters, buffers and optimizer states of networks. Calling it iterates over these tensors."""
 
     def __init__(self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._layers = [layer for module in modules for layer in module.modules()]
@@ -232,19 +240,19 @@ class StaticBuffers:
 
     def __call__(self) -> Iterator[torch.Tensor]:
         for layer in self._layers:
-            yield from (each for each in layer._parameters.values() if each is not None)
-            yield from (each for each in layer._buffers.values() if each is not None)
+            yield from (tensor for tensor in layer._parameters.values() if tensor is not None)
+            yield from (tensor for tensor in layer._buffers.values() if tensor is not None)
         for optimizer in self._optimizers:
             rates = (group["lr"] for group in optimizer.param_groups)
-            yield from (each for each in rates if isinstance(each, torch.Tensor))
+            yield from (tensor for tensor in rates if isinstance(tensor, torch.Tensor))
             for state in optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
+                yield from (tensor for tensor in state.values() if isinstance(tensor, torch.Tensor))
 
 
-# Layers whose result depends on torch's global generator.
+# Layers that use torch's global generator.
 RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
 
 
 def uses_global_rng(module: nn.Module) -> bool:
-    """Whether a network has layers that draw from torch's global generator."""
+    """Return whether a network has layers that use torch's global generator."""
     return any(isinstance(layer, RANDOM_LAYERS) for layer in module.modules())

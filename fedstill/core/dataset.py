@@ -1,6 +1,8 @@
-"""Arrays of any library as tensors.
+"""Data sets as tensors: decoded and normalized once.
 
-A data set as the rest of fedstill sees it: decoded once, normalized once, kept as tensors.
+:class:`TensorData` is one part, :class:`DataSet` training and test part with their metadata.
+:func:`as_tensor` accepts arrays of any library, and ``check_...`` functions refuse data that no network or
+task can use.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from fedstill.core.names import normalize_columns
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import brief_repr
 
-_EXPECTED = "allowed are real numbers, in one array or tensor"
+_EXPECTED = "expected real numbers in one array or tensor"
 
 
 def as_tensor(values: Any, source: str) -> torch.Tensor:
-    """Real numbers as a tensor: of a numpy array in any memory order and byte order, or of nested lists.
+    """Return real numbers as a tensor.
 
-    A tensor is returned as it is.
+    A tensor is returned as it is. Numpy arrays may have any memory order and byte order.
 
     Args:
-        values: numbers; lists may hold tensors or arrays of one shape.
-        source: they are, the first words of an error.
+        values: a tensor, an array, or nested lists of numbers, tensors or arrays of one shape.
+        source: description of the values, for errors.
 
     Raises:
-        DataError: complex numbers, texts, objects, or parts of several shapes.
+        DataError: complex numbers, texts, objects, or parts of different shapes.
 
     >>> as_tensor(np.arange(3, dtype=">i2")[::-1], "labels").tolist()
     [2, 1, 0]
@@ -46,7 +48,7 @@ def as_tensor(values: Any, source: str) -> torch.Tensor:
     else:
         tensor = torch.from_numpy(_numbers(values, source))
     if tensor.is_complex():
-        raise DataError(f"{source}: values are {str(tensor.dtype).removeprefix('torch.')}: {_EXPECTED}")
+        raise DataError(f"{source}: values are {str(tensor.dtype).removeprefix('torch.')} ({_EXPECTED})")
     return tensor
 
 
@@ -56,9 +58,9 @@ def _numbers(values: Any, source: str) -> np.ndarray[Any, Any]:
     except ValueError as error:  # nested lists of several lengths
         raise _mixed_shapes_error(values, source) from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{source}: values are {array.dtype}: {_EXPECTED}")
+        raise DataError(f"{source}: values are {array.dtype} ({_EXPECTED})")
     native = array.dtype.newbyteorder("=")
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no longer floats
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no longer float types
         native = np.dtype(np.float64)
     return np.require(array, dtype=native, requirements=["C", "W"])
 
@@ -69,8 +71,8 @@ def _mixed_shapes_error(parts: Iterable[Any], source: str) -> DataError:
     return DataError(f"{source}: values have several shapes{some} (expected one shape)")
 
 
-Column = npt.NDArray[Any]  # (N,), one value per training example: its site, its hospital, an age, ...
-Form = Literal["images", "texts", "rows"]  # of inputs; rows are a table's
+Column = npt.NDArray[Any]  # (N,), one value per training example: its site, an age, ...
+Form = Literal["images", "texts", "rows"]  # of inputs; rows of a table
 AXES: Mapping[Form, tuple[str, ...]] = {
     "images": ("N", "C", "H", "W"),
     "texts": ("N", "L"),
@@ -80,18 +82,19 @@ AXES: Mapping[Form, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class CaseIndex:
-    """Of which cases examples are parts: slices of a patient, patches of a slide.
+    """The case that each example belongs to: a patient of slices, a slide of patches.
 
-    Case numbers are into ``names``, which holds all cases of the data set; a part of the data set keeps them.
+    Case ids index ``names``, which holds all cases of the data set. A subset of the data set keeps all names.
 
     Args:
-        of: each example's case, ``(N,)`` int64 on the CPU.
-        sites: where each case comes from: a hospital, an organ; empty texts where that is not known.
-        places: where in its case each example's upper left corner is, ``(N, 2)`` int64 rows and columns;
-            None: examples are not put together to pictures.
-        sizes: height and width of each case, with places.
-        instances: the true objects of each case, ``(height, width)`` int32 each, 0 where there is none; for
-            tasks that tell objects apart.
+        case_ids: case of each example, ``(N,)`` int64 on the CPU.
+        names: names of all cases.
+        sites: the site that each case comes from, such as a hospital or an organ; an empty text if unknown.
+        corners: upper left corner of each example in its case, ``(N, 2)`` int64 rows and columns; None:
+            examples are not assembled into images.
+        sizes: height and width of each case, with ``corners``.
+        instances: true objects of each case, ``(height, width)`` int32 with 0 for background, for tasks that
+            separate objects.
     """
 
     case_ids: torch.Tensor
@@ -105,30 +108,35 @@ class CaseIndex:
 
     @classmethod
     def from_columns(cls, owners: Column, sites: Column | None) -> CaseIndex:
-        """Whose each example is, by columns ``(N,)``; a case comes from the site of its first example."""
-        names, first, of = np.unique(owners, return_index=True, return_inverse=True)
-        told = [""] * len(names) if sites is None else map(str, sites[first])
-        return cls(torch.from_numpy(of.astype(np.int64)), tuple(map(str, names)), tuple(told))
+        """Build the index from columns.
+
+        Args:
+            owners: case of each example, ``(N,)``.
+            sites: site of each example, ``(N,)``; a case gets the site of its first example. None: unknown.
+        """
+        names, first, case_ids = np.unique(owners, return_index=True, return_inverse=True)
+        case_sites = [""] * len(names) if sites is None else map(str, sites[first])
+        return cls(torch.from_numpy(case_ids.astype(np.int64)), tuple(map(str, names)), tuple(case_sites))
 
     def subset(self, indices: torch.Tensor) -> CaseIndex:
-        """Of the examples at ``indices``, in that order."""
+        """Return the index of the examples at ``indices``, in that order."""
         indices = indices.cpu()
         corners = None if self.corners is None else self.corners[indices]
         return replace(self, case_ids=self.case_ids[indices], corners=corners)
 
     def present_ids(self) -> list[int]:
-        """The numbers of the cases that examples are parts of, ascending."""
+        """Return the ids of the cases that have examples, ascending."""
         return sorted(set(self.case_ids.tolist()))
 
     def examples_from_site(self, site: str) -> torch.Tensor:
-        """Which examples come from a site: indices, ascending."""
+        """Return the indices of the examples from a site, ascending."""
         here = torch.tensor([name == site for name in self.sites])
         return torch.nonzero(here[self.case_ids]).flatten()
 
 
 @dataclass(frozen=True, eq=False)
 class TensorData:
-    """One part of a data set.
+    """Inputs and targets of a part of a data set.
 
     >>> data = TensorData(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 1]))
     >>> len(data), data.subset(torch.tensor([2, 0])).targets.tolist()
@@ -136,16 +144,16 @@ class TensorData:
     """
 
     inputs: torch.Tensor
-    """Images ``(N, C, H, W)`` float32, ``(pixel / 255 - mean) / std``: from -1 to 1 where both are 0.5; texts
-    ``(N, L)`` int64 token ids, 0 for padding; rows of tables ``(N, F)`` float32."""
+    """Images ``(N, C, H, W)`` float32, ``(pixel / 255 - mean) / std``: from -1 to 1 if both are 0.5. Texts
+    ``(N, L)`` int64 token ids, 0 for padding. Rows of tables ``(N, F)`` float32."""
     targets: torch.Tensor
-    """Class indices ``(N,)`` int64; findings ``(N, labels)`` int64 of 1, 0 and -1 (unknown); a class of each
-    pixel ``(N, H, W)`` int64; float32 images ``(N, C, H, W)``, numbers ``(N, 1)``, or times and events
-    ``(N, 2)``."""
+    """Class indices ``(N,)`` int64; multi-label targets ``(N, labels)`` int64 of 1, 0 and -1 (unknown); the
+    class of each pixel ``(N, H, W)`` int64; float32 images ``(N, C, H, W)``, numbers ``(N, 1)``, or times and
+    events ``(N, 2)``."""
     groups: torch.Tensor | None = None
-    """Whose each example is (a patient), by a number: ``(N,)`` int64; None: each is by itself."""
+    """Group of each example (a patient), ``(N,)`` int64; None: each example is a group."""
     cases: CaseIndex | None = None
-    """Of which cases examples are parts, for evaluation; None: each is one."""
+    """Cases that examples are parts of, for evaluation; None: each example is a case."""
 
     __repr__ = brief_repr
 
@@ -154,27 +162,27 @@ class TensorData:
 
     @classmethod
     def concat(cls, parts: Sequence[TensorData]) -> TensorData:
-        """The examples of all parts, one part after the other, each example by itself."""
+        """Concatenate parts. Groups and cases are dropped: each example stands by itself."""
         return cls(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
 
     def subset(self, indices: torch.Tensor) -> TensorData:
-        """The examples at ``indices`` (int64, in that order), copied."""
+        """Return a copy of the examples at ``indices`` (int64), in that order."""
         groups = None if self.groups is None else self.groups[indices]
         cases = None if self.cases is None else self.cases.subset(indices)
         return TensorData(self.inputs[indices], self.targets[indices], groups, cases)
 
     def to(self, device: torch.device | str) -> TensorData:
-        """The same examples on ``device``; no copy where they are there already."""
+        """Return the examples on ``device``, without copying tensors that are already there."""
         groups = None if self.groups is None else self.groups.to(device)
         return TensorData(self.inputs.to(device), self.targets.to(device), groups, self.cases)
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """Training examples to be divided over the nodes, and test examples that no node meets.
+    """Training examples to be divided over the nodes, and test examples that no node receives.
 
-    ``mean`` and ``std`` are declared constants. They are never measured on the data: each
-    figure measured on private examples and then shared would be a release of its own.
+    ``mean`` and ``std`` are declared constants. They are never measured on the data, as each statistic that
+    is measured on private examples and then shared would be a release of its own.
     """
 
     name: str
@@ -183,15 +191,15 @@ class DataSet:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # one per channel
     std: tuple[float, ...]  # one per channel
-    note: str = ""  # what a reader of a figure must know: a lossy copy, a split that is not the official one
+    note: str = ""  # shown in reports, such as a lossy copy or an unofficial split
     columns: Mapping[str, Column] = field(default_factory=dict)  # by name, in the order of train
     test_columns: Mapping[str, Column] = field(default_factory=dict)  # the same, in the order of test
-    test_names: tuple[str, ...] = ()  # of each test example in its source: a file, or a number from 0
-    # The column that says whose each example is (a patient): those of one value are never parted between
-    # training, testing, public data and nodes. Empty: each example is by itself.
+    test_names: tuple[str, ...] = ()  # name of each test example: a file, or a number from 0
+    # The column with the group of each example (a patient). A group is never divided between training, test,
+    # public data and nodes. Empty: each example is a group.
     group_column: str = ""
-    vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are no texts
-    schema: Schema = NO_SCHEMA  # tables: what their columns may be
+    vocabulary: int = 0  # texts: number of token ids including padding; 0: inputs are not texts
+    schema: Schema = NO_SCHEMA  # tables: ranges and categories of the columns
 
     __repr__ = brief_repr
 
@@ -203,11 +211,18 @@ class DataSet:
 def check_labels(
     targets: torch.Tensor, classes: int, source: str, shape: tuple[int, ...] = (), min_label: int = 0
 ) -> None:
-    """Refuse anything but numbers of classes, least..classes-1, ``(N, *shape)`` int64.
+    """Check that targets are class indices from ``min_label`` to ``classes - 1``.
+
+    Args:
+        targets: int64 labels ``(N, *shape)``.
+        classes: number of classes.
+        source: description of the data, for errors.
+        shape: shape of one target; empty: one label per example.
+        min_label: the lowest valid label, -1 if labels may be unknown.
 
     Raises:
-        DataError: another type or shape, or a label outside the classes; the line names the
-            first such label, its example and how many there are.
+        DataError: wrong type or shape, or a label outside the range. The error names the first such label,
+            its example and the number of such labels.
 
     >>> check_labels(torch.tensor([0, 7, 1, 9]), 3, "train")
     Traceback (most recent call last):
@@ -215,107 +230,113 @@ def check_labels(
     fedstill.core.errors.DataError: train: label 7 of example 1 is outside 0..2 (2 such labels in all)
     """
     if targets.dtype != torch.int64 or tuple(targets.shape[1:]) != shape or not targets.ndim:
-        wanted = f"int64 of shape {(len(targets), *shape)}" if shape else "one int64 class index per example"
-        raise DataError(f"{source}: targets are {_describe_tensor(targets)} (expected {wanted})")
+        expected = (
+            f"int64 of shape {(len(targets), *shape)}" if shape else "one int64 class index per example"
+        )
+        raise DataError(f"{source}: targets are {_describe_tensor(targets)} (expected {expected})")
     outside = torch.nonzero((targets < min_label) | (targets >= classes))
     if len(outside):
-        place = tuple(outside[0].tolist())
-        from_one = min_label == 0 and int(targets.min()) == 1 and int(targets.max()) == classes
+        first = tuple(outside[0].tolist())
+        counts_from_one = min_label == 0 and int(targets.min()) == 1 and int(targets.max()) == classes
         raise DataError(
-            f"{source}: label {int(targets[place])} of example {place[0]} is outside {min_label}..{classes - 1} "
-            f"({len(outside)} such labels in all){': they count from 1, so subtract 1' if from_one else ''}"
+            f"{source}: label {int(targets[first])} of example {first[0]} is outside {min_label}..{classes - 1} "
+            f"({len(outside)} such labels in all){': they count from 1, so subtract 1' if counts_from_one else ''}"
         )
 
 
 def check_numbers(targets: torch.Tensor, width: int, source: str) -> None:
-    """Refuse anything but so many numbers for each example, ``(N, width)`` float32.
+    """Check that targets are ``(N, width)`` float32.
 
     Raises:
-        DataError: another type or shape.
+        DataError: wrong type or shape.
     """
-    wanted = (len(targets), width)
-    if targets.dtype != torch.float32 or targets.shape != wanted:
+    expected = (len(targets), width)
+    if targets.dtype != torch.float32 or targets.shape != expected:
         raise DataError(
-            f"{source}: targets are {_describe_tensor(targets)} (expected float32 of shape {wanted})"
+            f"{source}: targets are {_describe_tensor(targets)} (expected float32 of shape {expected})"
         )
 
 
 def check_inputs(data: TensorData, source: str, form: Form = "images") -> None:
-    """Refuse inputs that no network can take, whatever the targets mean.
+    """Check inputs that a network is to take, whatever the targets mean.
 
     Args:
-        data: images (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; token ids (N, L)
-            int64 from 0 up, of which a text may be all padding; or rows of a table (N, F) float32 without NaN
-            or infinity; one target each.
-        source: what the data is, the first words of an error: ``"train of digits"``.
+        data: images ``(N, C, H, W)`` float32 without NaN or infinity, H and W multiples of 4; token ids ``(N,
+            L)`` int64 from 0 up (a text may be all padding); or rows of a table ``(N, F)`` float32 without
+            NaN or infinity. One target per input.
+        source: description of the data, the first words of an error: ``"train of digits"``.
+        form: the kind of inputs.
 
     Raises:
-        DataError: naming the first of these that does not hold.
+        DataError: naming the first violation.
 
     >>> check_inputs(TensorData(torch.zeros(2, 1, 6, 8), torch.tensor([0, 1])), "train")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.DataError: train: images are 6 x 8 (height, width): allowed are heights and widths
-    that 4 divides; a run's data.size makes them so
+    fedstill.core.errors.DataError: train: images are 6 x 8 (expected a height and a width
+    that are multiples of 4: option data.size resizes them)
     """
-    inputs, count = data.inputs, len(data.targets)
+    inputs, target_count = data.inputs, len(data.targets)
     if inputs.dtype != (torch.int64 if form == "texts" else torch.float32) or inputs.ndim != len(AXES[form]):
-        wanted = f"{'int64 ids' if form == 'texts' else 'float32 of shape'} ({', '.join(AXES[form])})"
+        expected = f"{'int64 ids' if form == 'texts' else 'float32 of shape'} ({', '.join(AXES[form])})"
         rows = form == "images" and inputs.ndim == 2
         hint = '; rows of a table are learned by task "tabular", "regression" or "survival"' if rows else ""
-        raise DataError(f"{source}: inputs are {_describe_tensor(inputs)} (expected {wanted}{hint})")
-    if len(inputs) != count:
-        raise DataError(f"{source}: {len(inputs)} inputs but {count} targets (expected one each)")
+        raise DataError(f"{source}: inputs are {_describe_tensor(inputs)} (expected {expected}{hint})")
+    if len(inputs) != target_count:
+        raise DataError(f"{source}: {len(inputs)} inputs but {target_count} targets (expected one each)")
     if len(inputs) == 0:
         raise DataError(f"{source}: there are no examples (expected one or more)")
     if 0 in inputs.shape:
         raise DataError(f"{source}: inputs are {_describe_tensor(inputs)} (expected one or more of each)")
     height, width = inputs.shape[-2:]
     if form == "images" and width <= 4 < inputs.shape[1]:
-        last = "channels seem to be the last axis, as in (N, H, W, C)"
-        way = "x.permute(0, 3, 1, 2), or numpy's x.transpose(0, 3, 1, 2)"
-        raise DataError(
-            f"{source}: inputs are {_describe_tensor(inputs)}: {last}; allowed is (N, C, H, W): {way}"
-        )
+        advice = "channels seem to be last: use x.permute(0, 3, 1, 2), or numpy's x.transpose(0, 3, 1, 2)"
+        raise DataError(f"{source}: inputs are {_describe_tensor(inputs)} (expected (N, C, H, W): {advice})")
     if form == "images" and (height % 4 or width % 4):
         # Generators start at a quarter of the image's size and critics end there.
-        allowed = "allowed are heights and widths that 4 divides; a run's data.size makes them so"
-        raise DataError(f"{source}: images are {height} x {width} (height, width): {allowed}")
-    sound = inputs >= 0 if form == "texts" else torch.isfinite(inputs)
-    broken = torch.nonzero(~sound.flatten(1).all(dim=1)).flatten()
-    if len(broken):
-        held = "ids below 0" if form == "texts" else "NaN or infinity"
+        expected = "expected a height and a width that are multiples of 4: option data.size resizes them"
+        raise DataError(f"{source}: images are {height} x {width} ({expected})")
+    is_valid = inputs >= 0 if form == "texts" else torch.isfinite(inputs)
+    invalid = torch.nonzero(~is_valid.flatten(1).all(dim=1)).flatten()
+    if len(invalid):
+        content = "ids below 0" if form == "texts" else "NaN or infinity"
         raise DataError(
-            f"{source}: {len(broken)} examples hold {held}, the first is example {int(broken[0])}"
+            f"{source}: {len(invalid)} examples hold {content}, the first is example {int(invalid[0])}"
         )
 
 
 def check_pixels(images: torch.Tensor, mean: Sequence[float], std: Sequence[float], source: str) -> None:
-    """Refuse images ``(N, C, H, W)`` that are no pixels from 0 to 1 under a normalization, by channel.
+    """Check that normalized images were pixels from 0 to 1.
+
+    Args:
+        images: ``(N, C, H, W)``, normalized by ``mean`` and ``std``.
+        mean: mean of each channel.
+        std: standard deviation of each channel.
+        source: description of the images, for errors.
 
     Raises:
-        DataError: saying what the first channel that is outside has, and what is allowed.
+        DataError: with the range of the first channel that is outside, and the valid range.
     """
     low, high = ((end - torch.tensor(mean)) / torch.tensor(std) for end in (0, 1))  # (C,)
-    least, most = images.amin((0, 2, 3)).cpu(), images.amax((0, 2, 3)).cpu()
-    outside = torch.nonzero((least < low - 1e-3) | (most > high + 1e-3))
+    lowest, highest = images.amin((0, 2, 3)).cpu(), images.amax((0, 2, 3)).cpu()
+    outside = torch.nonzero((lowest < low - 1e-3) | (highest > high + 1e-3))
     if len(outside):
         c = int(outside[0])
         raise DataError(
-            f"{source} has values from {least[c]:.4g} to {most[c]:.4g} in channel {c}: allowed by mean "
-            f"{mean[c]:.4g} and std {std[c]:.4g} are {low[c]:.4g} to {high[c]:.4g}"
+            f"{source} has values from {lowest[c]:.4g} to {highest[c]:.4g} in channel {c} (expected "
+            f"{low[c]:.4g} to {high[c]:.4g} with mean {mean[c]:.4g} and std {std[c]:.4g})"
         )
 
 
 def normalize(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
-    """Pixels as the networks take them: ``(pixel - mean) / std``, with pixel scaled to [0, 1].
+    """Normalize pixels: ``(pixel - mean) / std``, with pixels scaled to [0, 1].
 
     Args:
-        pixels: (N, C, H, W), uint8 in 0..255 or floats in [0, 1].
+        pixels: ``(N, C, H, W)``, uint8 in 0..255 or floats in [0, 1].
         mean, std: one per channel.
 
     Returns:
-        (N, C, H, W) float32 in memory of its own.
+        ``(N, C, H, W)`` float32, a copy.
 
     >>> import numpy
     >>> normalize(numpy.array([[[[0, 255]]]], dtype=numpy.uint8), (0.5,), (0.5,)).flatten().tolist()

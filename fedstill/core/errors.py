@@ -1,12 +1,10 @@
-"""In whose terms an error names an option and gives advice: the command line's, or those of a Python call.
+"""Errors that a user can cause, each as one clear line.
 
-An error names an option as configurations do, ``nodes.local.batch``. Who called ``fedstill.distil`` has typed
-no such name; :func:`option_name` and :func:`format_option` put it in the caller's terms.
+Each error names the argument, its value and what is expected. The command line prints the line and exits with
+status 2. From Python they are ordinary exceptions.
 
-Errors that a user of fedstill can cause, each one clear line.
-
-Every error names the argument, the value that was given and what is allowed. The command
-line prints the line and exits with 2; from Python they are ordinary exceptions.
+Errors name an option by its dotted name, ``nodes.local.batch``. A caller of ``fedstill.distil`` has typed no
+such name, so :func:`option_name` and :func:`format_option` translate it into the caller's terms.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Literal
 
 Caller = Literal["command line", "options", "distil"]
 
-# Options as arguments of ``distil``: whole ones, and those that are fields of an object.
+# Arguments of ``distil`` by option, and by prefix of options that are fields of an object.
 DISTIL_ARGUMENTS = {
     "student.model": "student",
     "nodes.models": "models",
@@ -35,13 +33,17 @@ DISTIL_FIELDS = {
     "engine": ("engine", "engine=fedstill.EngineConfig({})"),
 }
 
-_caller: ContextVar[Caller] = ContextVar("caller", default="command line")  # of each thread its own
+_caller: ContextVar[Caller] = ContextVar("caller", default="command line")  # one value per thread
 
 
 @contextmanager
 def caller_context(caller: Caller) -> Iterator[None]:
-    """Put errors that are raised in the block in a caller's terms: ``options`` is a mapping of dotted names,
-    as ``fedstill.run_preset`` takes one."""
+    """Put errors that are raised in the block into a caller's terms.
+
+    Args:
+        caller: the command line, ``"options"`` for a mapping of dotted names as in ``fedstill.run_preset``,
+            or ``"distil"`` for the arguments of ``fedstill.distil``.
+    """
     before = _caller.set(caller)
     try:
         yield
@@ -50,7 +52,7 @@ def caller_context(caller: Caller) -> Iterator[None]:
 
 
 def by_caller(command_line: str, options: str, distil: str) -> str:
-    """The one of three texts that is in the caller's terms."""
+    """Return the text that suits the current caller: of the command line, of options, or of ``distil``."""
     return {"command line": command_line, "options": options, "distil": distil}[_caller.get()]
 
 
@@ -72,7 +74,7 @@ def option_name(name: str) -> str:
 
 
 def format_option(name: str, value: object) -> str:
-    """Return the text by which the caller gives an option a value.
+    """Return the text by which the caller sets an option.
 
     >>> format_option("nodes.policy.outputs_only", False)
     '--nodes.policy.outputs_only false'
@@ -98,12 +100,17 @@ class FedstillError(Exception):
 
 
 class ArgumentError(FedstillError, ValueError):
-    """An argument or option with an invalid value, named in the caller's terms (Python or command line).
+    """Error of an argument or option with an invalid value, named in the caller's terms.
 
-    >>> raise ArgumentError("split.nodes", 0, "a whole number from 1 up")
+    Args:
+        name: dotted name of the option.
+        value: the invalid value.
+        expected: the valid values, in words.
+
+    >>> raise ArgumentError("split.nodes", 0, "an integer from 1 up")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: invalid split.nodes = 0 (expected a whole number from 1 up)
+    fedstill.core.errors.ArgumentError: invalid split.nodes = 0 (expected an integer from 1 up)
     """
 
     def __init__(self, name: str, value: object, expected: str) -> None:
@@ -113,20 +120,20 @@ class ArgumentError(FedstillError, ValueError):
 
 
 def _short_repr(value: object) -> str:
-    """A value as an error quotes it: one line, however long the value."""
-    told = " ".join(repr(value).split())
-    return told if len(told) <= 300 else f"{told[:300]}..."
+    """Return the repr of a value in one line of at most 300 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 class UnknownName(ArgumentError):
-    """Something was named that does not exist: a key, an option, a preset, a method, a command.
+    """Error of a name that does not exist: a key, an option, a preset, a method, a command.
 
     Args:
         what: the kind of thing.
-        value: what was given.
-        known: what there is.
-        see: said in place of all that there is, where that would be too long for one line.
-        suggestion: what was probably meant, where the name alone does not tell.
+        value: the unknown name.
+        known: the existing names.
+        see: advice that replaces the list of existing names if that would be too long.
+        suggestion: the probable name, if it is not the closest of the existing ones.
 
     >>> raise UnknownName("preset", "digit-fediod", ["demo", "digits-fediod"])
     Traceback (most recent call last):
@@ -135,7 +142,7 @@ class UnknownName(ArgumentError):
     >>> raise UnknownName("preset", "x", ["demo", "digits-fediod"])
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.UnknownName: unknown preset 'x': allowed are demo, digits-fediod
+    fedstill.core.errors.UnknownName: unknown preset 'x' (expected demo, digits-fediod)
     """
 
     def __init__(
@@ -145,88 +152,95 @@ class UnknownName(ArgumentError):
         self.name, self.value, self.expected = what, value, ", ".join(self.known)
         close = closest_name(value, self.known)
         suggestion = suggestion or (repr(close) if close else "")
-        hint = f"did you mean {suggestion}?" if suggestion else see or f"allowed are {self.expected}"
-        Exception.__init__(self, f"unknown {what} {_short_repr(value)}: {hint}")
+        advice = f": {see}" if see else f" (expected {self.expected})"
+        if suggestion:
+            advice = f": did you mean {suggestion}?"
+        Exception.__init__(self, f"unknown {what} {_short_repr(value)}{advice}")
 
 
 def closest_name(value: str, known: Iterable[str]) -> str | None:
-    """The name that somebody most likely meant, or None where none is close.
+    """Return the name that was probably meant, or None if none is close.
 
-    Of dotted names first those that differ in the last part alone, then those whose last part is the same.
+    For dotted names, names that differ in their last part come first, then names with the same last part.
 
     >>> known = ["method.name", "method.tau", "nodes.local.epochs", "public.seed", "public.name"]
-    >>> closest_name("method.nam", known), closest_name("nodes.epochs", known), closest_name("metod.tau", known)
-    ('method.name', 'nodes.local.epochs', 'method.tau')
+    >>> [closest_name(name, known) for name in ("method.nam", "nodes.epochs", "metod.tau")]
+    ['method.name', 'nodes.local.epochs', 'method.tau']
     >>> closest_name("public", known), closest_name("method.xyz", known)
     ('public.name', None)
     """
     spelled = {name.lower(): name for name in known}
-    wanted = value.lower()
-    if f"{wanted}.name" in spelled:  # a table, of which one kind is chosen by name
-        return spelled[f"{wanted}.name"]
-    head, dot, last = wanted.rpartition(".")
-    beside = {name.rpartition(".")[2]: name for name in spelled if name.rpartition(".")[0] == head}
-    close = [beside[name] for name in difflib.get_close_matches(last, beside, n=1, cutoff=0.7)]
+    target = value.lower()
+    if f"{target}.name" in spelled:  # a table whose class is chosen by name
+        return spelled[f"{target}.name"]
+    head, dot, last = target.rpartition(".")
+    siblings = {name.rpartition(".")[2]: name for name in spelled if name.rpartition(".")[0] == head}
+    close = [siblings[name] for name in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)]
     if dot and not close:
         elsewhere = [name for name in spelled if name.rpartition(".")[2] == last]
-        close = difflib.get_close_matches(wanted, elsewhere, n=1, cutoff=0.0)
-    if not close and not (dot and beside):
-        close = difflib.get_close_matches(wanted, spelled, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(target, elsewhere, n=1, cutoff=0.0)
+    if not close and not (dot and siblings):
+        close = difflib.get_close_matches(target, spelled, n=1, cutoff=0.7)
     return spelled[close[0]] if close else None
 
 
 class PluginError(ArgumentError):
-    """Something of somebody else's cannot be imported. The text may quote what its code says, or folders of
-    this machine, so that it is for whoever installed it alone."""
+    """Error of custom code that cannot be imported.
+
+    The text may quote that code or paths of this machine. It is therefore meant only for the person who
+    installed it.
+    """
 
 
 class DataError(FedstillError, ValueError):
-    """Data cannot be used as it is: wrong shape, labels outside the classes, NaN, missing file."""
+    """Error of unusable data: wrong shape, labels outside the classes, NaN, missing file."""
 
 
 class NodeDataError(DataError):
-    """A node's own data cannot be used. The text may quote them, so that it is for their owner alone."""
+    """Error of a node's private data. The text may quote them, so it is shown to their owner only."""
 
 
 class MemoryLimitExceeded(FedstillError, ValueError):
-    """What was asked for would take more memory than is allowed; said before it has any.
+    """A request would exceed the memory limit. It is raised before memory is allocated.
 
     Args:
-        what: that it is, which may be told to whoever asked for it.
-        required_bytes: bytes that it would take, which may tell how much data there are: for their owner alone.
-        max_bytes: bytes allowed.
+        what: description of the request. The requester may see it.
+        required_bytes: bytes that the request needs. They may reveal the amount of data, so only the owner
+            may see them.
+        max_bytes: the limit in bytes.
     """
 
     def __init__(self, what: str, required_bytes: float, max_bytes: int) -> None:
         self.what = what
-        super().__init__(f"{what} would take {required_bytes:.3g} bytes of memory (expected {max_bytes:.3g})")
+        super().__init__(
+            f"{what} would take {required_bytes:.3g} bytes of memory (expected <= {max_bytes:.3g})"
+        )
 
 
 class RunRequiredError(DataError):
-    """Data that may be sound, but are read only in the form of a run, and none is named."""
+    """Error of data that can be read only in the input format of a run, if no run is given."""
 
 
 class ModelError(FedstillError, ValueError):
-    """A model does not fit its task: wrong output shape, an input size that it cannot take."""
+    """Error of a model that does not fit its task: wrong output shape, or an unsupported input size."""
 
 
 class PredictorError(ModelError):
-    """A model of somebody else's making fails as it is asked. The text may quote what it says, so that it is
-    for its owner alone."""
+    """Error of a custom predictor during a query. The text may quote the predictor: for its owner only."""
 
 
 class RunFolderError(FedstillError):
-    """A run's folder cannot be used: it holds another run, or nothing to resume."""
+    """Error of a run's folder: it holds another run, or nothing to resume."""
 
 
 class QueryRefused(FedstillError):
-    """A node's gate does not answer this query.
+    """Refusal of a query by a node's gate.
 
     Args:
-        node: its name.
-        query: that it was asked.
-        rule: by which it refuses.
-        others: refusals of other nodes and queries, told beside this one.
+        node: name of the node.
+        query: name of the query.
+        rule: the policy rule that refuses it.
+        others: refusals of other nodes and queries, which the message includes.
 
     >>> raise QueryRefused("clinic", "predict_logits", "queries: count_labels")
     Traceback (most recent call last):
@@ -239,52 +253,57 @@ class QueryRefused(FedstillError):
 
     def __init__(self, node: str, query: str, rule: str, others: Sequence[QueryRefused] = ()) -> None:
         self.node, self.query, self.rule = node, query, rule
-        alike: dict[tuple[str, str], list[str]] = {}
+        nodes_by_refusal: dict[tuple[str, str], list[str]] = {}
         for refusal in (self, *others):
-            alike.setdefault((refusal.query, refusal.rule), []).append(repr(refusal.node))
-        super().__init__("; ".join(_refusal(nodes, *what) for what, nodes in alike.items()))
+            nodes_by_refusal.setdefault((refusal.query, refusal.rule), []).append(repr(refusal.node))
+        texts = (_refusal(nodes, *reason) for reason, nodes in nodes_by_refusal.items())
+        super().__init__("; ".join(texts))
 
 
 def _refusal(nodes: Sequence[str], query: str, rule: str) -> str:
-    """That some nodes refuse one query, in words."""
-    way_out = ""
-    if "policy.kinds" in rule:  # which says what would allow it
+    remedy = ""
+    if "policy.kinds" in rule:  # the rule itself names the remedy
         kinds, everything = _policy_option("kinds", ("NAME",), "NAME"), _policy_option("outputs_only", False)
-        way_out = f"; in a simulation: {kinds}, or for all {everything}"
+        remedy = f"; in a simulation: {kinds}, or for all {everything}"
     elif "outputs_only" in rule:
-        way_out = "; its owner may allow it: policy outputs_only = false; in a simulation: "
-        way_out += _policy_option("outputs_only", False)
-    who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
-    return f"{who} query {query!r} by rule {rule}{way_out}"
+        remedy = "; its owner may allow it: policy outputs_only = false; in a simulation: "
+        remedy += _policy_option("outputs_only", False)
+    subject = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
+    return f"{subject} query {query!r} by rule {rule}{remedy}"
 
 
 def _policy_option(field: str, value: object, placeholder: str = "") -> str:
-    """Return the text by which the caller sets a field of the policy; ``placeholder``: on a command line."""
+    """Return the text by which the caller sets a field of the policy.
+
+    Args:
+        field: name of the field.
+        value: its value.
+        placeholder: text for the value on the command line, if it is not the value itself.
+    """
     name = f"nodes.policy.{field}"
-    said = format_option(name, value)
-    return by_caller(f"--{name} {placeholder}", said, said) if placeholder else said
+    text = format_option(name, value)
+    return by_caller(f"--{name} {placeholder}", text, text) if placeholder else text
 
 
 def combine_refusals(refusals: Sequence[QueryRefused]) -> QueryRefused:
-    """All refusals as one, so that whoever reads it can see to all of them at once."""
+    """Combine refusals into one error, so that all of them can be fixed at once."""
     first, *others = refusals
     return QueryRefused(first.node, first.query, first.rule, others)
 
 
 class QueryMismatch(FedstillError):
-    """A query came again under a number already used, with other content."""
+    """A query number was used again with other content."""
 
     def __init__(self, node: str, query: str, number: int) -> None:
         self.node, self.query, self.number = node, query, number
         super().__init__(
-            f"node {node!r} was asked query {query!r} again as number {number} with other "
-            "content: allowed is the same content, or a new number; gradients are pulled back before the "
-            "next query is asked"
+            f"node {node!r} got query {query!r} again as number {number} with other content (expected the "
+            "same content, or a new number). Gradients must be propagated before the next query"
         )
 
 
 class MethodRefused(FedstillError):
-    """A federation in which a method cannot run; said before anything is trained."""
+    """A method cannot run in this federation. It is raised before training."""
 
     def __init__(self, method: str, node: str, reason: str) -> None:
         super().__init__(f"{method} cannot run here: {node}: {reason}")
@@ -292,7 +311,7 @@ class MethodRefused(FedstillError):
 
 
 class NodeFault(FedstillError):
-    """A node failed, stays away, or answers what no sound node answers.
+    """A node failed, does not respond, or sent an invalid response.
 
     >>> raise NodeFault("clinic", "predict_logits", "logits hold NaN")
     Traceback (most recent call last):
@@ -306,7 +325,7 @@ class NodeFault(FedstillError):
 
 
 class BundleError(FedstillError, ValueError):
-    """A file of queries or answers is not what it says, or not what is wanted here."""
+    """A file of queries or responses is damaged, or is not the expected one."""
 
 
 class DeployError(FedstillError):

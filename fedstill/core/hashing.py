@@ -1,9 +1,9 @@
-"""Fingerprints as people read them out to each other: hexadecimal digits in groups of four.
+"""Fingerprints that people compare, and hash chains of logs.
 
-Hashes of a log's entries, each over the one before, and a head that says how far the log had come.
-
-Hashes show that nothing was changed, and cannot show that the end is gone: a head beside the log does. It is
-written after the entry that it tells of, so that a kill at any moment leaves it older, never newer.
+A fingerprint is printed as hexadecimal digits in groups of four. A hash chain hashes each entry together with
+the hash before it, which shows that no entry was changed. It cannot show that the last entries are missing.
+For that a head file next to the log records the number and hash of its last entry. The head is written after
+its entry, so that it is older than the log after a kill, never newer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedstill.core import private_files
 
 
 def fingerprint(content: bytes) -> str:
-    """Of a key or a certificate: the first half of its SHA-256, 32 digits.
+    """Return the fingerprint of a key or a certificate: the first half of its SHA-256, 32 digits.
 
     >>> fingerprint(bytes(32))
     '6668 7aad f862 bd77 6c8f c18b 8e9f 8e20'
@@ -26,41 +26,58 @@ def fingerprint(content: bytes) -> str:
 
 
 def group_digits(digits: str) -> str:
-    """Digits in groups of four."""
-    return " ".join(digits[place : place + 4] for place in range(0, len(digits), 4))
+    """Separate digits into groups of four."""
+    return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
 
 
 def parse_fingerprint(text: str) -> str:
-    """The digits of a fingerprint as somebody wrote it down; empty where it is none.
+    """Return the digits of a fingerprint as a person wrote it, or an empty text if it is not a fingerprint.
 
     >>> parse_fingerprint("6668 7AAD:f862-bd77")
     '66687aadf862bd77'
     """
-    found = re.sub(r"[\s:-]", "", text).lower()
-    return found if re.fullmatch(r"[0-9a-f]+", found) else ""
+    digits = re.sub(r"[\s:-]", "", text).lower()
+    return digits if re.fullmatch(r"[0-9a-f]+", digits) else ""
 
 
 def chain_hash(previous: str, number: int, line: str) -> str:
-    """The hash of an entry: BLAKE2b, 256 bits, over the hash before it, its number and its line."""
-    told = f"{previous} {number} {line}".encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(told, digest_size=32).hexdigest()
+    """Return the hash of a log entry: BLAKE2b, 256 bits, over the previous hash, its number and its line."""
+    content = f"{previous} {number} {line}".encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
 def write_head(path: Path, number: int, hashed: str, extra: str = "") -> None:
-    """Put a new head in the place of the one in a file, which stays where that fails (OSError); with ``extra``
-    of what a log's head tells, as JSON."""
+    """Replace the head of a log.
+
+    Args:
+        path: file of the head. It keeps its content if writing fails.
+        number: number of the last entry.
+        hashed: hash of the last entry.
+        extra: further JSON members, with a leading comma.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     private_files.replace_file(path, f'{{"entry":{number},"hash":"{hashed}"{extra}}}\n'.encode())
 
 
 def read_head(path: Path) -> tuple[int, str] | None:
-    """Number and hash in a head, or None if there is no file; OSError or ValueError where it is none."""
+    """Read the head of a log.
+
+    Returns:
+        Number and hash of the last entry, or None if there is no file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not a head.
+    """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        number, hashed = told["entry"], told["hash"]
+        head = json.loads(path.read_text(encoding="utf-8"))
+        number, hashed = head["entry"], head["hash"]
     except FileNotFoundError:
         return None
     except (LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"it is none: {error!r}") from error
+        raise ValueError(f"not a head of a log: {error!r}") from error
     if type(number) is not int or number < 0 or not isinstance(hashed, str):
-        raise ValueError("its entry has no number or no hash that an entry could have")
+        raise ValueError("invalid number or hash of an entry")
     return number, hashed

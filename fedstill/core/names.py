@@ -1,12 +1,8 @@
-"""Names in users' files (patients, sites, classes, columns), each in one form, and how two of them differ.
+"""Names in users' files (patients, sites, classes, columns) in normalized form, and names of runs.
 
-A text that looks like another one is often the same name: a file system or a spreadsheet stored its letters
-in another normal form, or added a blank or an invisible character. Every reader of names applies
-:func:`normalize_name`, so that one person, one site and one class count once.
-
-Arrays of names, each in the one form of :mod:`fedstill.core.names`.
-
-Names of runs: each is a folder at the server and at every node.
+Texts that look alike are often the same name: a file system or spreadsheet has stored its letters in another
+Unicode form, or added a blank or an invisible character. Every reader of names applies
+:func:`normalize_name`, so that one person, site or class counts once.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 
 # Format characters (category Cf) that are visible: they enclose the number that follows.
 _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
-# What shows nothing and is of another category: joiners, fillers and variation selectors.
+# Invisible characters of other categories: joiners, fillers and variation selectors.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -35,9 +31,9 @@ _WHOLE = re.compile(r"([+-]?)0*([0-9]+)(?:\.0*)?")  # 1, +1, 01, 1.0
 
 @lru_cache(maxsize=65_536)
 def normalize_name(text: str) -> str:
-    """A name in its one form: NFC, without invisible characters, single blanks and none around it.
+    """Return a name in normalized form: NFC, no invisible characters, single blanks, none around it.
 
-    Case, width and the way numbers are written are kept: they may set names apart (:func:`similar_names`).
+    Case, width and number format are kept, as they may distinguish names (:func:`similar_names`).
 
     >>> normalize_name("Mu\\u0308ller\\u200b ") == normalize_name("\\ufeffM\\u00fcller") == "M\\u00fcller"
     True
@@ -46,21 +42,21 @@ def normalize_name(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return " ".join(text.split())
-    visible = (sign for sign in _INVISIBLE.sub("", text.replace(_BLANK, " ")) if not _is_hidden(sign))
+    visible = (char for char in _INVISIBLE.sub("", text.replace(_BLANK, " ")) if not _is_hidden(char))
     return " ".join(unicodedata.normalize("NFC", "".join(visible)).split())
 
 
-def _is_hidden(sign: str) -> bool:
+def _is_hidden(char: str) -> bool:
     """Return whether a character is invisible and no blank."""
-    kind = unicodedata.category(sign)
-    return (kind == "Cf" and sign not in _VISIBLE) or (kind == "Cc" and not sign.isspace())
+    category = unicodedata.category(char)
+    return (category == "Cf" and char not in _VISIBLE) or (category == "Cc" and not char.isspace())
 
 
 def to_name(value: object) -> str:
-    """A value as a name: texts, and bytes of UTF-8, as :func:`normalize_name`; None and NaN are empty.
+    """Return a value as a name. Texts and UTF-8 bytes are normalized; None and NaN become empty.
 
     Raises:
-        DataError: bytes that are no UTF-8.
+        DataError: the bytes are not UTF-8.
     """
     if isinstance(value, bytes):
         try:
@@ -73,34 +69,35 @@ def to_name(value: object) -> str:
 
 
 def normalize_class_names(names: Iterable[str], what: str) -> tuple[str, ...]:
-    """Names of classes, each in its one form.
+    """Return names of classes in normalized form.
 
     Args:
-        what: where they come from, for errors.
+        names: the names.
+        what: what they name, for errors.
 
     Raises:
-        DataError: an empty name, or one that two of them have.
+        DataError: a name is empty or occurs twice.
 
     >>> normalize_class_names(["cat", "dog", "cat\\u200b"], "classes")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.DataError: classes: 'cat' and 'cat\\u200b' are one name: allowed is each name once
+    fedstill.core.errors.DataError: classes: 'cat' and 'cat\\u200b' are one name (expected each name once)
     """
     given = list(names)
     seen: dict[str, str] = {}
     for text in given:
-        own = normalize_name(text)
-        if not own:
+        name = normalize_name(text)
+        if not name:
             raise DataError(f"{what}: {text!a} is an empty name (expected a text that can be seen)")
-        if own in seen:
-            told = f"{seen[own]!a} and {text!a} are one name"
-            raise DataError(f"{what}: {told} (expected each name once)")
-        seen[own] = text
+        if name in seen:
+            message = f"{seen[name]!a} and {text!a} are one name"
+            raise DataError(f"{what}: {message} (expected each name once)")
+        seen[name] = text
     return tuple(seen)
 
 
 def sort_class_names(names: Iterable[str]) -> list[str]:
-    """Names in the order in which every reader numbers classes: whole numbers by value, others as texts.
+    """Sort names as every reader numbers classes: integers by value, other names as texts.
 
     >>> sort_class_names(["10", "9", "1"]), sort_class_names(["10", "9", "a"])
     (['1', '9', '10'], ['10', '9', 'a'])
@@ -111,7 +108,7 @@ def sort_class_names(names: Iterable[str]) -> list[str]:
 
 
 def name_difference(one: str, other: str) -> str:
-    """Return the one difference between two names: case, width or number form; empty for any other.
+    """Return the only difference of two names: case, width or number form; empty for any other difference.
 
     >>> name_difference("Ward", "ward"), name_difference("\\uff21", "A"), name_difference("01", "1.0")
     ('case', 'width', 'the form of a number')
@@ -127,22 +124,24 @@ def name_difference(one: str, other: str) -> str:
 
 
 def similar_names(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of names that :func:`name_difference` finds nearly equal: the first of such names with each other.
+    """Return pairs of names that differ only as :func:`name_difference` says.
+
+    Each name is paired with the first one that it is similar to.
 
     >>> similar_names(["b", "B", "a", "1", "1.0", "01"])
     [('b', 'B'), ('1', '1.0'), ('1', '01')]
     """
     first: dict[str, str] = {}
-    found = []
-    for each in dict.fromkeys(names):
-        before = first.setdefault(_fold(each), each)
-        if before != each:
-            found.append((before, each))
-    return found
+    pairs = []
+    for name in dict.fromkeys(names):
+        earlier = first.setdefault(_fold(name), name)
+        if earlier != name:
+            pairs.append((earlier, name))
+    return pairs
 
 
 def _fold(text: str) -> str:
-    """A name without case, width and the form of a number."""
+    """Return a name without case, width and number form."""
     wide = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     digits = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in wide)
     if found := _WHOLE.fullmatch(digits):
@@ -152,35 +151,35 @@ def _fold(text: str) -> str:
 
 
 def unknown_name_text(text: str, known: Sequence[str]) -> str:
-    """A name that is none of those known, and these, for an error; with what alone sets it apart from one.
+    """Describe an unknown name, the known ones and the similar one, for an error.
 
     >>> unknown_name_text("Cat", ["cat", "dog"])
-    "'Cat': allowed are cat, dog ('cat' differs by case alone)"
+    "'Cat' (expected cat, dog; 'cat' differs by case only)"
     """
     near = next((each for each in known if name_difference(text, each)), None)
-    told = "" if near is None else f" ({near!a} differs by {name_difference(text, near)} alone)"
-    return f"{repr(text) if near is None else ascii(text)}: allowed are {', '.join(known)}{told}"
+    hint = "" if near is None else f"; {near!a} differs by {name_difference(text, near)} only"
+    return f"{repr(text) if near is None else ascii(text)} (expected {', '.join(known)}{hint})"
 
 
 def similar_names_note(what: str, names: Sequence[str]) -> str:
-    """Return a note on names that are nearly equal and yet count as different, or an empty text.
+    """Return a note on names that are similar but count as different, or an empty text.
 
     >>> similar_names_note("classes", ["cat", "Cat"])
-    "classes 'cat' and 'Cat' differ by case alone, and count as two"
+    "classes 'cat' and 'Cat' differ by case only, and count as two"
     """
     if not (pairs := similar_names(names)):
         return ""
     one, other = pairs[0]
     more = f" ({len(pairs) - 1} more such)" if len(pairs) > 1 else ""
-    how = name_difference(one, other)
-    return f"{what} {one!a} and {other!a} differ by {how} alone, and count as two{more}"
+    kind = name_difference(one, other)
+    return f"{what} {one!a} and {other!a} differ by {kind} only, and count as two{more}"
 
 
 def strip_decimal_zeros(text: str) -> str:
-    """A whole number without the decimal point and zeros that a spreadsheet adds; other texts as they are.
+    """Remove the decimal point and zeros that a spreadsheet adds to an integer; keep other texts.
 
-    >>> strip_decimal_zeros("7.0"), strip_decimal_zeros("07"), strip_decimal_zeros("7.5"), strip_decimal_zeros("7.")
-    ('7', '07', '7.5', '7.')
+    >>> [strip_decimal_zeros(text) for text in ("7.0", "07", "7.5", "7.")]
+    ['7', '07', '7.5', '7.']
     """
     return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", text)
 
@@ -189,21 +188,23 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
 
 
 def parse_number(text: str) -> float | None:
-    """The number that a text is, as spreadsheets and other languages read it; None: it is none.
+    """Return the number in a text as spreadsheets and other languages read it, or None.
 
-    Python reads more: underscores between digits, blanks, digits of other scripts, ``nan`` and ``inf``.
+    Python accepts more: underscores, blanks, digits of other scripts, ``nan`` and ``inf``.
 
-    >>> parse_number("6.3"), parse_number("1e3"), parse_number("6_3"), parse_number("nan"), parse_number("\\u0663")
-    (6.3, 1000.0, None, None, None)
+    >>> [parse_number(text) for text in ("6.3", "1e3", "6_3", "nan", "\\u0663")]
+    [6.3, 1000.0, None, None, None]
     """
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def parse_cli_number(kind: type, text: str) -> Any:
-    """A word of a command line as an int or a float, in digits and without underscores; None: it is none.
+    """Return a command line word as int or float, or None. Digits only, no underscores.
 
-    >>> parse_cli_number(int, "-7"), parse_cli_number(float, "1e-3"), parse_cli_number(float, "inf"), parse_cli_number(int, "6_3"), parse_cli_number(int, " 7")
-    (-7, 0.001, inf, None, None)
+    >>> [parse_cli_number(int, text) for text in ("-7", "6_3", " 7")]
+    [-7, None, None]
+    >>> parse_cli_number(float, "1e-3"), parse_cli_number(float, "inf")
+    (0.001, inf)
     """
     if kind is int:
         return int(text) if re.fullmatch("[+-]?[0-9]{1,18}", text) else None
@@ -211,7 +212,7 @@ def parse_cli_number(kind: type, text: str) -> Any:
 
 
 def parse_count(text: str) -> int | None:
-    """The whole number from 0 that a text of ASCII digits is; None: it is none, or one of over 18 digits.
+    """Return the non-negative integer in a text of up to 18 ASCII digits, or None.
 
     >>> parse_count("07"), parse_count("-1"), parse_count("\\u0663"), parse_count("9" * 5000)
     (7, None, None, None)
@@ -228,7 +229,7 @@ TEXT_DTYPE_KINDS = "USOT"  # kinds of arrays that hold texts
 
 
 def normalize_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A column in which texts, and values of mixed types, are names; numbers stay as they are.
+    """Return a column in which texts and mixed values are normalized names; numbers are unchanged.
 
     >>> import numpy as np
     >>> normalize_column(np.array(["a ", "a"])).tolist(), normalize_column(np.array([1, 2])).tolist()
@@ -243,17 +244,17 @@ def normalize_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def normalize_columns(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Columns by their names, each as :func:`normalize_column`.
+    """Return columns by normalized name, each as :func:`normalize_column` returns it.
 
     Raises:
-        DataError: two of one name.
+        DataError: two columns have one name.
     """
     keys = normalize_class_names(columns, "columns")
     return {key: normalize_column(column) for key, column in zip(keys, columns.values(), strict=True)}
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a text can be the name of a run.
+    """Return whether a text can be the name of a run.
 
     >>> is_run_name("digits-0.5"), is_run_name("../other")
     (True, False)
@@ -262,10 +263,10 @@ def is_run_name(name: str) -> bool:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse what is no name of a run.
+    """Check the name of a run, which is also a folder name at the server and at the nodes.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: the name is invalid.
     """
     if not is_run_name(name):
         raise ArgumentError("run", name, "up to 100 letters, digits, '.', '_' and '-'")

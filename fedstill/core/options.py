@@ -1,11 +1,11 @@
-"""What options mean, read from where it is written: the texts below the fields of a dataclass.
+"""Options as fields of frozen dataclasses: their valid values and their documentation.
 
-So files that explain themselves, ``help()`` of a class and the site's reference cannot say different things.
+The type of a field declares its valid values, with the constraints of the library annotated-types:
+``lr: Annotated[float, Gt(0)]``. A text next to them describes the valid values in better words:
+``Annotated[int, Ge(0), "0 (no limit) or more"]``.
 
-Frozen dataclasses whose types say what their fields may hold: ``lr: Annotated[float, Gt(0)]``.
-
-The constraints are those of the library annotated-types. A text beside them says what is allowed in better
-words: ``Annotated[int, Ge(0), "0 (no limit) or more"]``.
+The string below a field is its documentation. Commented configuration files, ``help()`` of the class and the
+reference manual all show this string, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ WIDTH = 100  # columns of a docstring
 
 
 def field_docs(kind: Any) -> dict[str, str]:
-    """The text of each field of a dataclass, its own and those of its bases, as one line."""
-    found = dict[str, str]()
+    """Return the documentation of each field of a dataclass and its bases, in one line each."""
+    texts = dict[str, str]()
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
-            found |= _parse_field_docs(base)
-    return found
+            texts |= _parse_field_docs(base)
+    return texts
 
 
 def _parse_field_docs(kind: Any) -> dict[str, str]:
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError, SyntaxError):  # no source is at hand, as of what was typed in
+    except (OSError, TypeError, SyntaxError):  # no source code, as in an interactive session
         return {}
-    told = {}
+    texts = {}
     for field, below in zip(*(getattr(definition, "body", [])[start:] for start in (0, 1)), strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = below.value if isinstance(below, ast.Expr) else None
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                told[field.target.id] = " ".join(text.value.split())
-    return told
+                texts[field.target.id] = " ".join(text.value.split())
+    return texts
 
 
 class DocstringWithOptions(str):
-    """A class's docstring that ends in its options, put together when somebody asks for it.
+    """Docstring of a class that appends the options when it is read.
 
-    Reading a module's source takes a while, so nothing is read as a class is made. Whoever takes the
-    attribute of the class gets all of it (``inspect.getdoc``, notebooks, editors); ``help()`` takes what
-    stands in the class and expands its tabs, and gets it there.
+    Reading source code takes a while, so it is not read when the class is defined. The attribute ``__doc__``
+    of the class returns the whole text (``inspect.getdoc``, notebooks, editors). ``help()`` reads the class
+    dictionary and expands tabs, and gets the whole text by that.
 
     Attributes:
         kind: the class.
@@ -78,25 +78,25 @@ class DocstringWithOptions(str):
 
     @classmethod
     def from_text(cls, kind: Any, text: str) -> DocstringWithOptions:
-        """For a class, from its docstring as it is written."""
-        made = cls(inspect.cleandoc(text))
-        made.kind = kind
-        return made
+        """Create the docstring of a class from its text in the source code."""
+        docstring = cls(inspect.cleandoc(text))
+        docstring.kind = kind
+        return docstring
 
     def __get__(self, _: object, kind: Any) -> str:
-        # The last thing that a dataclass is given: one in the making asks only whether there is a text.
+        # __match_args__ is set last: while the dataclass is built, only the presence of a docstring matters.
         return self.with_options(kind) if "__match_args__" in vars(kind) else str(self)
 
     def expandtabs(self, tabsize: Any = 8) -> str:
-        """See the class."""
+        """Return the whole docstring with expanded tabs."""
         return self.with_options(self.kind).expandtabs(tabsize)
 
     def with_options(self, kind: Any) -> str:
-        """With the options that the class has, or one below it that has no text of its own."""
-        told, indent = field_docs(kind), " " * 4
-        lines = [f"{field.name}: {told[field.name]}" for field in fields(kind) if field.name in told]
+        """Return the docstring with the options of a class, which may be a subclass without docstring."""
+        texts, indent = field_docs(kind), " " * 4
+        lines = [f"{field.name}: {texts[field.name]}" for field in fields(kind) if field.name in texts]
         wrapped = [
-            textwrap.fill(each, WIDTH, initial_indent=indent, subsequent_indent=2 * indent) for each in lines
+            textwrap.fill(line, WIDTH, initial_indent=indent, subsequent_indent=2 * indent) for line in lines
         ]
         return "\n".join([f"{self}\n\nArgs:", *wrapped] if lines else [str(self)])
 
@@ -122,12 +122,13 @@ _CONSTRAINTS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 class CheckedOptions:
-    """A dataclass that holds only what the types of its fields allow, also where Python code makes it.
+    """Base of dataclasses that check their fields against their types on construction.
 
-    One that checks more, as two fields against each other, does so in ``__post_init__`` and calls this one's.
+    A subclass with further checks, such as of two fields against each other, does them in ``__post_init__``
+    and calls the one of this class.
 
     Attributes:
-        section: what its fields stand under in a configuration, for errors.
+        section: dotted name of the table that holds the fields, for errors.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -144,42 +145,43 @@ class CheckedOptions:
     section: ClassVar[str] = ""
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Its docstring tells its options, as they are told below its fields."""
+        """Append the options to the docstring."""
         super().__init_subclass__(**given)
         if isinstance(text := vars(cls).get("__doc__"), str):
             cls.__doc__ = DocstringWithOptions.from_text(cls, text)
 
     def __post_init__(self) -> None:
-        """Checks each field by itself.
+        """Check each field.
 
         Raises:
-            ArgumentError: naming field, value and what is allowed.
+            ArgumentError: with the field, its value and the valid values.
         """
         check_fields(self, self.section)
 
 
 def check_fields(config: object, section: str) -> None:
-    """Refuse a value that the type of its field does not allow.
+    """Check that each field has a value that its type allows.
 
     Args:
-        section: what its fields stand under, for the error.
+        config: a dataclass.
+        section: dotted name of the table that holds the fields, for errors.
 
     Raises:
-        ArgumentError: naming field, value and what is allowed.
+        ArgumentError: with the field, its value and the valid values.
     """
     of: Any = type(config)
-    for name, kind, fits in _constrained_fields(of):
+    for name, kind, is_valid in _constrained_fields(of):
         value = getattr(config, name)
-        if not fits(value):
-            told = list(value) if isinstance(value, tuple) else value
-            raise ArgumentError(f"{section}.{name}" if section else name, told, describe_constraints(kind))
+        if not is_valid(value):
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ArgumentError(f"{section}.{name}" if section else name, shown, describe_constraints(kind))
 
 
 def describe_constraints(kind: Any) -> str:
-    """What a type allows among the values of its kind, in words; empty: all.
+    """Describe the values that the constraints of a type allow; empty: no constraints.
 
-    >>> describe_constraints(PositiveInt), describe_constraints(Share), describe_constraints(NonNegativeFloat | None)
-    ('1 or more', 'above 0 and up to 1', '0 or more and finite, or none')
+    >>> [describe_constraints(kind) for kind in (PositiveInt, Share, NonNegativeFloat | None)]
+    ['1 or more', 'above 0 and up to 1', '0 or more and finite, or none']
     >>> describe_constraints(tuple[Literal["a", "b"], ...])
     'each one of a, b'
     """
@@ -187,22 +189,22 @@ def describe_constraints(kind: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin is Annotated:
-        told = [extra for extra in parts[1:] if isinstance(extra, str)]
-        told = told or [
+        texts = [extra for extra in parts[1:] if isinstance(extra, str)]
+        texts = texts or [
             "finite" if of == inf else _CONSTRAINTS[type(each)][1].format(of)
             for each, of in _constraints(kind)
         ]
-        return told[0] if len(told) == 1 else " and ".join(told) or describe_constraints(parts[0])
+        return texts[0] if len(texts) == 1 else " and ".join(texts) or describe_constraints(parts[0])
     if origin in (Union, UnionType):
-        told = [words for part in parts if (words := describe_constraints(part))]
-        return ", or ".join([*told, "none"] if told and NoneType in parts else told)
-    words = describe_constraints(parts[0]) if _is_list(kind) else ""
-    return f"each {words}" if words else ""
+        texts = [text for part in parts if (text := describe_constraints(part))]
+        return ", or ".join([*texts, "none"] if texts and NoneType in parts else texts)
+    text = describe_constraints(parts[0]) if _is_list(kind) else ""
+    return f"each {text}" if text else ""
 
 
-@cache  # each instance asks, and taking types apart is slow
+@cache  # each instance asks, and analyzing types is slow
 def _constrained_fields(kind: type) -> tuple[tuple[str, Any, Callable[[Any], bool]], ...]:
-    """The fields whose types say more than what kind of value they hold, each with its test."""
+    """Return name, type and validator of the fields whose types have constraints."""
     hints = get_type_hints(kind, include_extras=True)
     names = getattr(kind, "__dataclass_fields__", ())
     return tuple(
@@ -219,13 +221,13 @@ def _make_validator(kind: Any) -> Callable[[Any], bool]:
     if origin is Annotated:
         plain = _make_validator(parts[0])
         limits = [(_CONSTRAINTS[type(each)][0], of) for each, of in _constraints(kind)]
-        return lambda value: plain(value) and all(holds(value, of) for holds, of in limits)
+        return lambda value: plain(value) and all(satisfies(value, of) for satisfies, of in limits)
     if origin in (Union, UnionType):
-        either = [_make_validator(part) for part in parts]
-        return lambda value: any(one(value) for one in either)
+        validators = [_make_validator(part) for part in parts]
+        return lambda value: any(validate(value) for validate in validators)
     if _is_list(kind):
-        each_one = _make_validator(parts[0])
-        return lambda value: isinstance(value, (list, tuple)) and all(map(each_one, value))
+        validate_item = _make_validator(parts[0])
+        return lambda value: isinstance(value, (list, tuple)) and all(map(validate_item, value))
     if kind in (int, float):
         number = Integral if kind is int else Real
         return lambda value: isinstance(value, number) and not isinstance(value, bool)
@@ -242,6 +244,6 @@ def _constraints(kind: Any) -> Iterator[tuple[Any, Any]]:
             constraint: Any = each
             if isinstance(each, BaseMetadata) and type(each) not in _CONSTRAINTS:
                 known = ", ".join(kind.__name__ for kind in _CONSTRAINTS)
-                raise TypeError(f"{each} says nothing of an option (expected {known}, Interval and Len)")
+                raise TypeError(f"{each} is not supported (expected {known}, Interval or Len)")
             if isinstance(each, BaseMetadata):
                 yield constraint, astuple(constraint)[0]

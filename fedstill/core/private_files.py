@@ -1,8 +1,7 @@
-"""Files and folders that their owner alone may read: made so, whatever the process's umask allows others.
+"""Files and folders that only their owner may read, and file locks.
 
-The rights are given as a file is made, never after, so that nobody can open it in between.
-
-Locks of files and folders, which the system lets go however the process ends that holds one.
+Permissions are set when a file is created, never afterwards, so that nobody can open it in between, whatever
+the umask of the process. The operating system releases a lock however its process ends.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For ``open(path, mode, private_opener=private_opener)``: a file that is made is its owner's alone."""
+    """Opener for ``open(path, mode, opener=private_opener)``: new files are accessible to the owner only."""
     return os.open(path, flags, FILE_MODE)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing; one that is there stays as it is."""
+    """Create a private folder and its missing parents. An existing folder is unchanged."""
     if not path.is_dir():
         make_folder(path.parent)
         with contextlib.suppress(FileExistsError):  # made by another process meanwhile
@@ -32,26 +31,27 @@ def make_folder(path: Path) -> None:
 
 
 def create_empty(path: Path) -> None:
-    """Make an empty file where there is none, for libraries that would make it for everybody to read."""
+    """Create an empty private file if there is none, for libraries that would create a public one."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
 
 
 def open_new(path: Path) -> BinaryIO:
-    """A new file to write, in the place of what somebody who was stopped has left there."""
+    """Open a new private file for writing. A leftover of an interrupted process is deleted."""
     path.unlink(missing_ok=True)
     return open(path, "xb", opener=private_opener)
 
 
 def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Write a file in one move: whoever is stopped in between leaves the old one.
+    """Write a file atomically: an interruption leaves the old file.
 
     Args:
-        path: of the file; its new content is its owner's alone, whatever rights the old one had.
-        sync: wait until the disk has it.
+        path: the file. It becomes private, whatever the permissions of the old file.
+        content: the new content.
+        sync: wait until the content is on the disk.
 
     Raises:
-        OSError: it cannot be written; the old file stays.
+        OSError: the file cannot be written. The old file stays.
     """
     part = path.with_name(f"{path.name}.part")
     with open_new(part) as file:
@@ -65,25 +65,28 @@ def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has what was made, renamed or deleted in a folder.
+    """Wait until created, renamed and deleted entries of a folder are on the disk.
 
-    Where a file system cannot say so of a folder (EINVAL: some that are mounted from afar), nothing waits:
-    the change itself is made.
+    Some network file systems do not support this (EINVAL). Then the function returns without waiting.
     """
-    opened = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def lock_file(file: int) -> None:
-    """Lock a file or folder that is open, for this process alone; BlockingIOError where another has it.
+    """Lock an open file or folder for this process.
 
-    Whoever asks whether it is locked (:func:`is_locked`) holds it for a moment, which is waited for.
+    A process that only checks the lock (:func:`is_locked`) holds it for a moment, so the function retries for
+    half a second.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
     """
     end = time.monotonic() + 0.5
     while True:
@@ -96,15 +99,15 @@ def lock_file(file: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds a file or folder; one that is not there is held by none."""
+    """Return whether a process holds the lock of a file or folder; False if it does not exist."""
     try:
-        held = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(held)
+        os.close(descriptor)
     return False

@@ -1,4 +1,7 @@
-"""Progress of a run: one bar a phase, or lines, with the time left and the main metric so far."""
+"""Progress of a run, shown as bars or lines, or written to a file for other processes.
+
+Bars and lines show one phase each, with the remaining time and the main metric so far.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ from fedstill.core.text_format import clip_text, format_seconds
 
 logger = logging.getLogger("fedstill.server")
 
-MAX_COUNT = 10**12  # steps, and seconds, that a note may count: it may come from another machine
-PROGRESS_FILE = "progress.json"  # in the folder of a run that is not finished: how far it is
+MAX_COUNT = 10**12  # maximum of steps and seconds in a snapshot, which may come from another machine
+PROGRESS_FILE = "progress.json"  # in the folder of an unfinished run
 
 
 class ProgressBar:
-    """Progress on standard error: bars on a terminal, elsewhere (a file, a pipe, a notebook) lines.
+    """Progress on standard error: bars on a terminal, lines elsewhere (a file, a pipe, a notebook).
 
     Args:
-        enabled: show it; else nothing is.
+        enabled: show progress; else nothing is printed.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -66,12 +69,19 @@ class ProgressBar:
             self._lines.stop()
 
     def print_line(self, text: str) -> None:
-        """Print a line of its own, above the bars."""
+        """Print a line above the bars."""
         if self._enabled:
             self._progress.console.print(Text(text), soft_wrap=True)
 
     def update(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """Move a phase's bar; it appears when first shown, and keeps its note until the next one."""
+        """Move the bar of a phase. The bar appears at its first update.
+
+        Args:
+            phase: name of the phase.
+            done: steps that are done.
+            total: steps of the phase.
+            note: text after the bar; empty: keep the last one.
+        """
         self._move_bar(phase, done, total, note)
         if self._lines:
             self._lines.update(self._lines.snapshot.advanced(phase, done, total, note))
@@ -84,25 +94,27 @@ class ProgressBar:
         self._progress.update(self._bars[phase], completed=done)
 
     def set_waiting(self, names: Sequence[str]) -> None:
-        """Say which nodes have not answered yet; none is that all have."""
+        """Show which nodes have not responded yet; empty: all have."""
         if self._lines:
             self._lines.snapshot = replace(self._lines.snapshot, waiting_for=tuple(names))
 
     def set_excluded(self, names: Sequence[str]) -> None:
-        """Say which nodes are left out; none is that all take part."""
+        """Show which nodes are excluded; empty: all take part."""
         if self._lines:
             self._lines.snapshot = replace(self._lines.snapshot, excluded=tuple(names))
 
     def set_run_info(self, run_info: Mapping[str, str]) -> None:
-        """Say what the run is, for whoever reads its notes: see :class:`ProgressSnapshot`."""
+        """Describe the run in its snapshots: see :class:`ProgressSnapshot`."""
 
     def show_snapshot(self, snapshot: ProgressSnapshot) -> None:
-        """Show what another process has noted."""
+        """Show the snapshot of another process."""
         if self._lines:
             self._lines.update(snapshot)
         if snapshot.total:
             for task in self._progress.tasks if snapshot.phase not in self._bars else ():
-                self._progress.update(task.id, completed=task.total, note=" ")  # done since the last look
+                self._progress.update(
+                    task.id, completed=task.total, note=" "
+                )  # finished since the last snapshot
             self._move_bar(
                 snapshot.phase, snapshot.done, snapshot.total, snapshot.waiting_text() or snapshot.note or " "
             )
@@ -110,18 +122,18 @@ class ProgressBar:
 
 @dataclass(frozen=True)
 class ProgressSnapshot:
-    """How far a run is, as the process at work on it notes it.
+    """How far a run is, as its process writes it into a file.
 
     Args:
-        phase, done, total: as bars show them; before the first of them the total is 0.
-        note: the main figure so far.
-        updated_at: seconds of the clock when the last of these was done.
-        waiting_for: nodes that have not answered for a while.
-        phase_started_at, first: seconds of the clock, and what was done by then, when the phase was first seen.
-        run_info: the run's ``name`` and method (``title``), and its main figure: ``metric`` is its key,
-            ``metric`` its title, ``unit``, ``better`` "higher" or "lower".
-        error: why it stopped.
-        excluded: nodes that are left out, and the run goes on.
+        phase, done, total: as in :meth:`ProgressBar.update`; ``total`` is 0 before the first phase.
+        note: the main metric so far.
+        updated_at: time of the last step, in seconds since the epoch.
+        waiting_for: nodes that have not responded for a while.
+        phase_started_at, phase_start_count: time of the first update of the phase, and ``done`` at that time.
+        run_info: ``name`` and method (``title``) of the run, and of its main metric the key (``metric``),
+            title, ``unit`` and ``better`` ("higher" or "lower").
+        error: why the run stopped.
+        excluded: nodes without which the run continues.
     """
 
     phase: str = "starting"
@@ -138,10 +150,10 @@ class ProgressSnapshot:
 
     @classmethod
     def read(cls, path: Path) -> ProgressSnapshot | None:
-        """What stands in a file; None where nothing has been noted.
+        """Read a snapshot from a file, or return None if there is none.
 
         Raises:
-            RunFolderError: the file holds something else.
+            RunFolderError: the file is not a snapshot.
         """
         try:
             return cls.parse(path.read_text(encoding="utf-8", errors="replace"), path)
@@ -150,91 +162,105 @@ class ProgressSnapshot:
 
     @classmethod
     def parse(cls, text: str, source: Path) -> ProgressSnapshot:
-        """From its text, which may be another machine's; :class:`RunFolderError` where it is none."""
+        """Parse the JSON of a snapshot, which may come from another machine.
+
+        Raises:
+            RunFolderError: the text is not a snapshot.
+        """
         try:
             table = json.loads(text)
         except (ValueError, RecursionError):
             table = None
         if not isinstance(table, dict):
-            raise RunFolderError(f"{source} does not hold how far a run is")
-        found = load_record(cls, table, source)
+            raise RunFolderError(f"{source} is not a progress file")
+        snapshot = load_record(cls, table, source)
         done, total, first = (
-            min(max(count, 0), MAX_COUNT) for count in (found.done, found.total, found.phase_start_count)
+            min(max(count, 0), MAX_COUNT)
+            for count in (snapshot.done, snapshot.total, snapshot.phase_start_count)
         )
-        phase, note = clip_text(found.phase), clip_text(found.note)
-        return replace(found, phase=phase, note=note, done=done, total=total, phase_start_count=first)
+        phase, note = clip_text(snapshot.phase), clip_text(snapshot.note)
+        return replace(snapshot, phase=phase, note=note, done=done, total=total, phase_start_count=first)
 
     def to_json(self) -> str:
-        """As a file holds it."""
+        """Return the snapshot as JSON."""
         return json.dumps(asdict(self))
 
     def advanced(self, phase: str, done: int, total: int, note: str) -> ProgressSnapshot:
-        """It a little later, in this phase or in a new one."""
-        at = time.time()
+        """Return the snapshot after another step, of the same phase or a new one."""
+        now = time.time()
         if phase == self.phase:
-            return replace(self, done=done, total=total, note=note or self.note, updated_at=at)
+            return replace(self, done=done, total=total, note=note or self.note, updated_at=now)
         return replace(
             self,
             phase=phase,
             done=done,
             total=total,
             note=note,
-            updated_at=at,
-            phase_started_at=at,
+            updated_at=now,
+            phase_started_at=now,
             phase_start_count=done,
         )
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the phase is done at its pace so far; None where nothing tells.
+        """Estimated seconds until the end of the phase, or None if there is no estimate.
 
-        >>> ProgressSnapshot("rounds", 30, 60, updated_at=120.0, phase_started_at=100.0, phase_start_count=10).seconds_left
+        >>> times = {"updated_at": 120.0, "phase_started_at": 100.0}
+        >>> ProgressSnapshot("rounds", 30, 60, phase_start_count=10, **times).seconds_left
         30.0
         """
-        came, took = self.done - self.phase_start_count, self.updated_at - self.phase_started_at
-        left = took / came * (self.total - self.done) if came > 0 and 0 < took < MAX_COUNT else None
-        return None if left is None else max(left, 0.0)
+        steps, seconds = self.done - self.phase_start_count, self.updated_at - self.phase_started_at
+        remaining = (
+            seconds / steps * (self.total - self.done) if steps > 0 and 0 < seconds < MAX_COUNT else None
+        )
+        return None if remaining is None else max(remaining, 0.0)
 
     def waiting_text(self, now: float | None = None) -> str:
-        """For whom it waits, in words; empty where it does not."""
+        """Describe the nodes that the run waits for; empty if there are none.
+
+        Args:
+            now: the current time; None: by the clock.
+        """
         if not self.waiting_for:
             return ""
         seconds = (time.time() if now is None else now) - self.updated_at
         return f"waits for {clip_text(', '.join(self.waiting_for))} for {format_seconds(max(seconds, 0.0))}"
 
     def excluded_text(self) -> str:
-        """Who is left out, in words; empty where nobody is."""
-        return f"goes on without {clip_text(', '.join(self.excluded))}" if self.excluded else ""
+        """Describe the excluded nodes; empty if there are none."""
+        return f"continues without {clip_text(', '.join(self.excluded))}" if self.excluded else ""
 
     def describe(self, now: float | None = None) -> str:
-        """It in words.
+        """Describe the snapshot in one line.
 
-        >>> ProgressSnapshot("distillation", 31, 400, updated_at=1000.0, waiting_for=("north",)).describe(1042.0)
+        >>> waiting = ProgressSnapshot("distillation", 31, 400, updated_at=1000.0, waiting_for=("north",))
+        >>> waiting.describe(1042.0)
         'distillation 31 of 400, waits for north for 42.0 s'
-        >>> ProgressSnapshot("distillation", 300, 400, "accuracy 71.0 %", updated_at=130.0, phase_started_at=100.0).describe()
+        >>> times = {"updated_at": 130.0, "phase_started_at": 100.0}
+        >>> ProgressSnapshot("distillation", 300, 400, "accuracy 71.0 %", **times).describe()
         'distillation 300 of 400, accuracy 71.0 %, about 10.0 s left'
         >>> ProgressSnapshot("rounds", 3, 4, excluded=("north",)).describe()
-        'rounds 3 of 4, goes on without north'
+        'rounds 3 of 4, continues without north'
         """
-        told = [f"{self.phase} {self.done} of {self.total}" if self.total else self.phase, self.note]
+        parts = [f"{self.phase} {self.done} of {self.total}" if self.total else self.phase, self.note]
         if self.waiting_for:
-            told.append(self.waiting_text(now))
+            parts.append(self.waiting_text(now))
         elif self.seconds_left:
-            told.append(f"about {format_seconds(self.seconds_left)} left")
-        told.append(self.excluded_text())
-        return ", ".join(part for part in told if part.strip())
+            parts.append(f"about {format_seconds(self.seconds_left)} left")
+        parts.append(self.excluded_text())
+        return ", ".join(part for part in parts if part.strip())
 
 
 class ProgressLines:
-    """Progress as lines of text: one as a phase begins, one as it ends, and one now and then between.
+    """Progress as lines of text: at the start and end of a phase, and at intervals in between.
 
-    The last come from a thread, so that a step of many minutes is no silence.
+    A thread prints the lines in between, so that a step of many minutes is not silent.
 
     Attributes:
-        snapshot: how far the run is.
+        snapshot: the current progress.
     """
 
-    MAX_SILENCE = 30.0  # seconds without a line, at most
+    MAX_SILENCE = 30.0  # seconds without a line
 
     def __init__(self, console: SafeConsole) -> None:
         self._console, self.snapshot = console, ProgressSnapshot(updated_at=time.time())
@@ -244,26 +270,28 @@ class ProgressLines:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Print a line now and then from here on."""
+        """Start printing lines at intervals."""
         self._stopped.clear()
         self._printed = time.monotonic()
         self._thread = threading.Thread(target=self._print_periodically, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Print no line any more."""
+        """Stop printing."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
 
     def update(self, snapshot: ProgressSnapshot) -> None:
-        """Take what has been done, and print it where a phase begins or ends."""
+        """Update the progress, and print a line if a phase starts or ends."""
         with self._lock:
             before, self.snapshot = self.snapshot.phase, snapshot
             if not snapshot.total:
                 return
             if snapshot.phase != before:
-                self._phase_start = time.monotonic()  # by this machine's clock: a note may come from another
+                self._phase_start = (
+                    time.monotonic()
+                )  # by the clock of this machine, as the snapshot may come from another
             if snapshot.phase != before and snapshot.done < snapshot.total:
                 self._print(snapshot.describe())
             elif snapshot.done >= snapshot.total and self._finished_phase != snapshot.phase:
@@ -284,17 +312,18 @@ class ProgressLines:
 
 
 class ProgressFile(ProgressBar):
-    """Progress written into a file, for whoever watches the run from elsewhere.
+    """Progress written to a file, for other processes.
 
     Args:
+        path: the file.
         enabled: show bars as well.
-        on_update: is called when the run begins, now and then as it goes on, and when it stops before its end;
-            so rarely that it takes a hundredth of the time at most.
-        interval: seconds between two such calls, and more where a call takes long.
+        on_update: called at the start of the run, at intervals, and when the run fails. It takes one percent
+            of the time at most.
+        interval: minimum seconds between two calls.
     """
 
-    WRITE_INTERVAL = 0.5  # seconds between two writings
-    MAX_TIME_SHARE = 0.01  # of the time, that calls take at most
+    WRITE_INTERVAL = 0.5  # seconds between two writes
+    MAX_TIME_SHARE = 0.01  # maximum share of time for calls of on_update
 
     def __init__(
         self,
@@ -318,41 +347,41 @@ class ProgressFile(ProgressBar):
     ) -> None:
         super().__exit__(kind, error, trace)
         if isinstance(error, Exception | KeyboardInterrupt):
-            told = "it failed where it should not"
+            message = "unexpected error"
             if isinstance(error, FedstillError | OSError):
-                told = clip_text(str(error), 2000)
+                message = clip_text(str(error), 2000)
             elif isinstance(error, KeyboardInterrupt):
-                told = "it was interrupted, and goes on with --resume"
-            self._snapshot, self._next = replace(self._snapshot, error=told), -math.inf
+                message = "interrupted; continue with --resume"
+            self._snapshot, self._next = replace(self._snapshot, error=message), -math.inf
             self._write()
 
     def update(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """See :class:`ProgressBar`."""
+        """See :meth:`ProgressBar.update`."""
         super().update(phase, done, total, note)
         self._snapshot = self._snapshot.advanced(phase, done, total, note)
         if time.monotonic() - self._written >= self.WRITE_INTERVAL or done == total or note:
             self._write()
 
     def set_waiting(self, names: Sequence[str]) -> None:
-        """See :class:`ProgressBar`."""
+        """See :meth:`ProgressBar.set_waiting`."""
         super().set_waiting(names)
         if tuple(names) != self._snapshot.waiting_for:
             self._snapshot = replace(self._snapshot, waiting_for=tuple(names))
             self._write()
 
     def set_excluded(self, names: Sequence[str]) -> None:
-        """See :class:`ProgressBar`."""
+        """See :meth:`ProgressBar.set_excluded`."""
         super().set_excluded(names)
         if tuple(names) != self._snapshot.excluded:
             self._snapshot = replace(self._snapshot, excluded=tuple(names))
             self._write()
 
     def set_run_info(self, run_info: Mapping[str, str]) -> None:
-        """See :class:`ProgressBar`."""
+        """See :meth:`ProgressBar.set_run_info`."""
         self._snapshot = replace(self._snapshot, run_info=dict(run_info))
 
     def show_snapshot(self, snapshot: ProgressSnapshot) -> None:
-        """See :class:`ProgressBar`; it is noted here as it is there."""
+        """See :meth:`ProgressBar.show_snapshot`. The snapshot is written to this file, too."""
         super().show_snapshot(snapshot)
         if snapshot != self._snapshot:
             self._snapshot = snapshot
@@ -364,34 +393,35 @@ class ProgressFile(ProgressBar):
         if start >= self._next:
             try:
                 self._on_update(self._snapshot)
-            except Exception as error:  # whatever is wrong with a report, the run goes on
+            except Exception as error:  # a failing callback must not stop the run
                 if not self._failed:
-                    logger.warning("what shows how far the run is fails: %s: %s", type(error).__name__, error)
+                    logger.warning("progress callback failed: %s: %s", type(error).__name__, error)
                 self._failed = True
-            took = time.monotonic() - start
-            self._next = start + max(self._interval, took / self.MAX_TIME_SHARE)
+            seconds = time.monotonic() - start
+            self._next = start + max(self._interval, seconds / self.MAX_TIME_SHARE)
 
 
 @contextlib.contextmanager
 def follow_file(path: Path, bars: ProgressBar) -> Iterator[None]:
-    """Show what another process notes in a file, as long as the block lasts.
+    """Show the progress that another process writes to a file, while the block runs.
 
     Args:
-        path: of the file; it need not exist yet.
+        path: the file, which need not exist yet.
+        bars: shows the progress.
     """
-    over = threading.Event()
+    stopped = threading.Event()
 
-    def follow() -> None:
-        while not over.wait(ProgressFile.WRITE_INTERVAL):
+    def show_repeatedly() -> None:
+        while not stopped.wait(ProgressFile.WRITE_INTERVAL):
             with contextlib.suppress(FedstillError):
-                if (noted := ProgressSnapshot.read(path)) is not None:
-                    bars.show_snapshot(noted)
+                if (snapshot := ProgressSnapshot.read(path)) is not None:
+                    bars.show_snapshot(snapshot)
 
-    thread = threading.Thread(target=follow, daemon=True)
+    thread = threading.Thread(target=show_repeatedly, daemon=True)
     with bars:
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            stopped.set()
             thread.join()

@@ -1,9 +1,7 @@
-"""A user's own function from its path, ``package.module:function``.
+"""Objects by name: built-in ones, those of installed packages, and ``module:Name`` for any other.
 
-Things by name: the package's own, those of installed packages, and ``module:Name`` for any other.
-
-A package offers its own under an entry point (``[project.entry-points."fedstill.methods"]``, say). Nothing is
-imported until it is asked for by name, so that a broken plug-in is in nobody's way who does not name it.
+A package registers its classes as entry points (``[project.entry-points."fedstill.methods"]``, for example).
+Nothing is imported before it is looked up, so a broken plug-in affects only those who name it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 from fedstill.core.errors import ArgumentError, PluginError, UnknownName
 from fedstill.core.options import CheckedOptions
 
-# What a user's own function raises when something does not suit it.
+# Errors that custom code may raise.
 USER_CODE_ERRORS = (
     RuntimeError,
     ValueError,
@@ -38,7 +36,7 @@ USER_CODE_ERRORS = (
 
 
 def is_object_path(spec: str) -> bool:
-    """Whether a text can name a function.
+    """Return whether a text has the form ``package.module:name``.
 
     >>> is_object_path("clinic.scans:load"), is_object_path("small-cnn:16"), is_object_path("npz")
     (True, False, False)
@@ -48,67 +46,69 @@ def is_object_path(spec: str) -> bool:
 
 
 def import_object(spec: str, folder: Path, argument: str) -> Callable[..., Any]:
-    """The function that a path names, from a file in the owner's folder or from what is installed.
+    """Import a function or class from a file in the owner's folder, or from an installed package.
 
     Args:
-        spec: ``"package.module:function"``.
-        folder: looked into before everything else.
-        argument: the argument that names it, for errors.
+        spec: ``"package.module:name"``.
+        folder: the folder that is searched first.
+        argument: name of the argument, for errors.
 
     Raises:
-        ArgumentError: there is no such module or function, its import fails, or its module has the name of
-            one from elsewhere that is in use already.
+        ArgumentError: there is no such module or object, the import fails, or another module of that name is
+            already imported.
     """
     module, _, attribute = spec.partition(":")
     if not is_object_path(spec):
         raise ArgumentError(argument, spec, "package.module:function")
     folder = folder.resolve()
-    here = str(folder)
-    sys.path.insert(0, here)
+    path = str(folder)
+    sys.path.insert(0, path)
     try:
         importlib.invalidate_caches()
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except (*USER_CODE_ERRORS, SyntaxError) as error:
         reason = first_line(error)
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ArgumentError(argument, spec, f"one in {folder} or installed here") from error
-        raise ArgumentError(argument, spec, f"what can be imported, which fails: {reason}") from error
+            raise ArgumentError(argument, spec, f"a module in {folder} or an installed one") from error
+        raise ArgumentError(argument, spec, f"an importable module; importing it fails: {reason}") from error
     finally:
-        sys.path.remove(here)
-        if here not in sys.path:
-            sys.path.append(here)  # what the function itself imports later
-    mine = folder.joinpath(*module.split(".")).with_suffix(".py")
-    origin = Path(getattr(found, "__file__", None) or "")
-    if mine.is_file() and origin.resolve() != mine:
+        sys.path.remove(path)
+        if path not in sys.path:
+            sys.path.append(path)  # for later imports of the function itself
+    expected_file = folder.joinpath(*module.split(".")).with_suffix(".py")
+    origin = Path(getattr(imported, "__file__", None) or "")
+    if expected_file.is_file() and origin.resolve() != expected_file:
         raise ArgumentError(
-            argument, spec, f"another name for {mine}: a module {module!r} is {origin} already"
+            argument,
+            spec,
+            f"another name for {expected_file}: module {module!r} is already imported from {origin}",
         )
-    if not hasattr(found, attribute):
-        raise ArgumentError(argument, spec, f"one of {origin}, which has no {attribute!r}")
-    function = getattr(found, attribute)
+    if not hasattr(imported, attribute):
+        raise ArgumentError(argument, spec, f"a name in {origin}, which has no {attribute!r}")
+    function = getattr(imported, attribute)
     if not callable(function):
-        raise ArgumentError(argument, spec, f"a function or class, which {attribute!r} of {origin} is not")
+        raise ArgumentError(argument, spec, f"a function or class; {attribute!r} of {origin} is neither")
     return function  # type: ignore[no-any-return]
 
 
 def add_search_folders(folders: Iterable[str]) -> None:
-    """Look for modules in some folders, too, after all that is installed."""
+    """Search modules in further folders, after all installed packages."""
     sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind where it says nothing."""
+    """Return the first line of an error's message, or its class name if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 T = TypeVar("T")
-PACKAGE = "fedstill"  # the package whose things need no leave
+PACKAGE = "fedstill"  # the package whose objects need no permission
 _FOLDER: ContextVar[Path | None] = ContextVar("_FOLDER", default=None)
 
 
 @contextmanager
 def searching_in(folder: Path) -> Iterator[None]:
-    """Within, ``module:Name`` that is not installed is looked for in a folder, and not in the current one."""
+    """Search ``module:Name`` in a folder instead of the current one. Installed packages come first."""
     token = _FOLDER.set(folder)
     try:
         yield
@@ -117,15 +117,15 @@ def searching_in(folder: Path) -> Iterator[None]:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """What can be named in one place of a configuration.
+    """Objects that one key of a configuration can name.
 
     Args:
-        what: it is, for errors: "method".
-        builtin: ``module:Name`` of each of the package's own, by name.
-        base: the class of which it must be a subclass; None is a function.
-        call_signature: what such a function is called with, for errors.
-        fallback: what every name is that nothing else has ("a path"), and the ``module:Name`` of the package's
-            own that stands for it; None: such a name is an error.
+        what: the kind of object, for errors: "method".
+        builtin: ``module:Name`` of each built-in object, by name.
+        base: base class of the objects; None: they are functions.
+        call_signature: arguments of such functions, for errors.
+        fallback: description of all other names ("a path"), and the ``module:Name`` of the built-in object
+            that handles them; None: other names are errors.
 
     >>> from fedstill.core.errors import ArgumentError
     >>> errors = Registry("error", {"argument": "fedstill.core.errors:ArgumentError"})
@@ -156,20 +156,20 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @property
     def group(self) -> str:
-        """The entry points under which packages offer theirs."""
+        """Group of the entry points in this registry."""
         return f"fedstill.{self.what.replace(' ', '_')}s"
 
     def __getitem__(self, name: str) -> T:
-        """What has a name.
+        """Return the object of a name, importing it if needed.
 
         Raises:
-            UnknownName: nothing has.
-            PluginError: it cannot be imported.
-            ArgumentError: it is something else.
+            UnknownName: there is no such name.
+            PluginError: the object cannot be imported.
+            ArgumentError: the object has the wrong type.
         """
         if self.fallback is not None and name not in self:
             return self._import_builtin(self.fallback[1])
-        if is_object_path(name):  # which may be another thing in another folder
+        if is_object_path(name):  # not cached: it depends on the folder
             return self._load(name)
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
@@ -190,84 +190,87 @@ class Registry(Mapping[str, T], Generic[T]):
     def __repr__(self) -> str:
         return f"a {self.what} by name"
 
-    # Each is itself alone, and can be part of a type: to compare them as mappings would import all they name.
+    # Compared by identity: comparing registries as mappings would import all their objects.
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def choices(self) -> str:
-        """What can be named, for help and errors."""
+        """Valid names in words, for help and errors."""
         return ", ".join(self) + (f", or {self.fallback[0]}" if self.fallback else "")
 
     def importable(self) -> dict[str, T]:
-        """All that can be imported, by name: who does not name a broken one is not to be stopped by it."""
-        found = {}
+        """Return all objects that can be imported, by name. Broken plug-ins are left out."""
+        objects = {}
         for name in self:
             try:
-                found[name] = self[name]
+                objects[name] = self[name]
             except ArgumentError:
                 continue
-        return found
+        return objects
 
-    def name_of(self, thing: Any) -> str:
-        """The name by which a class or function can be asked for: ``module:Name``, if it has no shorter one.
+    def name_of(self, target: Any) -> str:
+        """Return the name of a class or function: its registered name, or ``module:Name``.
 
         >>> Registry("error", {"argument": "fedstill.core.errors:ArgumentError"}).name_of(ArgumentError)
         'argument'
         """
-        place = f"{thing.__module__}:{thing.__qualname__}"
-        short = self.canonical_name(place)
-        if short in self.builtin:  # which nobody else's is, whatever it says of itself
-            return short if self[short] is thing else place
-        if short != place:
+        path = f"{target.__module__}:{target.__qualname__}"
+        short = self.canonical_name(path)
+        if short in self.builtin:  # a custom class may claim any module name
+            return short if self[short] is target else path
+        if short != path:
             return short
-        package = place.partition(":")[0].partition(".")[0]
-        for name, point in _installed(self.group).items():  # offered from where it is not defined
+        package = path.partition(":")[0].partition(".")[0]
+        for name, point in _installed(self.group).items():  # registered from a module that does not define it
             if name not in self.builtin and point.value.partition(":")[0].partition(".")[0] == package:
                 with suppress(ArgumentError):
-                    if self[name] is thing:
+                    if self[name] is target:
                         return name
-        return place
+        return path
 
     def is_fallback(self, kind: type) -> bool:
-        """Whether a class is the one for all names that nothing else has."""
+        """Return whether a class handles all names that are not registered."""
         return self.fallback is not None and self.fallback[1] == f"{kind.__module__}:{kind.__qualname__}"
 
     def canonical_name(self, name: str) -> str:
-        """The one name that stands for all names of the same thing; nothing is imported to find it."""
-        offered = _installed(self.group).items()
-        places = {point.value: short for short, point in offered if short not in self.builtin}
-        return {**places, **{place: short for short, place in self.builtin.items()}}.get(name, name)
+        """Return the registered name of an object that has several names, without importing it."""
+        installed = _installed(self.group).items()
+        names_by_path = {point.value: short for short, point in installed if short not in self.builtin}
+        return {**names_by_path, **{path: short for short, path in self.builtin.items()}}.get(name, name)
 
     def is_allowed(self, name: object, also_allowed: Iterable[str]) -> bool:
-        """Whether who allows the package's own and some more allows this one.
+        """Return whether a name is built-in or one of ``also_allowed``.
 
-        Only what is allowed is imported, to find its other names.
+        Only the objects of ``also_allowed`` are imported, to find their other names.
         """
-        known = {self.canonical_name(each) for each in (*self.builtin, *also_allowed)}
+        allowed_names = {self.canonical_name(each) for each in (*self.builtin, *also_allowed)}
         for each in also_allowed:
             with suppress(ArgumentError):
-                known.add(self.name_of(self[each]))
-        return isinstance(name, str) and self.canonical_name(name) in known
+                allowed_names.add(self.name_of(self[each]))
+        return isinstance(name, str) and self.canonical_name(name) in allowed_names
 
     def require_allowed(self, name: object, also_allowed: Iterable[str], path: str, rule: str) -> None:
-        """Refuse a name that somebody sent, unless it is allowed and here; nothing else is imported, or told.
+        """Refuse a received name unless it is allowed and installed. Nothing else is imported.
 
         Args:
-            also_allowed: names that are allowed beside the package's own.
-            path: where it was named, for errors.
-            rule: of the policy, that allows more.
+            name: the name.
+            also_allowed: allowed names besides the built-in ones.
+            path: dotted name of the option, for errors.
+            rule: name of the policy rule that allows further names.
 
         Raises:
-            ArgumentError: it is not.
+            ArgumentError: the name is not allowed, or not installed.
         """
         if not self.is_allowed(name, also_allowed):
-            allowed = f"one that {rule} of the node names, or one of {', '.join(self.builtin)}"
-            raise ArgumentError(path, name, allowed)
+            expected = f"a name that {rule} of the node allows, or one of {', '.join(self.builtin)}"
+            raise ArgumentError(path, name, expected)
         if name not in self:
-            raise ArgumentError(path, name, f"one that is installed at the node, as {rule} of it allows it")
+            raise ArgumentError(
+                path, name, f"a name that is installed at the node: {rule} of the node allows it"
+            )
 
     def origin(self, name: str) -> str:
-        """The distribution or module that a name comes from; ``"fedstill"`` is this package.
+        """Return the package or module that a name comes from; ``"fedstill"`` for built-in objects.
 
         >>> Registry("error", {}).origin("my_lab.errors:Odd")
         'my_lab'
@@ -277,64 +280,62 @@ class Registry(Mapping[str, T], Generic[T]):
         installed = _installed(self.group)
         module = (installed[name].value if name in installed else name).partition(":")[0]
         package = module.partition(".")[0]
-        return (
-            module if package == PACKAGE else package
-        )  # what lies among ours without being listed is not ours
+        return module if package == PACKAGE else package  # unlisted modules in our package are not ours
 
     def _load(self, name: str) -> T:
         if name in self.builtin:
             return self._import_builtin(self.builtin[name])
         installed = _installed(self.group)
-        found: Any
+        loaded: Any
         if name in installed:
             try:
-                found = installed[name].load()
-            except Exception as error:  # whatever a stranger's module does as it is imported
-                reason = f"one that can be imported: {installed[name].value} cannot, {first_line(error)}"
+                loaded = installed[name].load()
+            except Exception as error:  # custom code may raise anything on import
+                reason = f"an importable object: {installed[name].value} fails with {first_line(error)}"
                 raise PluginError(self.what, name, reason) from error
         elif is_object_path(name):
-            with suppress(Exception):  # what is installed comes before what lies in a folder
+            with suppress(Exception):  # installed modules come before those of a folder
                 importlib.import_module(name.partition(":")[0])
             try:
-                found = import_object(name, _FOLDER.get() or Path.cwd(), self.what)
+                loaded = import_object(name, _FOLDER.get() or Path.cwd(), self.what)
             except ArgumentError as error:
                 raise PluginError(self.what, name, error.expected) from error
             except Exception as error:
-                reason = f"one that can be imported, which fails: {first_line(error)}"
+                reason = f"an importable object; importing it fails: {first_line(error)}"
                 raise PluginError(self.what, name, reason) from error
         else:
-            raise UnknownName(self.what, name, [*self, "your own as module:Name"])
+            raise UnknownName(self.what, name, [*self, "or module:Name"])
         if self.base is None:
-            asked = None if callable(found) else f"a function of {self.call_signature}"
-        elif not (isinstance(found, type) and issubclass(found, self.base)):
-            asked = f"a subclass of {self.base.__name__}, and this is {found!r}"
+            expected = None if callable(loaded) else f"a function of {self.call_signature}"
+        elif not (isinstance(loaded, type) and issubclass(loaded, self.base)):
+            expected = f"a subclass of {self.base.__name__}; this is {loaded!r}"
         else:
-            asked = self.base.validate_class(found) if issubclass(self.base, Registrable) else None
-        if asked is not None:
-            raise PluginError(self.what, name, asked)  # which may quote it
-        thing: T = found
-        return thing
+            expected = self.base.validate_class(loaded) if issubclass(self.base, Registrable) else None
+        if expected is not None:
+            raise PluginError(self.what, name, expected)  # the text may quote the custom class
+        checked: T = loaded
+        return checked
 
-    def _import_builtin(self, place: str) -> T:
-        module, _, attribute = place.partition(":")
-        found: T = getattr(importlib.import_module(module), attribute)
-        return found
+    def _import_builtin(self, path: str) -> T:
+        module, _, attribute = path.partition(":")
+        loaded: T = getattr(importlib.import_module(module), attribute)
+        return loaded
 
 
 class Registrable(CheckedOptions):
-    """What a configuration chooses by name: a method, a task, a split.
+    """Base of classes that a configuration chooses by name: a method, a task, a split.
 
-    Each is a frozen dataclass below a base class: its fields are its options, its methods do its work. In a
-    table (TOML, the command line) one key names it, and all others are options of that one alone. A class
-    that stands for many names (all paths, say) has a field called as that key, which holds the name.
+    Each is a frozen dataclass below a base class: its fields are its options, its methods implement it. In a
+    table (TOML, the command line) one key names the class, and all other keys are options of that class. A
+    class that handles many names (all paths, for example) has a field named as the key, which holds the name.
 
     Attributes:
-        registry: where names are looked up; declared by the base class, and by no other.
-        key: the key of a table that names one; empty: what the table itself is called does, as several may be
+        registry: the names; declared by the base class only.
+        key: the key of a table that names the class; empty: the name of the table does, as several may be
             chosen.
-        default: the one that is meant where a table names none; None: a table must name one.
-        same_meaning: whether options of one name mean the same in all of them, so that another choice keeps those
-            that it has, too; else it keeps only what the base class declares.
+        default: name of the default; None: a table must name a class.
+        same_meaning: whether options of one name mean the same in all classes. Then another choice keeps the
+            options that the new class has too; else it keeps only those that the base class declares.
     """
 
     registry: ClassVar[Registry[Any]]
@@ -344,41 +345,44 @@ class Registrable(CheckedOptions):
 
     @staticmethod
     def validate_class(kind: Any) -> str | None:
-        """What a class of somebody else's should be and is not, or None.
+        """Describe what a custom class lacks, or return None if it is complete.
 
-        A frozen dataclass whose fields are options, with all that its bases leave open: abstract methods, and
-        attributes that they declare (``title: ClassVar[str]``) without a value.
+        It must be a frozen dataclass whose fields are options, with all that its bases leave open: abstract
+        methods, and declared attributes (``title: ClassVar[str]``) without a value.
         """
         declared = {
-            name: told
+            name: annotation
             for base in kind.__mro__[1:]
             if issubclass(base, Registrable)
-            for name, told in get_annotations(base).items()
-            if str(told).startswith("ClassVar")
+            for name, annotation in get_annotations(base).items()
+            if str(annotation).startswith("ClassVar")
         }
-        missing = [f"{name}: {told}" for name, told in declared.items() if not hasattr(kind, name)]
+        missing = [
+            f"{name}: {annotation}" for name, annotation in declared.items() if not hasattr(kind, name)
+        ]
         missing += [f"a method {name}" for name in sorted(getattr(kind, "__abstractmethods__", ()))]
-        return _options_fault(kind) or (f"one with {', '.join(missing)}" if missing else None)
+        return _options_fault(kind) or (f"a class with {', '.join(missing)}" if missing else None)
 
     @property
     def registered_name(self) -> str:
-        """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
+        """The registered name of the class, or ``module:Name``."""
         if self.registry.is_fallback(type(self)):
             return str(vars(self)[self.key])
         return self.registry.name_of(type(self))
 
 
 def check_registered_names(config: object, section: str) -> None:
-    """Refuse a name that nothing has, in a field of type ``Annotated[str, a registry]``.
+    """Check the fields of type ``Annotated[str, a registry]``.
 
-    What has the name is imported. So this is for whoever chooses it: a node that a server sends such a name
-    neither needs what it means nor imports it.
+    The named objects are imported. The function is therefore for the party that chooses them: a node that
+    receives such a name from a server does not need the object.
 
     Args:
-        section: what its fields stand under, for the error.
+        config: a dataclass.
+        section: dotted name of the table that holds the fields, for errors.
 
     Raises:
-        ArgumentError: nothing has the name, or it cannot be imported or is something else.
+        ArgumentError: a name is unknown, cannot be imported, or has the wrong type.
     """
     of: Any = type(config)
     for name, registry in _registries(of):
@@ -391,7 +395,7 @@ def check_registered_names(config: object, section: str) -> None:
 
 @cache  # hints are slow
 def _registries(kind: type) -> tuple[tuple[str, Registry[Any]], ...]:
-    """The fields of a class that hold names, each with the registry of what has them."""
+    """Return the fields of a class that hold names, each with its registry."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
         (name, extra)
@@ -402,14 +406,14 @@ def _registries(kind: type) -> tuple[tuple[str, Registry[Any]], ...]:
 
 
 def _options_fault(kind: Any) -> str | None:
-    """What is wrong with a class whose fields should be options, each with a default."""
+    """Describe what is wrong with the fields of a class as options, or return None."""
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
     key = getattr(kind, "key", "name")
     reserved = (key, "key", "default", "registry", "registered_name", "validate_class", "section")
     if any(part.name in reserved for part in fields(kind)):
-        return f"a class without options named {join_names(reserved)}: these names are reserved"
+        return f"a class without options named {', '.join(reserved)}: these names are reserved"
     required = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
     if required:
         return f"a class with a default for each option: {', '.join(required)} has none"

@@ -15,18 +15,18 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    """A text with a space in place of each sign that is not printed, but for ends of lines and tabs.
+    """Replace each unprintable character by a space, except newlines and tabs.
 
     >>> printable("two\\nlines \\x1b[31mred\\u202e")
     'two\\nlines  [31mred '
     """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else " " for sign in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
 
 
 class SafeStream:
-    """A stream of text that shows it safely; else it is the stream."""
+    """A text stream that writes only printable text. Other attributes are those of the wrapped stream."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -42,7 +42,7 @@ class SafeStream:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Within, all that is printed is shown safely; rich's own sequences pass by :mod:`safe_console`."""
+    """Make all output printable within the block, except rich's (:mod:`fedstill.core.console`)."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(SafeStream, map(_make_writable, before))
     try:
@@ -52,8 +52,11 @@ def safe_output() -> Iterator[None]:
 
 
 def _make_writable(stream: Any) -> Any:
-    """Return a stream that accepts any text, with `?` for what its encoding lacks, also for a closed one."""
-    if stream is None:  # as of `fedstill ... >&-`
+    """Return a stream that accepts any text, also if it is closed.
+
+    Characters outside its encoding become ``?``.
+    """
+    if stream is None:  # closed, as by `fedstill ... >&-`
         return open(os.devnull, "w", encoding="utf-8")
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")

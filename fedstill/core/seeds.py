@@ -1,8 +1,8 @@
-"""Randomness by counter: every draw has a name, and its generator follows from seed and name alone.
+"""Named random streams: each generator is seeded from the run's seed and a name.
 
-Nothing is drawn from a stream whose position depends on what happened before. So a run that was
-killed goes on without any random state on disk, a query that is asked again draws the same
-examples again, and engines that compute nodes in another order draw the same numbers.
+No generator depends on what happened before. A resumed run therefore needs no random state on the disk, a
+repeated query samples the same examples, and engines that compute nodes in another order draw the same
+numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for one purpose, from the run's seed and the purpose's name.
+    """Derive a 63-bit seed for one purpose from the run's seed and the names of the purpose.
 
     >>> derive(0, "noise", 1) == derive(0, "noise", 1)
     True
@@ -30,12 +30,12 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 def torch_generator(seed: int, *names: str | int) -> torch.Generator:
-    """A CPU generator for one purpose. Draws are made on the CPU so that devices agree."""
+    """Return a CPU generator for one purpose. Sampling on the CPU gives equal numbers on all devices."""
     return torch.Generator().manual_seed(derive(seed, *names))
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
-    """A numpy generator for one purpose."""
+    """Return a numpy generator for one purpose."""
     return np.random.default_rng(derive(seed, *names))
 
 
@@ -45,7 +45,7 @@ class _Thread(threading.local):
 
 @dataclass
 class GlobalRngWatch:
-    """Whether anything was drawn from torch's global generator inside :func:`seeded`."""
+    """Records whether torch's global generator was used inside :func:`seeded`."""
 
     used: bool = False
 
@@ -57,22 +57,22 @@ _watches: list[GlobalRngWatch] = []
 
 @contextmanager
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
-    """Seed torch's global generator inside the block, and restore it after.
+    """Seed torch's global generator within the block, and restore it afterwards.
 
-    For what draws from it without asking: a module's first weights, dropout in a user's model. Where other
-    threads compute beside this one (:func:`without_global_seeding`) it is left alone.
+    This is for code that uses it implicitly, such as initial weights or dropout. In a thread that runs
+    concurrently with others (:func:`without_global_seeding`) nothing is seeded.
     """
     if _thread.skips_seeding:
         yield
         return
-    fresh = derive(seed, *names)
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if in_use else []
+    derived = derive(seed, *names)
+    cuda_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if cuda_in_use else []
     with torch.random.fork_rng(devices):
-        # Not torch.manual_seed: for devices not yet in use it formats a stack trace, 100 times slower.
-        torch.default_generator.manual_seed(fresh)
+        # torch.manual_seed is 100 times slower: it formats a stack trace for unused devices.
+        torch.default_generator.manual_seed(derived)
         if devices:
-            torch.cuda.manual_seed_all(fresh)
+            torch.cuda.manual_seed_all(derived)
         start = torch.get_rng_state() if _watches else None
         yield
         if start is not None and not torch.equal(torch.get_rng_state(), start):
@@ -82,10 +82,10 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
 
 @contextmanager
 def exclusive_run() -> Iterator[None]:
-    """Let one thread of this process at a time into the block; others wait.
+    """Let one thread of this process at a time into the block.
 
-    For whole runs: torch's global generator, number of threads and default dtype belong to the process, so
-    that two runs at once would change each other's draws.
+    Torch's global generator, thread count and default dtype belong to the process, so two concurrent runs
+    would change each other's random numbers.
     """
     with _run:
         yield
@@ -93,7 +93,7 @@ def exclusive_run() -> Iterator[None]:
 
 @contextmanager
 def without_global_seeding() -> Iterator[None]:
-    """Leave torch's global generator alone in this thread: other threads compute beside it."""
+    """Do not seed torch's global generator in this thread, as other threads run concurrently."""
     _thread.skips_seeding = True
     try:
         yield
@@ -103,7 +103,7 @@ def without_global_seeding() -> Iterator[None]:
 
 @contextmanager
 def watch_global_rng() -> Iterator[GlobalRngWatch]:
-    """Look whether work, in whatever thread, draws from torch's global generator."""
+    """Watch whether any thread uses torch's global generator."""
     watch = GlobalRngWatch()
     _watches.append(watch)
     try:

@@ -1,6 +1,7 @@
-"""The startup kit of a site in a live federation: who the site is, where its server is, who vouches for it.
+"""Startup kit of a party in a deployed federation: its name, its server, its certificates.
 
-FLARE's provisioning makes it: ``startup/`` holds certificates and addresses, ``local/`` the site's own rules.
+NVIDIA FLARE's provisioning creates it: ``startup/`` holds certificates and addresses, ``local/`` the party's
+own rules.
 """
 
 from __future__ import annotations
@@ -17,77 +18,77 @@ from fedstill.core.hashing import fingerprint
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-KIT_FOLDER = "kit"  # where a node's kit is, in its owner's folder
+KIT_FOLDER = "kit"  # subfolder of the owner's folder
 
 
 @dataclass(frozen=True)
 class StartupKit:
-    """The startup kit of a server, a node or an administrator; each part is read when it is asked for.
+    """Startup kit of a server, a node or an administrator. Files are read on access.
 
-    Whatever is asked raises a :class:`DeployError` that names the file, where that is missing or damaged.
+    Every method raises a :class:`DeployError` with the name of a file that is missing or damaged.
 
     Args:
-        folder: of the kit.
+        folder: folder of the kit.
     """
 
     folder: Path
 
     def path(self, name: str) -> Path:
-        """A file of ``startup/``."""
+        """Return the path of a file in ``startup/``."""
         return self.folder / "startup" / name
 
     def config(self, role: str, *keys: str | int) -> Any:
-        """What FLARE's settings of a role (``server``, ``client`` or ``admin``) say under these keys."""
+        """Return FLARE's setting at a path of keys, for a role (``server``, ``client`` or ``admin``)."""
         path = self.path(f"fed_{role}.json")
-        found = _read(path)
+        content = _read(path)
         for depth, key in enumerate(keys, 1):
             try:
-                found = found[key]
+                content = content[key]
             except (LookupError, TypeError) as error:
                 missing = ".".join(map(str, keys[:depth]))
-                raise DeployError(f"{path} does not say {missing}: copy the startup kit anew") from error
-        return found
+                raise DeployError(f"{path} has no {missing}: copy the startup kit again") from error
+        return content
 
     @property
     def name(self) -> str:
-        """The node's."""
+        """Name of the node."""
         return str(self.config("client", "client", "fqsn"))
 
     def server_address(self, role: str) -> str:
-        """Host and port of the server."""
+        """Return host and port of the server."""
         return str(self.config(role, "servers", 0, "service", "target"))
 
     def heartbeat(self, default: float) -> float:
-        """Seconds between two signs of life of a node; a kit that FLARE's tools made alone does not say."""
+        """Return seconds between heartbeats of a node, or ``default`` for a kit of FLARE's own tools."""
         path = self.folder / "local" / "fedstill.json"
         if not path.exists():
             return default
         try:
             return float(_read(path)["heartbeat"])
         except (LookupError, TypeError, ValueError) as error:
-            raise DeployError(f"{path} does not say heartbeat: copy the startup kit anew") from error
+            raise DeployError(f"{path} has no heartbeat: copy the startup kit again") from error
 
     @property
     def certificate(self) -> Certificate:
-        """The site's own."""
+        """Certificate of the party."""
         for name in ("client.crt", "server.crt"):
             if self.path(name).exists():
                 return _certificate(self.path(name))
-        raise DeployError(f"{self.folder} is no startup kit: it has no certificate in startup/")
+        raise DeployError(f"{self.folder} is not a startup kit: it has no certificate in startup/")
 
     @property
     def valid_until(self) -> datetime:
-        """When that runs out."""
+        """End of validity of the certificate."""
         return self.certificate.not_valid_after_utc
 
     @property
     def authority(self) -> Certificate:
-        """Of the authority by which server and nodes know each other."""
+        """Certificate of the authority that both server and nodes trust."""
         return _certificate(self.path("rootCA.pem"))
 
     @property
     def authority_fingerprint(self) -> str:
-        """By which a node knows who asks; empty where the kit holds no authority."""
+        """Fingerprint of the authority; empty if the kit has no authority."""
         if not self.path("rootCA.pem").is_file():
             return ""
         from cryptography.hazmat.primitives.serialization import Encoding
@@ -95,26 +96,28 @@ class StartupKit:
         return fingerprint(self.authority.public_bytes(Encoding.DER))
 
     def require_valid(self) -> None:
-        """Refuse a kit with which nobody is let in; FLARE itself would wait for ever and say nothing.
+        """Refuse a kit that the server would reject. FLARE itself would wait for ever without a message.
 
         Raises:
-            DeployError: the certificate is not in force today, or not from the authority in the same kit.
+            DeployError: the certificate is not valid today, or not issued by the authority in the kit.
         """
-        found, now = self.certificate, datetime.now(timezone.utc)
-        if not is_issued_by(found, self.authority):
-            raise DeployError(f"{self.folder}: its certificate is not from the authority in rootCA.pem")
-        if now > found.not_valid_after_utc:
-            ended = f"{found.not_valid_after_utc:%Y-%m-%d}"
-            way_out = "a new kit comes from `fedstill server add`, of server and admin from `renew`"
-            raise DeployError(f"{self.folder}: its certificate ran out on {ended}; {way_out}")
-        if now < found.not_valid_before_utc:
-            begins = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-            way_out = "is the clock of this machine right?"
-            raise DeployError(f"{self.folder}: its certificate begins at {begins}; {way_out}")
+        certificate, now = self.certificate, datetime.now(timezone.utc)
+        if not is_issued_by(certificate, self.authority):
+            raise DeployError(f"{self.folder}: its certificate was not issued by the authority in rootCA.pem")
+        if now > certificate.not_valid_after_utc:
+            expired = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+            advice = (
+                "create a new kit by `fedstill server add`, for server and admin by `fedstill server renew`"
+            )
+            raise DeployError(f"{self.folder}: its certificate expired on {expired}; {advice}")
+        if now < certificate.not_valid_before_utc:
+            start = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+            advice = "check the clock of this machine"
+            raise DeployError(f"{self.folder}: its certificate is valid from {start}; {advice}")
 
 
 def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
-    """Whether the authority signed it."""
+    """Return whether the authority signed the certificate."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -130,7 +133,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise DeployError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise DeployError(f"{path} is no JSON: copy the startup kit anew") from error
+        raise DeployError(f"{path} is not JSON: copy the startup kit again") from error
 
 
 def _certificate(path: Path) -> Certificate:
@@ -141,4 +144,4 @@ def _certificate(path: Path) -> Certificate:
     except OSError as error:
         raise DeployError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DeployError(f"{path} is no certificate") from error
+        raise DeployError(f"{path} is not a certificate") from error

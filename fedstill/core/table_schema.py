@@ -1,8 +1,8 @@
-"""A table's schema: which columns a federation takes, with the ranges and categories that they may have.
+"""Table schemas: the columns of a federation's tables with their ranges and categories.
 
-A server proposes it and every node checks its own rows against it. Numbers are scaled by the declared range,
-or by a declared scale within it, never by what a node measures by itself: each figure measured on private
-rows and then shared is a release of its own, which a run of method column-sums asks for.
+The server proposes a schema, and every node checks its rows against it. Numbers are scaled by the declared
+range or scale, never by statistics of the rows: each statistic that is measured on private rows and then
+shared is a release of its own, for which there is the method column-sums.
 """
 
 from __future__ import annotations
@@ -18,49 +18,53 @@ from fedstill.core.names import normalize_name, strip_decimal_zeros
 from fedstill.core.text_format import brief_repr
 
 MAX_FEATURES = 100_000  # features
-EMPTY_CELLS = ("", "na", "n/a", "<na>", "nan", "null", "none", "?")  # cells without a value, in whatever case
-MAX_INTERVALS = 1000  # intervals of time
+EMPTY_CELLS = ("", "na", "n/a", "<na>", "nan", "null", "none", "?")  # missing cells, in any case
+MAX_INTERVALS = 1000  # time intervals of survival
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaColumn:
-    """One column.
+    """One column of a table.
 
     Raises:
         ArgumentError: neither a range nor categories, or both.
+
+    Example:
+        >>> SchemaColumn(name="age", range=(0.0, 100.0)).features
+        ('age',)
     """
 
     name: str
-    """As in the header."""
+    """Name in the header."""
 
     type: Literal["number", "category"] = "number"
-    """What its cells are."""
+    """Type of its cells."""
 
     range: tuple[float, ...] = ()
-    """Of numbers: the lowest and the highest that are allowed."""
+    """Numbers: the lowest and the highest valid value."""
 
     scale: tuple[float, ...] = ()
-    """Of numbers that are learned from: the two within the range that become -1 and 1; what lies beyond them
-    is taken as the nearer. Empty: the range itself."""
+    """Numeric inputs: the two values within the range that become -1 and 1. Values outside are clamped. Empty: the
+    range."""
 
     categories: tuple[str, ...] = ()
-    """Of categories: all of them, two or more, in the order of their numbers."""
+    """Categories: two or more, in the order of their indices."""
 
     missing: bool = False
-    """Whether cells may be empty. Then a further feature says which are."""
+    """Allow empty cells. A further feature is 1 for empty cells."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", normalize_name(self.name))
         object.__setattr__(self, "categories", tuple(map(normalize_name, self.categories)))
         prefix = f"column {self.name!r}: "
         if not self.name:
-            raise ArgumentError("name", self.name, "a text, as in the header")
+            raise ArgumentError("name", self.name, "the name in the header")
         if self.type == "number":
-            ordered = len(self.range) == 2 and self.range[0] < self.range[1]
-            if not ordered or not all(math.isfinite(each) for each in self.range):
+            is_range = len(self.range) == 2 and self.range[0] < self.range[1]
+            if not is_range or not all(math.isfinite(each) for each in self.range):
                 raise ArgumentError(f"{prefix}range", list(self.range), "the lowest and a higher number")
             if self.categories:
-                raise ArgumentError(f"{prefix}categories", list(self.categories), "none, of numbers")
+                raise ArgumentError(f"{prefix}categories", list(self.categories), "none for a number")
             (low, high), scale = self.range, self.scale
             if scale and not (len(scale) == 2 and low <= scale[0] < scale[1] <= high):
                 raise ArgumentError(
@@ -69,24 +73,28 @@ class SchemaColumn:
             return
         for part in ("range", "scale"):
             if getattr(self, part):
-                raise ArgumentError(f"{prefix}{part}", list(getattr(self, part)), "none, of categories")
-        forms = [strip_decimal_zeros(each) for each in self.categories]  # 1 and 1.0 are one
+                raise ArgumentError(f"{prefix}{part}", list(getattr(self, part)), "none for a category")
+        forms = [strip_decimal_zeros(each) for each in self.categories]  # 1 and 1.0 are equal
         if len(self.categories) < 2 or "" in self.categories or first_duplicate(forms):
-            allowed = "two or more different texts"
-            raise ArgumentError(f"{prefix}categories", list(self.categories), allowed)
+            expected = "two or more different texts"
+            raise ArgumentError(f"{prefix}categories", list(self.categories), expected)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of its features.
+        """Names of the column's features.
 
         >>> SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True).features
         ('sex: f', 'sex: m', 'sex: missing')
         """
-        own = [self.name] if self.type == "number" else [f"{self.name}: {each}" for each in self.categories]
-        return (*own, *([f"{self.name}: missing"] if self.missing else []))
+        names = (
+            [self.name]
+            if self.type == "number"
+            else [f"{self.name}: {category}" for category in self.categories]
+        )
+        return (*names, *([f"{self.name}: missing"] if self.missing else []))
 
     def category_index(self, text: str) -> int | None:
-        """Return the index of a cell's category, from 0, where 1.0 is 1; None if it is none of them."""
+        """Return the index of a category, from 0, where 1.0 equals 1; None if it is not a category."""
         if text in self.categories:
             return self.categories.index(text)
         whole = strip_decimal_zeros(text)
@@ -94,13 +102,13 @@ class SchemaColumn:
 
     @property
     def scaled_range(self) -> tuple[float, float]:
-        """Of numbers: what becomes -1 and 1."""
+        """The two numbers that become -1 and 1."""
         low, high = self.scale or self.range
         return low, high
 
     @property
     def allowed_values(self) -> str:
-        """What its cells may be, in words."""
+        """Valid cells in words."""
         if self.type == "category":
             some = ", ".join(self.categories)
         else:
@@ -110,19 +118,19 @@ class SchemaColumn:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table and which of them is learned; without columns it is none.
+    """The columns of a table and its target. Without columns it is false.
+
+    A number becomes the feature ``2 (value - low) / (high - low) - 1`` of its range, or of its scale and then
+    clamped to -1..1. A category becomes one-hot features. If cells may be missing, one more feature is 1 for
+    a missing cell, whose other features are 0.
 
     Args:
-        target: the column that is learned.
-        columns: all that are read.
-        event: survival: the column that says whether the target, a time, ended with the event or was cut
-            short (censored). A category of two, of which the second is the event. Empty: the target is no
-            time until an event.
-        intervals: survival: into how many equal intervals the target's range is cut.
-
-    A number is the feature ``2 (value - lowest) / (highest - lowest) - 1`` of its range, or of its scale and
-    then within -1..1; a category as many features as there are, of which one is 1 and the others 0. Where
-    cells may be empty one more feature is 1 if this one is, and its others are 0.
+        target: name of the target column.
+        columns: all columns that are read.
+        event: survival: the column that says whether the target, a time, ended with the event or was
+            censored. It has two categories, of which the second is the event. Empty: the target is not a time
+            until an event.
+        intervals: survival: number of equal intervals of the target's range.
 
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ill = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
@@ -130,7 +138,7 @@ class Schema:
     >>> schema.features, schema.classes
     (('age', 'age: missing'), ('no', 'yes'))
 
-    Of survival what is learned are the hazards of the intervals, and their names are its classes.
+    For survival, the hazards of the intervals are learned. The intervals are the classes.
 
     >>> died = SchemaColumn(name="died", type="category", categories=("no", "yes"))
     >>> months = SchemaColumn(name="months", range=(0.0, 60.0))
@@ -139,9 +147,9 @@ class Schema:
     (('age', 'age: missing'), ('0 to 20', '20 to 40', '40 to 60'))
 
     Raises:
-        ArgumentError: no such target or event, or one that may be missing or has a scale; an event that is
-            no category of two, or of a target that is no number; a column twice, none beside these, or more
-            features than a network can have.
+        ArgumentError: no such target or event; a target that may be missing or has a scale; an event that
+            does not have two categories, or whose target is not a number; duplicate columns; no other column,
+            or more than 100,000 features.
     """
 
     target: str = ""
@@ -164,22 +172,22 @@ class Schema:
         if self.target_column.missing:
             raise ArgumentError(f"column {self.target!r}: missing", True, "false, as it is the target")
         if self.target_column.scale:
-            allowed = "none, as it is the target"
-            raise ArgumentError(f"column {self.target!r}: scale", list(self.target_column.scale), allowed)
+            expected = "none, as it is the target"
+            raise ArgumentError(f"column {self.target!r}: scale", list(self.target_column.scale), expected)
         if self.event:
             self._check_event()
         if not 1 <= len(self.features) <= MAX_FEATURES:
             raise ArgumentError(
-                "columns", names, f"one or more beside the target, up to {MAX_FEATURES} features"
+                "columns", names, f"one or more besides the target, with up to {MAX_FEATURES} features"
             )
 
     def _check_event(self) -> None:
         found = next((column for column in self.columns if column.name == self.event), None)
         if found is None or found.missing or len(found.categories) != 2:
-            allowed = "one of the columns, a category of two that is never missing: the second is the event"
-            raise ArgumentError("event", self.event, allowed)
+            expected = "a column of two categories that is never missing; the second category is the event"
+            raise ArgumentError("event", self.event, expected)
         if self.target_column.categories:
-            raise ArgumentError("target", self.target, "a number, the time at which the event came or not")
+            raise ArgumentError("target", self.target, "a number: the time until the event or censoring")
         if not 1 <= self.intervals <= MAX_INTERVALS:
             raise ArgumentError("intervals", self.intervals, f"from 1 to {MAX_INTERVALS}")
 
@@ -188,35 +196,35 @@ class Schema:
 
     @property
     def target_type(self) -> Literal["category", "number", "time until an event"]:
-        """What its target is."""
+        """Kind of the target."""
         return "time until an event" if self.event else self.target_column.type
 
     @property
     def target_column(self) -> SchemaColumn:
-        """The column that is learned."""
+        """The target column."""
         return next(column for column in self.columns if column.name == self.target)
 
     @property
     def input_columns(self) -> tuple[SchemaColumn, ...]:
-        """The columns that it is learned from, in their order."""
+        """The input columns, in their order."""
         return tuple(column for column in self.columns if column.name not in (self.target, self.event))
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of all features, in their order."""
+        """Names of all features, in their order."""
         return tuple(name for column in self.input_columns for name in column.features)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The categories of the target, the intervals of a time, or the name of one that is a number."""
+        """Categories of the target, intervals of a time, or the name of a numeric target."""
         if not self.event:
             return self.target_column.categories or (self.target,)
         (low, high), count = self.target_column.range, self.intervals
-        ends = [low + (high - low) * place / count for place in range(count + 1)]
+        ends = [low + (high - low) * step / count for step in range(count + 1)]
         return tuple(f"{first:g} to {end:g}" for first, end in pairwise(ends))
 
     def feature_slices(self) -> list[tuple[SchemaColumn, slice]]:
-        """Where each column's features are."""
+        """Return each input column with the slice of its features."""
         ends = [0]
         for column in self.input_columns:
             ends.append(ends[-1] + len(column.features))
@@ -228,7 +236,7 @@ NO_SCHEMA = Schema()
 
 
 def schema_difference(one: Schema, other: Schema) -> str:
-    """In what two schemas differ, in words; empty: they are equal.
+    """Return the differences of two schemas in words; empty if they are equal.
 
     >>> age, old = (SchemaColumn(name="age", range=(0.0, most)) for most in (99.0, 120.0))
     >>> ill = SchemaColumn(name="ill", range=(0.0, 1.0))
@@ -237,14 +245,16 @@ def schema_difference(one: Schema, other: Schema) -> str:
     """
     if one == other:
         return ""
-    mine, others = ({column.name: column for column in schema.columns} for schema in (one, other))
+    columns, other_columns = ({column.name: column for column in schema.columns} for schema in (one, other))
     parts = [part for part in ("target", "event", "intervals") if getattr(one, part) != getattr(other, part)]
-    parts += [f"column {name!r}" for name in mine | others if mine.get(name) != others.get(name)]
+    parts += [
+        f"column {name!r}" for name in columns | other_columns if columns.get(name) != other_columns.get(name)
+    ]
     return ", ".join(parts) or "the order of columns"
 
 
 def decode_row(row: Sequence[float], schema: Schema) -> dict[str, str]:
-    """The cells of a row of features by column, as people read them; nothing where one is missing.
+    """Return the cells of a row of features by column, as text. A missing cell is empty.
 
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ward = SchemaColumn(name="ward", type="category", categories=("a", "b"))
@@ -252,22 +262,22 @@ def decode_row(row: Sequence[float], schema: Schema) -> dict[str, str]:
     {'age': '75', 'ward': 'b'}
     """
     cells = {}
-    for column, place in schema.feature_slices():
-        own = list(row[place])
-        if column.missing and own[-1] > 0.5:
+    for column, position in schema.feature_slices():
+        values = list(row[position])
+        if column.missing and values[-1] > 0.5:
             cells[column.name] = ""
         elif column.categories:
-            cells[column.name] = column.categories[own.index(max(own))]
+            cells[column.name] = column.categories[values.index(max(values))]
         else:
             low, high = column.scaled_range
-            cells[column.name] = f"{low + (own[0] + 1) / 2 * (high - low):.4g}"
+            cells[column.name] = f"{low + (values[0] + 1) / 2 * (high - low):.4g}"
     return cells
 
 
 def first_duplicate(names: Sequence[str]) -> str:
-    """The first name that stands twice; empty: none."""
+    """Return the first name that occurs twice; empty if there is none."""
     seen: set[str] = set()
-    for name in names:  # a server may send a hundred thousand
+    for name in names:  # linear time, as a server may send 100,000 names
         if name in seen:
             return name
         seen.add(name)

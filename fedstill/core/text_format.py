@@ -1,10 +1,6 @@
-"""What pages and terminals share: values out of JSON, and numbers in words that people read.
+"""Format numbers, names and values for reports, terminals, reprs and JSON.
 
-A page and a terminal that write figures alike can never disagree.
-
-Short texts of objects that hold tensors or long lists, for Python's prompt, notebooks and tracebacks.
-
-Writes JSON that every program reads: what is no finite number is null, as JSON has no word for it.
+Reports and terminals share these functions, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -19,16 +15,16 @@ from typing import Any
 from fedstill.core.names import parse_number
 
 NOT_MEASURED = "not measured"
-MAX_SHOWN = 1e300  # what lies beyond, NaN and infinity too, is no figure to show
+MAX_SHOWN = 1e300  # larger numbers, NaN and infinity are not shown
 
 
 def number_at(record: object, *keys: str) -> float | None:
-    """The finite number at a path of keys, or None: a report shows no NaN and no guess.
+    """Return the finite number at a path of keys, or None. NaN and infinity are None, too.
 
     >>> number_at({"seconds": {"total": 2}}, "seconds", "total")
     2.0
-    >>> number_at({"accuracy": float("nan")}, "accuracy") is None, number_at({"bytes": None}, "bytes", "up") is None
-    (True, True)
+    >>> number_at({"accuracy": float("nan")}, "accuracy"), number_at({"bytes": None}, "bytes", "up")
+    (None, None)
     """
     for key in keys:
         record = record.get(key) if isinstance(record, Mapping) else None
@@ -42,7 +38,7 @@ def number_at(record: object, *keys: str) -> float | None:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Names in a sentence.
+    """Join names as in a sentence.
 
     >>> join_names(["a"]), join_names(["a", "b", "c"]), join_names([])
     ('a', 'a, b and c', '')
@@ -52,16 +48,16 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def format_count(count: float, noun: str) -> str:
-    """Number of things with a noun in singular or plural.
+    """Format a number with a noun in singular or plural.
 
-    >>> format_count(1, "seed"), format_count(1200, "CPU thread"), format_count(0.5, "epoch"), format_count(2, "query")
-    ('1 seed', '1,200 CPU threads', '0.5 epochs', '2 queries')
+    >>> format_count(1, "seed"), format_count(1200, "CPU thread"), format_count(2, "query")
+    ('1 seed', '1,200 CPU threads', '2 queries')
     """
     return f"{count:,.12g} {noun if count == 1 else pluralize(noun)}"
 
 
 def pluralize(noun: str) -> str:
-    """Plural of a regular English noun.
+    """Return the plural of a regular English noun.
 
     >>> pluralize("node"), pluralize("query")
     ('nodes', 'queries')
@@ -70,7 +66,7 @@ def pluralize(noun: str) -> str:
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape in words.
+    """Format a shape.
 
     >>> format_shape((3, 32, 32))
     '3 x 32 x 32'
@@ -79,16 +75,16 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def shorten_numbers(text: str) -> str:
-    """A text with its decimal numbers to four digits.
+    """Shorten the decimal numbers in a text to four digits.
 
     >>> shorten_numbers("gaussian(2.0, rate=0.10921501706484642)")
     'gaussian(2, rate=0.1092)'
     """
-    return re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
+    return re.sub(r"\d+\.\d+(e-?\d+)?", lambda match: f"{float(match[0]):.4g}", text)
 
 
 def format_percent(value: float) -> str:
-    """A percentage with one decimal.
+    """Format a percentage with one decimal.
 
     >>> format_percent(93.37)
     '93.4%'
@@ -97,7 +93,7 @@ def format_percent(value: float) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in decimal units (1 kB is 1000 bytes), to about three digits.
+    """Format bytes in decimal units (1 kB is 1000 bytes), to about three digits.
 
     >>> format_bytes(999), format_bytes(16384), format_bytes(786_000), format_bytes(999_500)
     ('999 B', '16.4 kB', '786 kB', '1.0 MB')
@@ -107,14 +103,14 @@ def format_bytes(count: int) -> str:
     value = float(count)
     unit = "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if value < 999.5:  # from here on it would print as 1000
+        if value < 999.5:  # larger values would print as 1000
             break
         value, unit = value / 1000, larger
     return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration as a person says it.
+    """Format a duration.
 
     >>> format_seconds(0.01), format_seconds(42.34), format_seconds(192), format_seconds(7500)
     ('under 0.1 s', '42.3 s', '3 min 12 s', '2 h 5 min')
@@ -131,7 +127,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """A text of others as a cell of a csv that spreadsheets take for a text, and never for a formula.
+    """Return a text of another party as a CSV cell that no spreadsheet takes for a formula.
 
     >>> csv_cell("=HYPERLINK(A1)"), csv_cell("-"), csv_cell("-3.5"), csv_cell("scan-1.png")
     ("'=HYPERLINK(A1)", '-', '-3.5', 'scan-1.png')
@@ -142,7 +138,7 @@ def csv_cell(text: str) -> str:
 
 
 def more_suffix(count: int) -> str:
-    """What stands behind the first of some faults; empty, where there is no other.
+    """Return the suffix that counts further findings; empty if there is one finding.
 
     >>> more_suffix(3), more_suffix(1)
     (' (2 more such)', '')
@@ -151,7 +147,7 @@ def more_suffix(count: int) -> str:
 
 
 def clip_text(value: object, max_length: int = 300) -> str:
-    """What others sent as one line that can be shown anywhere, and is not long.
+    """Return a value as one printable line of limited length.
 
     >>> clip_text("two\\nlines, \\x1b[31mred")
     'two lines, [31mred'
@@ -160,25 +156,25 @@ def clip_text(value: object, max_length: int = 300) -> str:
     """
     text = str(value)
     start = text[: 4 * max_length]
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())
+    line = " ".join("".join(char if char.isprintable() else " " for char in start).split())
     return line if len(line) <= max_length and len(start) == len(text) else line[: max_length - 3] + "..."
 
 
-MAX_ITEMS = 4  # items that are shown one by one
+MAX_ITEMS = 4  # longer lists are shown by their length
 MAX_VALUE_LENGTH = 60  # characters of one value
 
 
 def brief_repr(self: Any) -> str:
-    """The ``__repr__`` of a dataclass whose values are too long to show: shapes and numbers of items.
+    """Return a short repr of a dataclass: shapes of tensors and lengths of lists instead of their values.
 
-    A dataclass takes it by ``__repr__ = brief_repr`` in its body.
+    A dataclass uses it by ``__repr__ = brief_repr`` in its body.
     """
     shown = (f"{field.name}={brief(getattr(self, field.name))}" for field in fields(self) if field.repr)
     return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def brief(value: Any) -> str:
-    """A value in a few words: the shape of a tensor or an array, the length of what has many items.
+    """Return a value in a few words: the shape of a tensor or array, the length of a long list.
 
     >>> brief(range(3)), brief((1, 2)), brief(tuple(range(50))), brief({"a": 1, "b": 2})
     ('range(0, 3)', '(1, 2)', '<tuple of 50>', '<a, b>')
@@ -198,8 +194,11 @@ def brief(value: Any) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
-    """A value of figures, texts, lists and mappings as JSON, without a last line end; None for no indent is
-    one line, as short as it can be.
+    """Return a value as JSON without NaN and infinity, which become null.
+
+    Args:
+        value: numbers, texts, lists and mappings.
+        indent: None: one line, as short as possible.
 
     >>> json_text({"epsilon": float("inf"), "rounds": (1, 2)}, indent=None)
     '{"epsilon":null,"rounds":[1,2]}'
@@ -208,12 +207,12 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
     return json.dumps(replace_nonfinite(value), indent=indent, separators=separators, allow_nan=False)
 
 
-def replace_nonfinite(told: Any) -> Any:
-    """The same value with None for NaN and infinity, and lists for tuples."""
-    if isinstance(told, float):
-        return told if math.isfinite(told) else None
-    if isinstance(told, Mapping):
-        return {name: replace_nonfinite(value) for name, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [replace_nonfinite(value) for value in told]
-    return told
+def replace_nonfinite(value: Any) -> Any:
+    """Return the value with None for NaN and infinity, and lists for tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: replace_nonfinite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_nonfinite(item) for item in value]
+    return value

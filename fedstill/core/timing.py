@@ -1,9 +1,7 @@
-"""Seconds of a run, by phase and in all, over stops.
+"""Time of a run by phase, and time limits of computations.
 
-A time by which a computation must be done, or an event that ends it, looked at between its steps.
-
-Whoever has a limit sets it with :func:`time_limit` or :func:`stop_on`; loops call :func:`check_limits`. Without one that
-costs nothing.
+A caller sets a limit with :func:`time_limit` or :func:`stop_on`, and loops call :func:`check_limits` between
+their steps. Without a limit that costs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 
 
 class Clock:
-    """Seconds of a run by phase and in all, over stops.
+    """Seconds of a run, by phase and in total, over interruptions.
 
     >>> clock = Clock()
     >>> with clock.phase("distillation"):
@@ -29,29 +27,29 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = {"local_training": 0.0, "centralized": 0.0, "distillation": 0.0}
-        self._earlier = 0.0  # of the run before it was stopped
+        self._earlier = 0.0  # seconds before the interruption
         self._start = time.monotonic()
-        self._at: tuple[str, float] | None = None  # the phase at work, and when it began
+        self._at: tuple[str, float] | None = None  # the current phase and its start
 
     def start(self) -> None:
-        """Count from now."""
+        """Start counting."""
         self._start = time.monotonic()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what is done in the block as a phase; a phase that fails counts for nothing."""
+        """Count the time of the block as a phase. A phase that fails is not counted."""
         self._at = name, time.monotonic()
         yield
         self.seconds[name] = self.phase_seconds(name)
         self._at = None
 
     def phase_seconds(self, name: str) -> float:
-        """Seconds of a phase so far."""
+        """Return the seconds of a phase so far."""
         at = self._at
         return self.seconds[name] + (time.monotonic() - at[1] if at is not None and at[0] == name else 0.0)
 
     def add_seconds(self, name: str, seconds: float) -> None:
-        """Count what a phase took elsewhere, as if it had been done here."""
+        """Add seconds of a phase that was computed elsewhere."""
         self.seconds[name] += seconds
         self._earlier += seconds
 
@@ -61,11 +59,11 @@ class Clock:
         return self._earlier + time.monotonic() - self._start
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be remembered."""
+        """Return the state for a checkpoint."""
         return {"seconds": {name: self.phase_seconds(name) for name in self.seconds}, "total": self.total}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from what was remembered, if anything was."""
+        """Continue from a saved state, if there is one."""
         if state is not None:
             self.seconds, self._earlier = dict(state["seconds"]), state["total"]
 
@@ -75,16 +73,16 @@ _end: ContextVar[Event | None] = ContextVar("end", default=None)
 
 
 class ComputationCancelled(Exception):
-    """Nobody waits any more for what is computed here."""
+    """Nobody waits for the result of this computation any more."""
 
 
 @contextmanager
 def time_limit(seconds: float, make_error: Callable[[], Exception]) -> Iterator[None]:
-    """Let what is computed here, in this thread, take so many seconds.
+    """Limit the time of computations in this thread.
 
     Args:
-        seconds: from now on; 0 is no limit.
-        make_error: makes the error that :func:`check_limits` raises once they are over.
+        seconds: seconds from now; 0: no limit.
+        make_error: returns the error that :func:`check_limits` raises after that time.
     """
     token = _limit.set((time.monotonic() + seconds, make_error) if seconds else None)
     try:
@@ -95,7 +93,7 @@ def time_limit(seconds: float, make_error: Callable[[], Exception]) -> Iterator[
 
 @contextmanager
 def stop_on(event: Event) -> Iterator[None]:
-    """Let what is computed in this thread go on until an event is set: then :class:`ComputationCancelled` is raised."""
+    """Stop computations in this thread when an event is set, by :class:`ComputationCancelled`."""
     token = _end.set(event)
     try:
         yield
@@ -104,7 +102,7 @@ def stop_on(event: Event) -> Iterator[None]:
 
 
 def check_limits() -> None:
-    """Raise the error of the limit that holds here, if its time is over.
+    """Raise the error of the current limit if its time is over.
 
     >>> with time_limit(1e-9, lambda: TimeoutError("too long")):
     ...     check_limits()
@@ -112,8 +110,8 @@ def check_limits() -> None:
     ...
     TimeoutError: too long
     """
-    end = _end.get()
-    if end is not None and end.is_set():
+    event = _end.get()
+    if event is not None and event.is_set():
         raise ComputationCancelled
     limit = _limit.get()
     if limit is not None and time.monotonic() > limit[0]:

@@ -1,4 +1,4 @@
-"""TOML as a table, or one clear line."""
+"""TOML files as tables."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from fedstill.core.errors import FedstillError
 
 if sys.version_info >= (3, 11):
     import tomllib
-else:  # the standard library reads TOML from 3.11 on
+else:  # tomllib is in the standard library since 3.11
     import tomli as tomllib
 
 Table = dict[str, Any]
-BOM = "\ufeff"  # with which editors of Windows begin a file
+BOM = "\ufeff"  # prefix that Windows editors write
 
 
 def read(path: Path) -> Table:
-    """A file's TOML as a table, also where the file begins with a byte order mark.
+    """Read a TOML file, with or without byte order prefix (BOM).
 
     Raises:
-        FedstillError: the file cannot be read, is no UTF-8 text, or no TOML.
+        FedstillError: the file cannot be read, or is not UTF-8 text or TOML.
     """
     return parse(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """A text file, without a byte order mark.
+    """Read a text file, without its byte order prefix (BOM).
 
     Raises:
-        FedstillError: it cannot be read, or is no UTF-8 text.
+        FedstillError: the file cannot be read, or is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -41,10 +41,11 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, source: str = "the text") -> Table:
-    """TOML as a table.
+    """Parse TOML.
 
     Args:
-        source: what an error calls this text.
+        text: the TOML text.
+        source: description of the text, for errors.
 
     Raises:
         FedstillError: the text is not TOML.
@@ -54,12 +55,12 @@ def parse(text: str, source: str = "the text") -> Table:
     """
     try:
         return tomllib.loads(text.removeprefix(BOM))
-    except (ValueError, RecursionError) as error:  # too long a number, too deep a list
+    except (ValueError, RecursionError) as error:  # for example too deep a list
         raise FedstillError(f"{source} is not TOML: {error}") from error
 
 
 def iterate_strings(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a table, with the dotted name of its place.
+    """Yield every text in a table, with its dotted name.
 
     >>> list(iterate_strings({"data": {"name": "a"}, "track": ["b"]}))
     [('data.name', 'a'), ('track', 'b')]

@@ -1,8 +1,8 @@
-"""Runs independent pieces of work at once: each in a thread of its own, on one core.
+"""Run independent functions concurrently, each in one thread on one core.
 
-Nodes are independent of each other, and torch lets other threads run while it computes. So many small
-networks on a few cores are best computed one a core. What a piece of work gives does not depend on how many
-others are computed beside it.
+Nodes are independent of each other, and torch releases Python's lock while it computes. Many small networks
+on a few cores are therefore fastest with one network per core. Results do not depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -23,74 +23,75 @@ Runner = Callable[..., Any]
 
 
 class Workers:
-    """Threads that compute with one core each.
+    """A pool of threads that compute with one core each.
 
     Args:
-        count: how many; with 1, work is done where it is asked for.
+        count: number of threads; 1: functions run in the calling thread.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
-        self._uses_rng: dict[
-            Hashable, bool
-        ] = {}  # by kind of work: does it draw from torch's global generator?
+        self._uses_rng: dict[Hashable, bool] = {}  # by kind: whether it uses torch's global generator
 
     def map(self, function: Callable[[T], R], items: Sequence[T], kinds: Sequence[Hashable]) -> list[R]:
-        """``function`` of each item, in their order.
+        """Apply a function to each item and return the results in order.
 
-        There is one global generator of torch for all threads. So the first work of a kind is done alone;
-        if it draws from that generator, as dropout does, all of its kind are done one after another.
+        All threads share torch's global generator. Therefore the first call of each kind runs alone. If it
+        uses that generator, as dropout does, all calls of its kind run one after another.
 
         Args:
-            function: what itself has work done at once has it done one after another, by its own thread.
-            kinds: of work, one an item: equal where equal code computes on equal architectures.
+            function: the function. Nested calls of ``map`` run sequentially in its thread.
+            items: arguments of the function.
+            kinds: kind of each call, equal if equal code computes on equal architectures.
 
         Raises:
-            RuntimeError: work drew from torch's global generator that had not done so the first time.
+            RuntimeError: a call used torch's global generator although the first of its kind did not.
         """
-        if self.count == 1 or _thread.is_worker:  # whoever works in a thread has that one core
+        if self.count == 1 or _thread.is_worker:  # a worker thread has one core
             return [function(item) for item in items]
-        done: dict[int, R] = {}
-        for place, (item, kind) in enumerate(zip(items, kinds, strict=True)):
+        results: dict[int, R] = {}
+        for index, (item, kind) in enumerate(zip(items, kinds, strict=True)):
             if kind not in self._uses_rng:
                 with seeds.watch_global_rng() as watch:
-                    done[place] = self._run_in_threads(_run_alone, function, {place: item})[place].result()
+                    results[index] = self._run_in_threads(_run_alone, function, {index: item})[index].result()
                 self._uses_rng[kind] = watch.used
-        for place, item in enumerate(items):
-            if place not in done and self._uses_rng[kinds[place]]:
-                # On one core, too: which work was the first of its kind would show in the last digits.
-                done[place] = self._run_in_threads(_run_alone, function, {place: item})[place].result()
-        left = [place for place in range(len(items)) if place not in done]
+        for index, item in enumerate(items):
+            if index not in results and self._uses_rng[kinds[index]]:
+                # On one core as well: otherwise the last digits would depend on which call is first.
+                results[index] = self._run_in_threads(_run_alone, function, {index: item})[index].result()
+        remaining = [index for index in range(len(items)) if index not in results]
         before = torch.get_rng_state()
-        futures = self._run_in_threads(_run_concurrently, function, {place: items[place] for place in left})
-        done |= {place: future.result() for place, future in futures.items()}
+        futures = self._run_in_threads(
+            _run_concurrently, function, {index: items[index] for index in remaining}
+        )
+        results |= {index: future.result() for index, future in futures.items()}
         if not torch.equal(torch.get_rng_state(), before):
             raise RuntimeError(
-                "nodes that are computed at once drew from torch's global generator, so that their figures "
-                "would not repeat: draw from it in each query or in none, or set engine.threads to 1"
+                "nodes that are computed concurrently used torch's global generator, so that results would not "
+                "repeat: use it in each query or in none, or set engine.threads to 1"
             )
-        return [done[place] for place in range(len(items))]
+        return [results[index] for index in range(len(items))]
 
     def _run_in_threads(
         self, runner: Runner, function: Callable[[T], R], items: Mapping[int, T]
     ) -> Mapping[int, Future[R]]:
-        """Work of some items, ended. Whoever is interrupted has all of it ended soon, between two steps."""
-        end = Event()
+        """Run calls in threads and wait for them. An interrupt stops all of them between two steps."""
+        stop = Event()
         pool, futures = self._threads(), dict[int, Future[R]]()
         try:
-            for place, item in items.items():
-                futures[place] = pool.submit(copy_context().run, runner, function, item, end)
+            for index, item in items.items():
+                futures[index] = pool.submit(copy_context().run, runner, function, item, stop)
             wait(futures.values())
         except BaseException:
-            end.set()
+            stop.set()
             wait(futures.values())
             raise
         return futures
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            here = torch.get_num_threads()
+            thread_count = torch.get_num_threads()
             pool, started = (
                 ThreadPoolExecutor(self.count, "node", initializer=_use_one_core),
                 Barrier(self.count),
@@ -98,10 +99,10 @@ class Workers:
             try:
                 wait([pool.submit(started.wait) for _ in range(self.count)])
             except BaseException:
-                started.abort()  # or those that have started would wait for the others for ever
+                started.abort()  # else started threads would wait for ever
                 raise
             finally:
-                torch.set_num_threads(here)
+                torch.set_num_threads(thread_count)
             self._pool = pool
         return self._pool
 
@@ -114,9 +115,9 @@ _thread = _Thread()
 
 
 def _use_one_core() -> None:
-    """Have torch compute with one core in this thread.
+    """Let torch compute with one core in this thread.
 
-    A thread takes the number that any thread set last when it first asks for it, and keeps it.
+    A thread takes the last number that any thread has set when it first asks for it, and keeps it.
     """
     _thread.is_worker = True
     torch.set_num_threads(1)
@@ -124,12 +125,10 @@ def _use_one_core() -> None:
 
 
 def _run_alone(function: Callable[[T], R], item: T, stop: Event) -> R:
-    """Work in a thread while no other one works."""
     with timing.stop_on(stop):
         return function(item)
 
 
 def _run_concurrently(function: Callable[[T], R], item: T, stop: Event) -> R:
-    """Work in a thread beside others."""
     with timing.stop_on(stop), seeds.without_global_seeding():
         return function(item)

@@ -108,8 +108,8 @@ def read_instance_images(path: Path) -> list[InstanceImage]:
         items = ((raw.images[row], instance_map, str(row), str(path)) for row, instance_map in maps)
         columns, split = raw.columns, raw.split
     else:
-        found = find_image_files(path, masks=True)
-        files = zip(found.images, found.masks, found.names, strict=True)
+        image_files = find_image_files(path, masks=True)
+        files = zip(image_files.images, image_files.masks, image_files.names, strict=True)
         items = (
             (
                 decode_image(image_file, str(image_file)),
@@ -119,7 +119,7 @@ def read_instance_images(path: Path) -> list[InstanceImage]:
             )
             for image_file, mask_file, name in files
         )
-        columns, split = found.columns, found.split
+        columns, split = image_files.columns, image_files.split
     images = []
     for row, (pixels, instance_map, name, label) in enumerate(items):
         site, patient = (

@@ -155,7 +155,7 @@ def similar_category_notes(schema: Schema) -> list[str]:
 
     >>> cells = {"ward": ["a", "A", "b"], "ill": ["y", "n", "y"]}
     >>> similar_category_notes(draft_schema(cells, "ill")[0])
-    ["categories of 'ward' 'A' and 'a' differ by case alone, and count as two"]
+    ["categories of 'ward' 'A' and 'a' differ by case only, and count as two"]
     """
     notes = [
         similar_names_note(f"categories of {column.name!r}", column.categories) for column in schema.columns

@@ -1,10 +1,9 @@
-"""What a run's student is good for once the run is over: it is loaded, asked, measured elsewhere, taken away.
+"""Use the student of a finished run: load it, predict, evaluate it on new data, export it.
 
-``central_model`` is a student as a torch module that takes inputs as they are, pixels or cells, by
-``raw_inputs``. ``new_data`` reads data that were not the run's own; ``predict`` asks the student about them,
-``evaluate`` measures it on them, by the code that measures runs. ``export`` writes it for other tools and
-compares what these make of it; ``hugging_face`` is its form in that library.
+``student_model`` is a student with its preprocessing, as a torch module. ``predict`` writes its predictions
+for new data, ``evaluate`` measures it on new data with the code that evaluates runs. ``export`` writes it in
+formats of other tools and checks that they compute the same; ``hugging_face`` is the format of that library.
 
-May import runs and what lies below. A newcomer adds a format: a function in ``export`` and a line in
-``FORMATS``.
+Student imports ``runs`` and packages below it. To add a format, write its functions in ``export`` and a line
+in ``FORMATS``.
 """

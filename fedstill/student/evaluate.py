@@ -1,7 +1,8 @@
-"""Measures a student on data that were not its run's, by the code that measures runs.
+"""Evaluate a student on data that its run did not use, with the code that evaluates runs.
 
-All figures of its task, in all and site by site, what each leads by with its interval, and whether a node had
-any of the examples: that is looked up where the nodes' data are on this machine, and else not claimed.
+The result has all metrics of the task, overall and by site, a confidence interval of the main metric, and the
+number of examples that a node had in training. The latter is determined only if the nodes' data are on this
+machine.
 """
 
 from __future__ import annotations
@@ -21,54 +22,54 @@ from fedstill.core.text_format import replace_nonfinite
 from fedstill.core.version import __version__
 from fedstill.data.loading import load
 from fedstill.data.new_data import NewDataOptions, load_labeled
-from fedstill.runs.build import case_counts, divide
+from fedstill.runs.build import case_counts, split_data
 from fedstill.runs.config import load_toml
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs
-from fedstill.runs.run_warnings import digests
-from fedstill.runs.simulation import digest_of
+from fedstill.runs.run_warnings import input_hashes
+from fedstill.runs.simulation import digest_examples
 from fedstill.runs.student_file import read
 
 
 def evaluate(
     run: str | Path, data: str, how: NewDataOptions | None = None, model: nn.Module | str | None = None
 ) -> dict[str, Any]:
-    """What a run's student is worth on other data.
+    """Evaluate the student of a run on other data.
 
     Args:
-        run: its folder, or its ``student.safetensors``.
-        data: a path, all of whose examples count, or a data set with a name, whose test part does.
-        how: they are read; None: by the defaults.
-        model: as :func:`fedstill.load` takes it.
+        run: folder of the run, or its ``student.safetensors``.
+        data: a path, all of whose examples are used, or the name of a data set, whose test part is used.
+        how: how the data are read; None: by the defaults.
+        model: as in :func:`fedstill.load`.
 
     Returns:
-        ``metrics`` by key, ``interval`` of the leading one, ``sites`` with the same of each, ``labels``, how
-        many ``examples`` (and cases) there are, and ``count_seen_examples``: how many of them were a node's, None where that
-        cannot be looked up, and ``why``.
+        ``metrics`` by key, ``interval`` of the main metric, ``sites`` with the same for each site,
+        ``labels``, the number of ``examples`` (and cases), and ``seen``: how many examples a node had, None
+        if unknown, and ``why``.
 
     Raises:
-        FedstillError: there is no student, or the data are not of its form.
+        FedstillError: there is no student, or the data do not fit it.
     """
     network, about = read(run, model)
     reading = how or NewDataOptions()
     if about.words and not reading.words:
         reading = NewDataOptions(**{**asdict(reading), "words": about.words})
-    test = load_labeled(data, about.known, reading)
-    task, compute = about.known.make_task(), Compute(EngineConfig())
-    look = Evaluation(task, test.to(compute.device), compute, 0)
-    outputs = student_outputs(network, look.test.inputs, compute)
-    told = Outputs(outputs)
-    details = look.details(told, about.known.classes)
+    test = load_labeled(data, about.known_spec, reading)
+    task, compute = about.known_spec.make_task(), Compute(EngineConfig())
+    evaluation = Evaluation(task, test.to(compute.device), compute, 0)
+    outputs = student_outputs(network, evaluation.test.inputs, compute)
+    predictions = Outputs(outputs)
+    details = evaluation.details(predictions, about.known_spec.classes)
     sites = {}
-    for site in look.sites:
-        rows = look.site_rows(site)
-        part = Evaluation(task, look.test.subset(rows), compute, 0)
-        own = outputs[rows]
+    for site in evaluation.sites:
+        rows = evaluation.site_rows(site)
+        part = Evaluation(task, evaluation.test.subset(rows), compute, 0)
+        site_outputs = outputs[rows]
         sites[site] = {
             "examples": len(rows),
-            "metrics": replace_nonfinite(part.compute_metrics(own)),
-            "interval": _interval(part, Outputs(own)),
+            "metrics": replace_nonfinite(part.compute_metrics(site_outputs)),
+            "interval": _interval(part, Outputs(site_outputs)),
         }
-    advice = task.metric_advice(test.targets, about.known.classes)
+    advice = task.metric_advice(test.targets, about.known_spec.classes)
     return {
         "fedstill": __version__,
         "student": about.model,
@@ -79,8 +80,8 @@ def evaluate(
         "measures": [asdict(metric) for metric in task.metrics],
         "examples": len(test),
         **case_counts(test),
-        "metrics": replace_nonfinite(look.compute_metrics(outputs)),
-        "interval": _interval(look, told),
+        "metrics": replace_nonfinite(evaluation.compute_metrics(outputs)),
+        "interval": _interval(evaluation, predictions),
         "sites": sites,
         "labels": details["labels"],
         "seen": count_seen_examples(Path(run), test),
@@ -88,17 +89,20 @@ def evaluate(
     }
 
 
-def _interval(look: Evaluation, told: Outputs) -> list[float] | None:
-    drawn = look.confidence_intervals(told, RunWriter(None))
-    return None if drawn is None else drawn["central"]
+def _interval(evaluation: Evaluation, outputs: Outputs) -> list[float] | None:
+    resampled = evaluation.confidence_intervals(outputs, RunWriter(None))
+    return None if resampled is None else resampled["global_model"]
 
 
 def count_seen_examples(run: Path, test: TensorData) -> Mapping[str, Any]:
-    """How many test examples are, to the last bit, among what a run's nodes had, or among the public data
-    that its student may have learned on; None where nobody can tell.
+    """Count the test examples that are identical to examples of a node, or of the public data.
 
     Args:
-        test: examples in the run's form, on the CPU.
+        run: folder of the run.
+        test: examples in the input format of the run, on the CPU.
+
+    Returns:
+        ``examples`` and ``public`` with the counts, or ``examples`` None if unknown; and ``why``.
     """
     if not (run / "config.toml").exists():
         return {"examples": None, "why": "the run's configuration is not here"}
@@ -107,14 +111,14 @@ def count_seen_examples(run: Path, test: TensorData) -> Mapping[str, Any]:
         return {"examples": None, "why": "the nodes' data are elsewhere"}
     try:
         config = load_toml(run / "config.toml")
-        parts, public = divide(config, load(config.data, config.task))
+        parts, public = split_data(config, load(config.data, config.task))
     except FedstillError as error:
         return {"examples": None, "why": f"the run's data cannot be read: {error}"}
-    if digest_of(parts) != result.get("data_digest"):
-        why = f"the data at {config.data.registered_name} are not the run's: start in the folder where the run started"
+    if digest_examples(parts) != result.get("data_digest"):
+        why = f"the data at {config.data.registered_name} are not the run's: start fedstill in the folder in which the run was started"
         return {"examples": None, "why": why}
-    private = {each for part in parts for each in digests(part.inputs)}
-    shared = set(digests(public.inputs)) if public is not None else set[str]()
-    tested = digests(test.inputs)
+    private = {each for part in parts for each in input_hashes(part.inputs)}
+    shared = set(input_hashes(public.inputs)) if public is not None else set[str]()
+    tested = input_hashes(test.inputs)
     both = {"examples": private, "public": shared - private}
     return {name: sum(each in known for each in tested) for name, known in both.items()} | {"why": ""}

@@ -1,7 +1,7 @@
-"""Writes a student for other tools, with its preprocessing inside, and compares what they make of it.
+"""Export a student for other tools, with its preprocessing, and check that the export computes the same.
 
-Done is only said of a file that was loaded back and answered as the student does. What other tools run can
-raise no error of ours: it answers NaN to inputs that are none (``central_model.Portable``).
+An export is reported only after it has been loaded back and compared. It raises no errors of fedstill:
+outputs for invalid inputs are NaN (:class:`.PortableStudent`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from fedstill.core.registry import first_line
 from fedstill.core.seeds import torch_generator
 from fedstill.student.student_model import PortableStudent, StudentModel, describe_export
 
-TEST_INPUTS = 8  # that both forms are asked about
-TOLERANCE = 1e-4  # over the largest output: what sums of another order may move
+TEST_INPUTS = 8  # inputs for the comparison
+TOLERANCE = 1e-4  # relative to the largest output, for another order of summation
 
 
 class Format(NamedTuple):
-    """One form of a student.
+    """An export format.
 
     Args:
-        name: of the file or folder, in the run's.
+        name: default name of the file or folder, in the folder of the run.
+        write: writes the export.
         outputs: loads the export and returns its outputs for inputs.
-        use: how others use it, in Python.
+        use: Python code that uses the export.
     """
 
     name: str
@@ -43,73 +44,78 @@ class Format(NamedTuple):
 
 
 def export(student: StudentModel, kind: str, out: Path) -> float:
-    """Write a student in a format, load it back, and compare.
+    """Export a student, load it back, and compare.
 
     Args:
+        student: the student.
         kind: one of :data:`FORMATS`.
-        out: a file, or of some formats a folder; an old one is written over, once all is well.
+        out: a file, or for some formats a folder. An existing one is replaced after the comparison.
 
     Returns:
-        The largest difference between outputs on inputs drawn at random.
+        The largest difference of outputs for random inputs.
 
     Raises:
-        ArgumentError: no such format, what it needs is not installed, or ``out`` cannot be written.
-        ModelError: the network cannot be written so, or answers otherwise when it is loaded back.
+        ArgumentError: unknown format, missing package, or ``out`` cannot be written.
+        ModelError: the network cannot be exported, or the export computes something else.
     """
     if not out.parent.is_dir():
-        raise ArgumentError("--out", str(out), f"a path in a folder that is there, and {out.parent} is none")
+        raise ArgumentError("--out", str(out), f"a path in an existing folder, which {out.parent} is not")
     with TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:
-        made = Path(folder) / out.name
-        apart = _write_and_compare(student, kind, made)
-        if out.exists() and out.is_dir() != made.is_dir():
+        exported = Path(folder) / out.name
+        difference = _write_and_compare(student, kind, exported)
+        if out.exists() and out.is_dir() != exported.is_dir():
             raise ArgumentError(
-                "--out", str(out), f"a {'folder' if made.is_dir() else 'file'}, or a new path"
+                "--out", str(out), f"a {'folder' if exported.is_dir() else 'file'}, or a new path"
             )
         if not out.is_dir():
-            made.replace(out)
+            exported.replace(out)
         else:
-            for file in made.iterdir():
+            for file in exported.iterdir():
                 file.replace(out / file.name)
-    return apart
+    return difference
 
 
 def _write_and_compare(student: StudentModel, kind: str, out: Path) -> float:
-    form, portable = format_of(kind), PortableStudent(student).eval()
+    export_format, portable = format_of(kind), PortableStudent(student).eval()
     x = student.preprocessing.sample(TEST_INPUTS, torch_generator(0, "export"))
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporters' talk among themselves
-            mine = portable(x)
-            form.write(portable, x, out)
-            theirs = form.outputs(out, x)
+            warnings.simplefilter("ignore")  # warnings of the exporters
+            expected = portable(x)
+            export_format.write(portable, x, out)
+            outputs = export_format.outputs(out, x)
     except FedstillError:
         raise
-    except Exception as error:  # of three libraries, which share no class
+    except Exception as error:  # of three libraries without a common error class
         cause: BaseException = error
-        while cause.__cause__ is not None:  # what is around it tells of the exporter's own steps
+        while cause.__cause__ is not None:  # outer errors describe steps of the exporter
             cause = cause.__cause__
-        told = f"{student.about.model!r} cannot be exported as {kind}"
-        raise ModelError(f"{told}: {type(cause).__name__}: {first_line(cause)}") from error
-    if mine.shape != theirs.shape:
-        gives = f"{tuple(theirs.shape)}, and the student {tuple(mine.shape)}"
-        raise ModelError(f"{out.name}: gives outputs {gives}")
-    apart = float((mine - theirs).abs().max())
-    if not apart <= TOLERANCE * max(1.0, float(mine.abs().max())):
-        raise ModelError(f"{out.name}: answers otherwise than the student, by up to {apart:.3g}")
-    return apart
+        message = f"{student.about.model!r} cannot be exported as {kind}"
+        raise ModelError(f"{message}: {type(cause).__name__}: {first_line(cause)}") from error
+    if expected.shape != outputs.shape:
+        shapes = f"{tuple(outputs.shape)} (expected {tuple(expected.shape)})"
+        raise ModelError(f"{out.name}: has outputs {shapes}")
+    difference = float((expected - outputs).abs().max())
+    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise ModelError(f"{out.name}: differs from the student by up to {difference:.3g}")
+    return difference
 
 
 def format_of(kind: str) -> Format:
-    """A format by its name; an ArgumentError if there is none."""
+    """Return a format by name.
+
+    Raises:
+        ArgumentError: there is no such format.
+    """
     if kind not in FORMATS:
         raise ArgumentError("--format", kind, f"one of {', '.join(FORMATS)}")
     return FORMATS[kind]
 
 
 def _import_onnx() -> tuple[ModuleType, ModuleType]:
-    """onnx and onnxruntime, if all of the extra "onnx" is installed."""
+    """Import onnx and onnxruntime of the extra "onnx"."""
     try:
-        importlib.import_module("onnxscript")  # what torch's exporter writes with
+        importlib.import_module("onnxscript")  # used by torch's exporter
         return importlib.import_module("onnx"), importlib.import_module("onnxruntime")
     except ImportError as error:
         raise FedstillError(f"--format onnx needs {error.name}: pip install 'fedstill[onnx]'") from error
@@ -120,7 +126,7 @@ def _import_onnx() -> tuple[ModuleType, ModuleType]:
 
 def _write_onnx(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
     onnx, _ = _import_onnx()
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of libraries that nothing here uses
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # suppress warnings about unused libraries
     program = torch.onnx.export(
         portable,
         (x,),
@@ -132,7 +138,7 @@ def _write_onnx(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
         optimize=True,
     )
     if program is None:
-        raise ModelError("the exporter gave no program")
+        raise ModelError("the exporter returned no program")
     program.save(str(out))
     model = onnx.load(str(out))
     for key, value in _metadata(portable.student).items():
@@ -144,10 +150,10 @@ def _write_onnx(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
 
 def _run_onnx(out: Path, x: torch.Tensor) -> torch.Tensor:
     session = _import_onnx()[1].InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    [given] = session.get_inputs()
-    # One by one, too: a batch of another size is no other model.
-    responses = [session.run(None, {given.name: some.numpy()})[0] for some in (x[:1], x[1:])]
-    return torch.cat([torch.from_numpy(each) for each in responses])
+    [model_input] = session.get_inputs()
+    # Two batch sizes, as the batch size must not be fixed.
+    responses = [session.run(None, {model_input.name: batch.numpy()})[0] for batch in (x[:1], x[1:])]
+    return torch.cat([torch.from_numpy(response) for response in responses])
 
 
 def _write_torchscript(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
@@ -158,7 +164,7 @@ def _write_torchscript(portable: PortableStudent, x: torch.Tensor, out: Path) ->
 
 def _run_torchscript(out: Path, x: torch.Tensor) -> torch.Tensor:
     loaded = torch.jit.load(str(out))  # type: ignore[no-untyped-call]
-    return torch.cat([loaded(some) for some in (x[:1], x[1:])])
+    return torch.cat([loaded(batch) for batch in (x[:1], x[1:])])
 
 
 def _write_hugging_face(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
@@ -173,7 +179,7 @@ def _run_hugging_face(out: Path, x: torch.Tensor) -> torch.Tensor:
     return run_export(out, x)
 
 
-METADATA_FILE = "fedstill.json"  # in a file of TorchScript
+METADATA_FILE = "fedstill.json"  # extra file in a TorchScript export
 
 ONNX = """\
 import onnxruntime
@@ -184,7 +190,7 @@ import torch
 
 outputs = torch.jit.load("{file}")(tensor)"""
 HUGGING_FACE = """\
-import fedstill.student.hugging_face  # registers the kind
+import fedstill.student.hugging_face  # registers the model type
 from transformers import AutoModel
 
 outputs = AutoModel.from_pretrained("{file}")(tensor).logits"""
@@ -196,5 +202,5 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _metadata(student: StudentModel) -> dict[str, str]:
-    told: dict[str, Any] = describe_export(student)
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}
+    description: dict[str, Any] = describe_export(student)
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in description.items()}

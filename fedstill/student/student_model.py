@@ -1,9 +1,7 @@
-"""Inputs as they are, pixels, cells or token ids, on their way to a network, as modules that exports hold.
+"""A student with its preprocessing, as a torch module that takes raw inputs: pixels, cells or token ids.
 
-Each module gives what the network takes (``forward``), and which of a batch it may be asked about at all
-(``sound``). ``checked`` is for callers in Python, who get an error that names the fault.
-
-A run's student as a torch module that takes inputs as they are.
+Subclasses of :class:`RawInputs` are the preprocessing. They convert raw inputs to inputs of the network, and
+check which are valid. :class:`PortableStudent` is the form for exports.
 """
 
 from __future__ import annotations
@@ -26,18 +24,18 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.data.raw import as_image_array
 from fedstill.data.tables import RowFeatures, encode_cells, is_data_frame
 from fedstill.data.text import HASH, encode_for_vocabulary
-from fedstill.runs.predictions import unit_of
+from fedstill.runs.predictions import target_unit
 from fedstill.runs.student_file import StudentFile, read
 
-ROUNDING = 1e-3  # how far outside of 0..1 a pixel may be, as averaged ones are
+ROUNDING = 1e-3  # tolerance for pixels outside of 0..1, as averages have rounding errors
 
 
 class RawInputs(nn.Module, ABC):
-    """Inputs of one form.
+    """Preprocessing of inputs of one kind.
 
     Attributes:
-        input_name: what they are, as exports name them.
-        description: what they must be, in words.
+        input_name: name of the inputs in exports.
+        description: shape and range of valid inputs, in words.
     """
 
     input_name: str
@@ -45,28 +43,30 @@ class RawInputs(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the network takes."""
+        """Convert raw inputs to inputs of the network."""
 
     @abstractmethod
     def is_valid(self, x: torch.Tensor) -> torch.Tensor:
-        """Which of a batch are inputs, ``(B,)`` bool."""
+        """Return which inputs of a batch are valid, ``(B,)`` bool."""
 
     @abstractmethod
     def prepare(self, given: Any) -> torch.Tensor:
-        """Inputs in whatever form a caller has them, as :meth:`forward` takes them.
+        """Convert inputs in any supported form to the raw tensor that :meth:`forward` takes.
 
         Raises:
-            DataError: another shape, or values that are no such inputs.
+            DataError: wrong shape, or invalid values.
         """
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Inputs drawn at random, to compare two forms of one model."""
+        """Sample random inputs, to compare two forms of one model."""
 
 
 class RawPixels(RawInputs):
-    """Images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``, in Python of one channel also
-    ``(N, H, W)``."""
+    """Preprocessing of images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``.
+
+    In Python ``(N, H, W)`` is accepted for one channel.
+    """
 
     input_name = "images"
     mean: torch.Tensor
@@ -80,16 +80,16 @@ class RawPixels(RawInputs):
             self.register_buffer(name, torch.tensor(getattr(spec, name)).view(-1, 1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(pixel - mean) / std``, as the nodes' images were normalized."""
+        """Normalize: ``(pixel - mean) / std``, as in the run."""
         return (x - self.mean) / self.std
 
     def is_valid(self, x: torch.Tensor) -> torch.Tensor:
-        """Those whose pixels are from 0 to 1; not those with NaN."""
+        """Return which images have pixels from 0 to 1 and no NaN."""
         pixels = x.flatten(1)
         return (pixels.amin(1) >= -ROUNDING) & (pixels.amax(1) <= 1 + ROUNDING)
 
     def prepare(self, given: Any) -> torch.Tensor:
-        """See :class:`RawInputs`."""
+        """See :meth:`RawInputs.prepare`."""
         if has_pil_images(given):
             given = as_image_array(Path("images"), {"images": to_array(given, self.input_name)})
         x = as_tensor(given, self.input_name)
@@ -103,23 +103,23 @@ class RawPixels(RawInputs):
         if not x.is_floating_point():
             raise DataError(f"images are {x.dtype} (expected torch.uint8, or floats from 0 to 1)")
         x = x.float()
-        wrong = torch.nonzero(~self.is_valid(x)).flatten()
-        if len(wrong):
-            some = x[wrong[0]]
-            told = f"image {int(wrong[0])} has values from {some.min():.4g} to {some.max():.4g}"
-            way = "the normalization is done here" if some.min() < 0 else "divide by 255, or give uint8"
-            raise DataError(f"{told} (expected floats from 0 to 1, or uint8 from 0 to 255: {way})")
+        invalid = torch.nonzero(~self.is_valid(x)).flatten()
+        if len(invalid):
+            image = x[invalid[0]]
+            values = f"image {int(invalid[0])} has values from {image.min():.4g} to {image.max():.4g}"
+            advice = "the student normalizes" if image.min() < 0 else "divide by 255, or give uint8"
+            raise DataError(f"{values} (expected floats from 0 to 1, or uint8 from 0 to 255: {advice})")
         return x
 
     def sample(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Pixels drawn evenly."""
+        """Sample uniform pixels."""
         return torch.rand(count, *self.shape, generator=generator)
 
 
 class RawRows(RawInputs):
-    """Rows of a table: a column a cell, in the order of the schema, ``(N, columns)``.
+    """Preprocessing of table rows ``(N, columns)``, with columns in the order of the schema.
 
-    A number is in its own unit, a category the number of its place in the schema, from 0; NaN is nothing.
+    A number is in its own unit, a category is its index in the schema, and NaN is a missing cell.
     """
 
     input_name = "rows"
@@ -135,10 +135,10 @@ class RawRows(RawInputs):
         names = ", ".join(column.name for column in columns)
         self.description = (
             f"rows (N, {len(columns)}), float32: {names}; numbers in their own unit, categories by their "
-            "place in the schema from 0, NaN for nothing"
+            "index in the schema from 0, NaN for missing cells"
         )
         self.features = RowFeatures(columns)
-        tensors: dict[str, Any] = {  # of each column: what its cells may be
+        tensors: dict[str, Any] = {  # valid cells of each column
             "empty": [column.missing for column in columns],
             "least": [column.range[0] if column.range else 0.0 for column in columns],
             "most": [column.range[1] if column.range else len(column.categories) - 1.0 for column in columns],
@@ -148,20 +148,20 @@ class RawRows(RawInputs):
             self.register_buffer(name, torch.tensor(values))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features ``(N, F)``, as the nodes' rows have them."""
+        """Return features ``(N, F)``, as in the run."""
         features: torch.Tensor = self.features(x)
         return features
 
     def is_valid(self, x: torch.Tensor) -> torch.Tensor:
-        """Those whose cells the schema allows."""
+        """Return which rows have only valid cells."""
         return self._valid_cells(x).all(1)
 
     def _valid_cells(self, x: torch.Tensor) -> torch.Tensor:
         inside = (x >= self.min_values) & (x <= self.max_values) & (~self.is_integer | (x == x.round()))
-        return inside | (x.isnan() & self.may_be_empty)  # nothing is inside of no range
+        return inside | (x.isnan() & self.may_be_empty)  # NaN is in no range
 
     def prepare(self, given: Any) -> torch.Tensor:
-        """See :class:`RawInputs`; DataFrames, and mappings of columns to cells, have the schema's names."""
+        """See :meth:`RawInputs.prepare`. DataFrames and mappings need the schema's column names."""
         if is_data_frame(given):
             given = {str(name): list(given[name]) for name in given.columns}
         if isinstance(given, Mapping):
@@ -171,31 +171,31 @@ class RawRows(RawInputs):
         if x.ndim != 2 or x.shape[1] != len(columns):
             names = ", ".join(column.name for column in columns)
             raise DataError(f"rows are {format_shape(tuple(x.shape))} (expected N x {len(columns)}: {names})")
-        wrong = torch.nonzero(~self._valid_cells(x))
-        if len(wrong):
-            row, place = wrong[0].tolist()
-            column, value = columns[place], x[row, place].item()
-            own = column.allowed_values
+        invalid = torch.nonzero(~self._valid_cells(x))
+        if len(invalid):
+            row, index = invalid[0].tolist()
+            column, value = columns[index], x[row, index].item()
+            expected = column.allowed_values
             if column.type == "category":
-                own = f"0 to {len(column.categories) - 1} ({own})"
-            raise DataError(f"row {row}: column {column.name!r} is {value:g} (expected {own})")
+                expected = f"0 to {len(column.categories) - 1} ({expected})"
+            raise DataError(f"row {row}: column {column.name!r} is {value:g} (expected {expected})")
         return x
 
     def sample(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Cells drawn evenly; of those that may be empty, one in five is."""
+        """Sample uniform cells. One in five is missing, where the schema allows it."""
         shares = torch.rand(2, count, len(self.min_values), generator=generator)
-        drawn = self.min_values + (self.max_values - self.min_values) * shares[0]
-        drawn = torch.where(self.is_integer, drawn.round(), drawn)
-        none = shares[1] < 0.2
-        return torch.where(none & self.may_be_empty, torch.nan, drawn)
+        cells = self.min_values + (self.max_values - self.min_values) * shares[0]
+        cells = torch.where(self.is_integer, cells.round(), cells)
+        is_missing = shares[1] < 0.2
+        return torch.where(is_missing & self.may_be_empty, torch.nan, cells)
 
 
 class RawTexts(RawInputs):
-    """Texts as token ids ``(N, L)`` int64, 0 for padding; in Python also as they are.
+    """Preprocessing of texts: token ids ``(N, L)`` int64, 0 for padding. In Python also strings.
 
     Args:
         spec: length and vocabulary.
-        words: how words become ids, as :class:`fedstill.data.text.TextData` says it.
+        words: how words become ids, as in :class:`fedstill.data.text.TextData`.
     """
 
     input_name = "ids"
@@ -206,15 +206,15 @@ class RawTexts(RawInputs):
         self.description = f"token ids (N, {self.length}), int64 from 0 (padding) to {self.vocabulary - 1}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same ids."""
+        """Return the ids unchanged."""
         return x
 
     def is_valid(self, x: torch.Tensor) -> torch.Tensor:
-        """Those whose ids there are."""
+        """Return which texts have only valid ids."""
         return ((x >= 0) & (x < self.vocabulary)).all(1)
 
     def prepare(self, given: Any) -> torch.Tensor:
-        """See :class:`RawInputs`; texts become ids as those of the run did."""
+        """See :meth:`RawInputs.prepare`. Strings become ids as in the run."""
         if not isinstance(given, torch.Tensor):
             return encode_for_vocabulary(list(given), self.length, self.vocabulary, self.words, "texts")
         if given.dtype != torch.int64 or tuple(given.shape[1:]) != (self.length,):
@@ -226,141 +226,158 @@ class RawTexts(RawInputs):
         return given
 
     def sample(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Ids drawn evenly."""
+        """Sample uniform ids."""
         return torch.randint(self.vocabulary, (count, self.length), generator=generator)
 
 
 def raw_inputs(spec: InputSpec, words: str) -> RawInputs:
-    """What brings inputs as they are into a spec.
+    """Return the preprocessing for an input spec.
 
     Raises:
-        MethodRefused: inputs are measurements of images, which no camera or table gives.
+        MethodRefused: inputs are measurements of images, for which there are no raw inputs.
     """
     if spec.task.task_class.kind == "image":
-        raise MethodRefused("asking a student about new images", "the student", MEASUREMENT_INPUTS)
+        raise MethodRefused("prediction for new images", "the student", MEASUREMENT_INPUTS)
     kind = spec.task.task_class.form
     return RawPixels(spec) if kind == "images" else RawRows(spec) if kind == "rows" else RawTexts(spec, words)
 
 
 MEASUREMENT_INPUTS = (
-    "its inputs are measurements that its task makes of whole images; `fedstill evaluate` makes them of test "
-    "images, and the network itself (its attribute `network`) takes them"
+    "its inputs are measurements that the task simulates from images; `fedstill evaluate` does so for test "
+    "images, and the attribute `network` takes measurements"
 )
 
 
-BATCH_SIZE = 256  # inputs at once
+BATCH_SIZE = 256  # inputs per forward pass
 
 
 class StudentModel(nn.Module):
-    """A student with its preprocessing: inputs as they are, to logits.
+    """A student with its preprocessing: raw inputs to logits.
 
-    Images are ``(N, C, H, W)``, or ``(N, H, W)`` of one channel, uint8 from 0 to 255 or floats from 0 to 1:
-    what was normalized already is refused. Rows of a table are a DataFrame, a mapping of columns to cells, or
-    numbers ``(N, columns)`` (:class:`fedstill.student.student_model.RawRows`); texts are strings or token ids.
-    Outputs are those of the run's task: logits of classes, ``(N, classes)`` or ``(N, classes, H, W)``, or
-    numbers ``(N, 1)`` in the target's own unit.
+    Images are ``(N, C, H, W)``, or ``(N, H, W)`` with one channel, as uint8 from 0 to 255 or floats from 0 to
+    1. Normalized images are refused. Rows of a table are a DataFrame, a mapping of columns to cells, or
+    numbers ``(N, columns)`` (:class:`RawRows`). Texts are strings or token ids. Outputs are those of the
+    task: logits ``(N, classes)`` or ``(N, classes, H, W)``, or numbers ``(N, 1)`` in the unit of the target.
 
     Attributes:
-        network: the network itself, which takes what the run's models took.
-        about: its name and what its inputs are.
+        network: the network, which takes the inputs of the run's models.
+        about: metadata of the student: its architecture and input spec.
 
     Raises:
-        DataError: on a call, inputs that it cannot take; the line says which are allowed.
-        MethodRefused: inputs of a kind that nobody has as they are.
+        DataError: on a call with invalid inputs.
+        MethodRefused: on a call, if there are no raw inputs for the task.
+
+    Example::
+
+        student = fedstill.load("runs/digits")
+        p = student.probabilities(images)  # (N, classes)
     """
 
     def __init__(self, network: nn.Module, about: StudentFile) -> None:
         super().__init__()
         self.network, self.about = network, about
         self._preprocessing: RawInputs | None = None
-        self.offset, self.scale = unit_of(about.known.schema)
-        if about.known.task.task_class.kind != "image":
-            self._preprocessing = raw_inputs(about.known, about.words)
+        self.offset, self.scale = target_unit(about.known_spec.schema)
+        if about.known_spec.task.task_class.kind != "image":
+            self._preprocessing = raw_inputs(about.known_spec, about.words)
         self.eval()
 
     @property
     def preprocessing(self) -> RawInputs:
-        """What brings inputs into the network's form."""
+        """Preprocessing of raw inputs."""
         return (
-            raw_inputs(self.about.known, self.about.words)
+            raw_inputs(self.about.known_spec, self.about.words)
             if self._preprocessing is None
             else self._preprocessing
         )
 
     @property
     def spec(self) -> InputSpec:
-        """Task, classes, shape and normalization."""
-        return self.about.known
+        """Task, classes, input shape and normalization."""
+        return self.about.known_spec
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of its outputs."""
-        return self.about.known.classes
+        """Names of the classes."""
+        return self.about.known_spec.classes
 
     def forward(self, x: Any) -> torch.Tensor:
-        """Logits, or numbers in their unit."""
+        """Return logits, or numbers in the unit of the target."""
         return self.responses(self._prepare(x))
 
     def responses(self, x: torch.Tensor) -> torch.Tensor:
-        """The same of inputs that have been checked."""
+        """Return the outputs for inputs that have been checked."""
         outputs: torch.Tensor = self.network(self.preprocessing(x))
         return self.offset + self.scale * outputs if self.spec.task.task_class.kind == "number" else outputs
 
     def probabilities(self, x: Any) -> torch.Tensor:
-        """Of each class ``(N, classes, ...)``; of labels that exclude none, each by itself; that an event has
-        not come by the end of each interval; numbers as they are."""
+        """Return probabilities ``(N, classes, ...)``.
+
+        For multi-label tasks each label has its own probability. For survival tasks the values are survival
+        probabilities at the end of each interval. For regression the values are the outputs.
+        """
         kind, blocks = self.spec.task.task_class.kind, torch.split(self._prepare(x), BATCH_SIZE)
         with torch.no_grad():
-            outputs = torch.cat([self.responses(some) for some in blocks])
+            outputs = torch.cat([self.responses(block) for block in blocks])
         if kind == "number":
             return outputs
-        if kind == "time":  # outputs are log-odds of the intervals' hazards
+        if kind == "time":  # outputs are logits of hazards
             return (1 - outputs.sigmoid()).cumprod(1)
         return outputs.sigmoid() if kind == "labels" else outputs.softmax(1)
 
     def _prepare(self, x: Any) -> torch.Tensor:
-        checked = self.preprocessing.prepare(x)
-        first = next(self.network.parameters(), checked)
-        return checked.to(first.device)
+        inputs = self.preprocessing.prepare(x)
+        parameter = next(self.network.parameters(), inputs)
+        return inputs.to(parameter.device)
 
 
 class PortableStudent(nn.Module):
-    """A student as other tools run it, which can raise no error: what is no input gets NaN for an answer."""
+    """A student for export. It raises no errors: outputs for invalid inputs are NaN."""
 
     def __init__(self, student: StudentModel) -> None:
         super().__init__()
         self.student = student
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs of the student."""
+        """Return the outputs of the student, NaN for invalid inputs."""
         outputs = self.student.responses(x)
-        sound = self.student.preprocessing.is_valid(x).view(-1, *(1,) * (outputs.ndim - 1))
-        return torch.where(sound, outputs, torch.nan)
+        is_valid = self.student.preprocessing.is_valid(x).view(-1, *(1,) * (outputs.ndim - 1))
+        return torch.where(is_valid, outputs, torch.nan)
 
 
 @torch_defaults()
 def load(path: str | Path, model: nn.Module | str | None = None) -> StudentModel:
-    """A run's student, with its preprocessing, in evaluation mode.
+    """Load the student of a run, with its preprocessing, in evaluation mode.
 
     Args:
-        path: a run's folder, or its ``student.safetensors``, which says all that is needed.
-        model: a network of its architecture, or the name of one, where the file may not import its own
-            (:func:`fedstill.runs.student_file.read`).
+        path: folder of a run, or its ``student.safetensors``, which is sufficient.
+        model: a network of its architecture, or the name of one, if the file names custom code, which is
+            never imported by itself (:func:`fedstill.runs.student_file.read`).
+
+    Returns:
+        The student, which takes raw inputs.
 
     Raises:
-        FedstillError: there is no student, or it cannot be made.
+        FedstillError: there is no student, or its network cannot be built.
+
+    Example::
+
+        student = fedstill.load("runs/digits")
+        logits = student(images)  # uint8 (N, 1, 28, 28)
     """
     return StudentModel(*read(path, model))
 
 
 def describe_export(student: StudentModel) -> dict[str, Any]:
-    """What an export says of itself: what goes in, what comes out."""
+    """Return metadata of an export: its inputs and outputs."""
     about = student.about
-    outs = "numbers in the unit of the target" if student.spec.task.task_class.kind == "number" else "logits"
+    output = (
+        "numbers in the unit of the target" if student.spec.task.task_class.kind == "number" else "logits"
+    )
     return {
         "model": about.model,
         "input": student.preprocessing.description,
-        "output": outs,
-        "otherwise": "NaN for inputs that are none",
-        **to_table(about.known),
+        "output": output,
+        "otherwise": "NaN for invalid inputs",
+        **to_table(about.known_spec),
     }

@@ -1,10 +1,11 @@
-"""Who listens to a run's metrics as it goes on: trackers that people have already, and others' own.
+"""Log metrics of a run to TensorBoard, MLflow, Weights & Biases or a custom tracker.
 
-``tracker`` says what one is and what is told to it; ``tensorboard``, ``mlflow`` and ``wandb`` are one each.
-``listeners`` are those of one run: one that fails is let go, and the run goes on.
+``tracker`` defines the interface :class:`Tracker` and the names of metrics; ``tensorboard``, ``mlflow`` and
+``wandb`` implement it. ``tracker_group`` holds the trackers of one run. If a tracker fails, it is disabled
+and the run continues.
 
-May import ``core`` alone. A newcomer adds a tracker: one class in one file, and its name in
-``tracker.TRACKERS``; or in a package of their own.
+Track imports ``core`` only. To add a tracker, write one class in one file and add its name to
+``tracker.TRACKERS``, or register it in a package of your own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MLflow hears a run: in the run's folder, or where MLFLOW_TRACKING_URI says."""
+"""Log a run to MLflow: in the run's folder, or at MLFLOW_TRACKING_URI."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import Any
 from fedstill.track.tracker import Tracker, final_metrics, flatten_metrics, missing_package_error
 
 EXPERIMENT = "fedstill"
-MAX_METRICS = 1000  # metrics that MLflow takes at once; of parameters a hundred
+MAX_METRICS = 1000  # metrics per call to MLflow; for parameters it is 100
 MAX_PARAMETER_LENGTH = 500  # characters of a parameter
 
 
 class MLflow(Tracker):
-    """A run of the experiment ``fedstill`` (``MLFLOW_EXPERIMENT_NAME``) in ``mlflow.db`` of the run's folder.
+    """Logs a run to MLflow, by default to ``mlflow.db`` in the run's folder.
+
+    The experiment is ``fedstill``, or ``MLFLOW_EXPERIMENT_NAME``.
 
     Attributes:
-        id: of MLflow's run; ``mlflow.run`` in the folder keeps it, so that who goes on takes its place.
+        id: id of the MLflow run. The file ``mlflow.run`` in the folder holds it, so that a resumed run
+            replaces it.
     """
 
     def __init__(self) -> None:
@@ -33,45 +36,50 @@ class MLflow(Tracker):
         self._client, self._entities, self._last = MlflowClient, entities, 0
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """See :class:`Tracker`."""
-        own, kept = folder / "mlflow.db", folder / "mlflow.run"
+        """See :meth:`.Tracker.start`."""
+        database, id_file = folder / "mlflow.db", folder / "mlflow.run"
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
-            logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
-            if not kept.exists():  # who made it was stopped in the midst of its tables
-                own.unlink(missing_ok=True)
-        self._to: Any = self._client(tracking_uri=uri or f"sqlite:///{own.resolve()}")
-        if kept.exists():
-            with suppress(Exception):  # it may be gone, or elsewhere
-                self._to.delete_run(kept.read_text(encoding="utf-8").strip())
+            logging.getLogger("mlflow.store.db.utils").setLevel(
+                logging.WARNING
+            )  # suppress messages about new tables
+            if not id_file.exists():  # creation of the tables was interrupted
+                database.unlink(missing_ok=True)
+        self._to: Any = self._client(tracking_uri=uri or f"sqlite:///{database.resolve()}")
+        if id_file.exists():
+            with suppress(Exception):  # it may not exist any more
+                self._to.delete_run(id_file.read_text(encoding="utf-8").strip())
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-        found = self._to.get_experiment_by_name(name)
-        place = (folder / "mlflow").resolve().as_uri()  # of files, which we send none
-        experiment = found.experiment_id if found else self._to.create_experiment(name, place)
+        experiment_info = self._to.get_experiment_by_name(name)
+        artifacts = (folder / "mlflow").resolve().as_uri()  # for artifacts, of which there are none
+        experiment = (
+            experiment_info.experiment_id if experiment_info else self._to.create_experiment(name, artifacts)
+        )
         run = self._to.create_run(experiment, run_name=about["name"], tags={"method": about["method"]})
         self.id: str = run.info.run_id
-        kept.write_text(self.id + "\n", encoding="utf-8")
-        told = [(key, str(value)[:MAX_PARAMETER_LENGTH]) for key, value in about["options"].items()]
-        for start in range(0, len(told), 100):
-            some = [self._entities.Param(*each) for each in told[start : start + 100]]
-            self._to.log_batch(self.id, params=some)
+        id_file.write_text(self.id + "\n", encoding="utf-8")
+        parameters = [(key, str(value)[:MAX_PARAMETER_LENGTH]) for key, value in about["options"].items()]
+        for start in range(0, len(parameters), 100):
+            batch = [self._entities.Param(*each) for each in parameters[start : start + 100]]
+            self._to.log_batch(self.id, params=batch)
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """See :class:`Tracker`."""
+        """See :meth:`.Tracker.log`."""
         self._send((*each, line["step"]) for line in lines for each in flatten_metrics(line))
 
     def close(self, result: Mapping[str, Any] | None) -> None:
-        """See :class:`Tracker`."""
+        """See :meth:`.Tracker.close`."""
         self._send(
             (f"result/{name}", value, self._last) for name, value in final_metrics(result or {}).items()
         )
         self._to.set_terminated(self.id, "KILLED" if result is None else "FINISHED")
 
-    def _send(self, told: Iterable[tuple[str, float, int]]) -> None:
-        now, rows = int(time.time() * 1000), list(told)
+    def _send(self, metrics: Iterable[tuple[str, float, int]]) -> None:
+        now, rows = int(time.time() * 1000), list(metrics)
         for start in range(0, len(rows), MAX_METRICS):
-            some = rows[start : start + MAX_METRICS]
-            self._last = some[-1][2]
+            batch = rows[start : start + MAX_METRICS]
+            self._last = batch[-1][2]
             self._to.log_batch(
-                self.id, metrics=[self._entities.Metric(name, value, now, step) for name, value, step in some]
+                self.id,
+                metrics=[self._entities.Metric(name, value, now, step) for name, value, step in batch],
             )

@@ -1,4 +1,4 @@
-"""A tracker: what hears a run's metrics, the words in which it hears them, and where it is looked up."""
+"""Interface of trackers, the names of logged metrics, and the registry of trackers."""
 
 from __future__ import annotations
 
@@ -13,36 +13,55 @@ from fedstill.core.registry import Registry
 
 
 class Tracker(ABC):
-    """What a run tells its metrics to. It is made without arguments, one for each run.
+    """Base class of trackers, which log the metrics of a run. Each run creates one without arguments.
 
-    A run that was stopped tells all of it once more when it goes on, from :meth:`start`: so no step is there
-    twice, and none that is void. Whoever has kept something under the same folder puts it aside there.
+    A resumed run starts from :meth:`start` and logs all its metrics again, so that no step is logged twice
+    and no void step remains. A tracker that has stored something for the same folder removes it in
+    :meth:`start`.
 
-    An exception in :meth:`start` stops the run before anything is trained; a later one ends the tracker
-    alone, and the run's result says so.
+    An exception in :meth:`start` stops the run before training. A later exception disables the tracker, and
+    the result of the run says so.
+
+    Example:
+        A tracker that prints::
+
+            class PrintTracker(Tracker):
+                def start(self, folder, about):
+                    print("run", about["name"])
+
+                def log(self, lines):
+                    for line in lines:
+                        print(line["step"], dict(flatten_metrics(line)))
+
+                def close(self, result):
+                    print(final_metrics(result or {}))
     """
 
     @abstractmethod
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """A run begins, or goes on.
+        """Start a run, or a resumed run.
 
         Args:
-            folder: of the run.
-            about: ``name`` and ``method`` of the run, and its ``options`` by dotted name
-                (``"split.nodes": 5``).
+            folder: folder of the run.
+            about: ``name`` and ``method`` of the run, and its ``options`` by dotted name (``"split.nodes":
+                5``).
         """
 
     @abstractmethod
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """What was measured since the last call, every few seconds: lines of ``metrics.jsonl``, whose figures
-        :func:`flatten_metrics` names."""
+        """Log lines of ``metrics.jsonl`` since the last call. It is called every few seconds.
+
+        Args:
+            lines: the lines, of which :func:`flatten_metrics` returns named numbers.
+        """
 
     @abstractmethod
     def close(self, result: Mapping[str, Any] | None) -> None:
-        """The run is over.
+        """End the run.
 
         Args:
-            result: what ``result.json`` holds, whose figures :func:`final_metrics` names; None: the run stopped.
+            result: the content of ``result.json``, of which :func:`final_metrics` returns named numbers;
+                None: the run was interrupted.
         """
 
 
@@ -58,45 +77,47 @@ TRACKERS: Registry[type[Tracker]] = Registry(
 
 
 def flatten_metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The figures of one line of metrics, each with the name by which trackers show it.
+    """Yield the numbers of one line of metrics with their names in trackers.
 
     >>> list(flatten_metrics({"phase": "local", "node": "north", "step": 50, "loss": 0.5}))
     [('local/north/loss', 0.5)]
-    >>> list(flatten_metrics({"phase": "distillation", "step": 9, "losses": {"student": 1.5}, "accuracy": 70.0}))
+    >>> line = {"phase": "distillation", "step": 9, "losses": {"student": 1.5}, "accuracy": 70.0}
+    >>> list(flatten_metrics(line))
     [('distillation/losses/student', 1.5), ('distillation/accuracy', 70.0)]
     """
-    where = "/".join(dict.fromkeys(str(line[key]) for key in ("phase", "node") if key in line))
+    prefix = "/".join(dict.fromkeys(str(line[key]) for key in ("phase", "node") if key in line))
     for key, value in line.items():
         inner = value if isinstance(value, Mapping) else {"": value}
         for name, number in inner.items() if key != "step" else ():
             if _is_number(number):
-                yield "/".join(part for part in (where, key, str(name)) if part), float(number)
+                yield "/".join(part for part in (prefix, key, str(name)) if part), float(number)
 
 
 def final_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """A run's last figures: of the central model, of those beside it, bytes, seconds, and the largest epsilon
-    of its nodes where each has one.
+    """Return the final numbers of a run: metrics of the student and the baselines, bytes, and seconds.
+
+    If every node has a privacy guarantee, the largest epsilon is included.
 
     >>> result = {"metrics": [{"key": "accuracy"}], "accuracy": 90.0, "bytes": {"up": 10, "down": 20}}
     >>> final_metrics(result)
     {'accuracy': 90.0, 'bytes/up': 10.0, 'bytes/down': 20.0}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in (metric["key"] for metric in result.get("metrics", ())):
-        found[key] = result.get(key)
+        values[key] = result.get(key)
         for model in ("ensemble", "centralized"):
-            found[f"{model}/{key}"] = (result.get(model) or {}).get(key)
-        found[f"standalone/{key}"] = ((result.get("standalone") or {}).get(key) or {}).get("mean")
-    found |= {f"bytes/{way}": result.get("bytes", {}).get(way) for way in ("up", "down")}
-    found["seconds"] = result.get("seconds", {}).get("total")
+            values[f"{model}/{key}"] = (result.get(model) or {}).get(key)
+        values[f"standalone/{key}"] = ((result.get("standalone") or {}).get(key) or {}).get("mean")
+    values |= {f"bytes/{direction}": result.get("bytes", {}).get(direction) for direction in ("up", "down")}
+    values["seconds"] = result.get("seconds", {}).get("total")
     privacy = result.get("privacy") or {}
-    if privacy.get("guarantee"):  # else what some nodes reach would pass for what all have
-        found["epsilon"] = max(node["epsilon"] for node in privacy["nodes"])
-    return {name: float(value) for name, value in found.items() if _is_number(value)}
+    if privacy.get("guarantee"):  # the maximum is a guarantee only if all nodes have one
+        values["epsilon"] = max(node["epsilon"] for node in privacy["nodes"])
+    return {name: float(value) for name, value in values.items() if _is_number(value)}
 
 
 def missing_package_error(name: str, error: ImportError) -> ArgumentError:
-    """That what a tracker writes with is not installed."""
+    """Return the error for a tracker whose package is not installed."""
     return ArgumentError(
         "track", name, f"another, or this after pip install 'fedstill[track]': {error.name} is missing"
     )

@@ -1,4 +1,4 @@
-"""All that listen to one run: they are told alike, and one that fails is let go."""
+"""The trackers of one run. A tracker that fails is disabled."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class TrackerGroup:
     """The trackers of one run.
 
     Args:
-        trackers: each a name, or one that is made already.
+        trackers: names of trackers, or trackers.
+        options: options of the run, which trackers log.
 
     Attributes:
-        notes: of each that was let go, why.
+        notes: why trackers were disabled.
 
     Raises:
-        ArgumentError: nothing has such a name, or what it writes with is not installed.
+        ArgumentError: a name is unknown, or the tracker's package is not installed.
     """
 
     def __init__(
@@ -33,50 +34,55 @@ class TrackerGroup:
         if len(self._trackers) < len(trackers):
             raise ArgumentError("track", [_tracker_name(each) for each in trackers], "each tracker once")
         self._options = {name: _shorten_path(value) for name, value in flatten(options or {}).items()}
-        self._started: dict[str, Tracker] = {}  # those that have begun
+        self._started: dict[str, Tracker] = {}  # trackers that have started
         self.notes: list[str] = []
 
     def start(self, folder: Path, title: str, *, finished: bool = False) -> None:
-        """Tell all that a run begins, or goes on.
+        """Start all trackers for a new or resumed run.
 
         Args:
-            folder: of the run, which gives it its name.
-            finished: all has been trained elsewhere: one that cannot begin is let go.
+            folder: folder of the run; its name is the name of the run.
+            title: the method.
+            finished: training has finished elsewhere: a tracker that cannot start is disabled.
 
         Raises:
-            FedstillError: one cannot.
+            FedstillError: a tracker cannot start.
         """
-        about = {"name": folder.resolve().name, "method": title, "options": self._options}
+        run_info = {"name": folder.resolve().name, "method": title, "options": self._options}
         for name, tracker in self._trackers.items():
             try:
-                tracker.start(folder, about)
-            except Exception as error:  # whatever somebody's tracker does
+                tracker.start(folder, run_info)
+            except Exception as error:  # custom trackers may raise anything
                 if finished:
                     self._disable(name, error)
                     continue
-                raise FedstillError(f"tracker {name!r} cannot begin: {first_line(error)}") from error
+                raise FedstillError(f"tracker {name!r} cannot start: {first_line(error)}") from error
             self._started[name] = tracker
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Tell all what was measured."""
+        """Log lines of metrics."""
         if lines:
             self._call_all(lambda tracker: tracker.log(lines))
 
     def close(self, result: Mapping[str, Any] | None) -> None:
-        """Tell all that the run is over; None: that it was stopped. Nobody is told anything after it."""
+        """Close all trackers. Nothing is logged afterwards.
+
+        Args:
+            result: the result of the run; None: the run was interrupted.
+        """
         self._call_all(lambda tracker: tracker.close(result))
         self._started = {}
 
-    def _call_all(self, what: Callable[[Tracker], None]) -> None:
+    def _call_all(self, action: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._started.items()):
             try:
-                what(tracker)
-            except Exception as error:  # of a tracker that fails, the run is not the worse
+                action(tracker)
+            except Exception as error:  # a failing tracker must not stop the run
                 del self._started[name]
                 self._disable(name, error)
 
     def _disable(self, name: str, error: Exception) -> None:
-        self.notes.append(f"tracker {name!r} failed and was let go: {first_line(error)}")
+        self.notes.append(f"tracker {name!r} failed and was disabled: {first_line(error)}")
         print(f"Note: {self.notes[-1]}", file=sys.stderr)
 
 
@@ -94,5 +100,5 @@ def _make_tracker(each: str | Tracker) -> Tracker:
 
 
 def _shorten_path(value: Any) -> Any:
-    """An option as others may read it: of a path of this machine its last part."""
+    """Return an option as others may read it: only the last part of an absolute path."""
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

@@ -1,4 +1,4 @@
-"""Weights & Biases hears a run, offline: nothing is sent until somebody says ``wandb sync``."""
+"""Log a run to Weights & Biases offline. Nothing is sent before ``wandb sync``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from fedstill.track.tracker import Tracker, final_metrics, flatten_metrics, miss
 
 
 class WandB(Tracker):
-    """An offline run in ``wandb/`` of the run's folder, with the run's options and figures; code and output
-    are left out. What wandb itself notes of the machine is for whoever syncs to look at."""
+    """Writes an offline run to ``wandb/`` in the run's folder: options and metrics, no code and output.
+
+    Review what wandb itself records about the machine before you sync.
+    """
 
     def __init__(self) -> None:
         try:
@@ -22,7 +24,7 @@ class WandB(Tracker):
         self._wandb, self._axes = wandb, set[str]()
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """See :class:`Tracker`."""
+        """See :meth:`.Tracker.start`."""
         shutil.rmtree(folder / "wandb", ignore_errors=True)
         (folder / "wandb").mkdir()
         quiet = self._wandb.Settings(
@@ -40,7 +42,7 @@ class WandB(Tracker):
         )
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """See :class:`Tracker`. Each phase has steps of its own."""
+        """See :meth:`.Tracker.log`. Each phase has its own step axis."""
         for line in lines:
             axis = f"{line['phase']}/step"
             if axis not in self._axes:
@@ -50,7 +52,7 @@ class WandB(Tracker):
             self._run.log({axis: line["step"], **dict(flatten_metrics(line))})
 
     def close(self, result: Mapping[str, Any] | None) -> None:
-        """See :class:`Tracker`."""
+        """See :meth:`.Tracker.close`."""
         self._run.summary.update(
             {f"result/{name}": value for name, value in final_metrics(result or {}).items()}
         )

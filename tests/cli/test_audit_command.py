@@ -38,7 +38,7 @@ def charge(
         node="clinic",
         number=number,
         query="predict_logits",
-        part="answer",
+        part="response",
         content_hash=str(number),
         up={"logits": 2560, "critic": 256},
         rule="logits clamped to 5, Laplace noise of scale 100",
@@ -116,7 +116,7 @@ def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Captur
     (clinic / "node.toml").write_text('name = "clinic"\n[privacy]\nepsilon = 9.0\n', encoding="utf-8")
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         charge(log, 5, payer=NODE_DATA)
-        charge(log, 6, payer=NODE_DATA, run="autumn", bare=1)
+        charge(log, 6, payer=NODE_DATA, run="autumn", no_guarantee=1)
     for delta in (1e-5, 1e-9):
         rows = json.loads(said(capsys, "show", clinic, "--json", "--delta", delta))["totals"]
         by = {(row["whose"], row["run"]): row for row in rows}
@@ -211,7 +211,7 @@ def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> N
     for command in ("show", "verify"):
         with pytest.raises(FedstillError) as output:
             dispatch(["audit", command, str(file)], COMMANDS)
-        assert str(output.value) == f"{file} is no audit log"
+        assert str(output.value) == f"{file} is not an audit log"
     (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
     with pytest.raises(FedstillError, match="move it away, and settle"):
         dispatch(["audit", "show", str(clinic)], COMMANDS)
@@ -219,7 +219,7 @@ def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> N
 
 def test_shows_no_epsilon_after_a_release_without_guarantee(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
-        charge(log, 5, run="autumn", bare=1)
+        charge(log, 5, run="autumn", no_guarantee=1)
     out = said(capsys, "show", clinic)
     lines = [line for line in out.splitlines() if line.startswith("clinic")]
     assert ["no guarantee" in line for line in lines] == [False, True, True]
@@ -284,7 +284,7 @@ def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, cap
 
 def test_an_audit_log_that_is_gone(clinic: Path, capsys: Capture) -> None:
     (clinic / "audit.sqlite").unlink()
-    with pytest.raises(FedstillError, match="is gone, and its head is there"):
+    with pytest.raises(FedstillError, match="is missing, but its head exists"):
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
     out = said(capsys, "accept", clinic, "--because", "lost")
     assert out.count("Charged again") == 2
@@ -298,7 +298,7 @@ def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: 
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
-    with pytest.raises(FedstillError, match="is gone, and its node's runs are there"):
+    with pytest.raises(FedstillError, match="is missing, but its node's runs exist"):
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
     assert "Settled: is gone" in said(capsys, "accept", clinic, "--because", "lost")
     assert "1 entry: hashes" in said(capsys, "verify", clinic)
@@ -354,7 +354,7 @@ def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_w
     """Fingerprints follow from the records, and hashes of entries are over these."""
     secret = {"content_hash": "c0de", "release_hash": "1eft", "history_hash": "af7e"}
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
-        log.append(Entry("spring", NODE_DATA, "clinic", 8, "predict", "answer", **secret))  # type: ignore[arg-type]
+        log.append(Entry("spring", NODE_DATA, "clinic", 8, "predict", "response", **secret))  # type: ignore[arg-type]
         output = list(log.entries())
     short, whole = (clinic.parent / f"{name}.jsonl" for name in ("short", "whole"))
     assert "keep it to yourself" not in said(capsys, "export", clinic, "--out", short)

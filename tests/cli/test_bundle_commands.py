@@ -66,7 +66,7 @@ def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)
     given = config.load_toml(folder / "run.toml")
-    experiment, _ = build.prepare(given)
+    experiment, _ = build.build_simulation(given)
     for index, name in enumerate(NAMES):
         own = folder / name
         own.mkdir()
@@ -140,7 +140,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     assert mine["accuracy"] == live["accuracy"] > 50
     carried = format_bytes(len(NAMES) * Path("queries.safetensors").stat().st_size)
     assert f"came to the nodes: {carried}\n" in out
-    for same in ("bytes", "queries", "queries_by_name", "leaves"):
+    for same in ("bytes", "queries", "queries_by_name", "releases"):
         assert mine[same] == live[same]
     for one, other in zip(mine["nodes"], live["nodes"], strict=True):
         for same in ("name", "examples", "label_counts", "parameters", "bytes"):
@@ -350,9 +350,9 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
         AuditLog(audit).close()
 
     for spoil, said in (
-        (edited, "entry 1 is not as it was written; nothing leaves until its owner has settled it"),
+        (edited, "entry 1 is not as it was written; nothing is released until its owner has accepted it"),
         (foreign, "is not what was let out, or audit.sqlite is not the audit log that knows"),
-        (audit.unlink, "audit.sqlite: is gone, and its head is there: put it back"),
+        (audit.unlink, "audit.sqlite: is missing, but its head exists: put it back"),
         (another_run, "is not what was let out, or audit.sqlite is not the audit log that knows"),
     ):
         spoil()
@@ -410,7 +410,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
     code, _, err = command(*DISTIL, "--method.epochs", 3, "--student.model", "mlp:8")
     assert code == 0, err
     result = json.loads(Path("out/result.json").read_text())
-    assert (result["turns"], result["student"]["model"]) == (3, "mlp:8")
+    assert (result["iterations"], result["student"]["model"]) == (3, "mlp:8")
     for option, value, said in (
         (
             "--method.levels",

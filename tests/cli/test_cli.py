@@ -248,12 +248,12 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
             "unknown option '--method.steps': a resumed run keeps its options",
         ),
         ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name'?"),
-        ("run mine.toml --seed x", "invalid seed = 'x' (expected a whole number"),
-        ("run mine.toml --seed", "invalid seed = '' (expected a whole number"),
+        ("run mine.toml --seed x", "invalid seed = 'x' (expected an integer"),
+        ("run mine.toml --seed", "invalid seed = '' (expected an integer"),
         ("run mine.toml --data.root", "invalid --data.root = '' (expected a value after it"),
         ("run mine.toml --seed -1", "invalid seed = -1 (expected 0 or more"),
         ("run mine.toml --split.alpha nan", "invalid split.alpha = 'nan' (expected a number"),
-        ("run mine.toml --seed 1_0", "invalid seed = '1_0' (expected a whole number"),
+        ("run mine.toml --seed 1_0", "invalid seed = '1_0' (expected an integer"),
         ("run mine.toml --split.alpha 1_0", "invalid split.alpha = '1_0' (expected a number"),
         ("compare fedavg --seeds 1_0", "invalid --seeds = '1_0' (expected how many: 1 or more"),
         (
@@ -293,7 +293,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --split.alpha few", "invalid split.alpha = 'few' (expected a number"),
         (
             "compare fedavg --split.nodes 2 fediod",
-            "invalid split.nodes = '2 fediod' (expected a whole number",
+            "invalid split.nodes = '2 fediod' (expected an integer",
         ),
         (
             "compare fedavg plan.toml",
@@ -337,7 +337,7 @@ def test_bad_files_are_one_line(command: Main, here: Path) -> None:
             "unknown key 'split.nods': did you mean 'split.nodes'?",
         ),
         ('[method]\nname = "fediod"\nnam = "x"', "unknown key 'method.nam': did you mean 'method.name'?"),
-        ('method.name = "fediod"\nseed = "a\\nb"', r"invalid seed = 'a\nb' (expected a whole number"),
+        ('method.name = "fediod"\nseed = "a\\nb"', r"invalid seed = 'a\nb' (expected an integer"),
         ("seed = 3", "invalid method.name = '' (expected one of standalone, "),
         ("seed 3", "mine.toml is not TOML: "),
         ('extends = "mine"', "unknown preset 'mine'"),
@@ -616,8 +616,8 @@ def test_output_for_scripts_has_no_progress_in_it(here: Path) -> None:
     )
     words = ["run", "mine.toml", *small.split(), "--json"]
     output = process(*words, "--out", "there", "--evaluation.centralized", "false", folder=here)
-    assert json.loads(output.stdout)["turns"] == 2
+    assert json.loads(output.stdout)["iterations"] == 2
     assert "distillation 2 of 2" in output.stderr
     assert "centralized" not in output.stderr
     quiet = process(*words, "--out", "quiet", "--quiet", folder=here)
-    assert (json.loads(quiet.stdout)["turns"], quiet.stderr) == (2, "")
+    assert (json.loads(quiet.stdout)["iterations"], quiet.stderr) == (2, "")

@@ -29,7 +29,7 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import round_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.simulation import Simulation
 from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
@@ -105,7 +105,7 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
     """A run, the plans of its nodes, and where these are; its audit log holds the events of the plans."""
     run, places = _simulated("tiny", load_toml(path))
     plans = {place.name: _solve(run, place) for place in places}
-    experiment, _ = prepare(load_toml(path))
+    experiment, _ = build_simulation(load_toml(path))
     out = path.parent / "out"
     out.mkdir()
     experiment.run(out)
@@ -300,7 +300,9 @@ def charge(folder: Path, price: PrivacyCost, number: int = 0, *, guarantee: bool
     audit = AuditLog(folder / "audit.sqlite")
     bare = int(not guarantee)
     audit.charge(
-        Entry("old", NODE_DATA, "clinic", number, "q", "answer", cost=cost_to_dict(price), no_guarantee=bare)
+        Entry(
+            "old", NODE_DATA, "clinic", number, "q", "response", cost=cost_to_dict(price), no_guarantee=bare
+        )
     )
     audit.close()
 
@@ -315,8 +317,8 @@ def test_a_plan_for_one_record_says_that_a_patient_has_several(
     assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd")
     path.write_text(f'{first}[data]\ngroup = "patient"\n')
     output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd").split())
-    assert "epsilon is of one record: a patient or slide has up to 4 at one node" in output
-    assert "privacy.group_size = 4 protects all records of one together" in output
+    assert "epsilon holds for one record: a patient or slide has up to 4 at one node" in output
+    assert "privacy.group_size = 4 protects all records of a group together" in output
     path.write_text(f'{first}group_size = 4\n[data]\ngroup = "patient"\n')
     assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd", "--epsilon", "8")
 
@@ -451,7 +453,7 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], words: list[s
 
 def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDKD, "labeled = true\n", privacy("dp-sgd")))
-    assert "none where public data join its own" in said(capsys, "plan", path, code=2)
+    assert "none if public data are added to its own" in said(capsys, "plan", path, code=2)
     path = str(write(tmp_path, FEDKD, privacy("dp-sgd")))
     output = said(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)
     assert "invalid --epsilon = inf (expected finite" in output

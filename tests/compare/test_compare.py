@@ -308,7 +308,7 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
         ('methods = ["fedavg"]\nseeds = 0', "invalid seeds = 0 (expected how many"),
         (
             'methods = ["fedavg"]\nseeds = true',
-            "invalid seeds = True (expected a whole number or a list, each a whole number",
+            "invalid seeds = True (expected an integer or a list, each an integer",
         ),
         ('methods = ["fedavg"]\nseeds = [1, 1]', "invalid seeds = [1, 1] (expected how many"),
         ('methods = ["fedavg"]\n[base]\nseed = 3', "base: invalid seed = 3 (expected nothing"),
@@ -477,8 +477,8 @@ def test_complete_comparison(
         row = rows[label]
         assert float(row["accuracy"]) == result["accuracy"]
         assert int(row["bytes_up"]) == result["bytes"]["up"]
-        assert row["judged_by"] == result["central"]
-        assert row["leaves"] == "; ".join(result["leaves"])
+        assert row["judged_by"] == result["evaluated_model"]
+        assert row["releases"] == "; ".join(result["releases"])
         assert config.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
     assert compare.read_folder(out) == plan
@@ -592,7 +592,7 @@ def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
 def test_rejects_second_process_on_same_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = lock_folder(tmp_path / "out", "comparison")
-    with held, pytest.raises(RunFolderError, match="at work on this comparison"):
+    with held, pytest.raises(RunFolderError, match="another process runs this comparison"):
         compared(a_quick_plan(), tmp_path / "out", command="", quiet=True)
 
 

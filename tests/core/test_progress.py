@@ -50,7 +50,7 @@ def test_callback_takes_small_share_of_time(
             now[0] += 1.0
             noted.update("distillation", step, 1000)
     assert [at for at, _ in called] == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
-    assert caplog.messages == ["what shows how far the run is fails: OSError: no space left"]
+    assert caplog.messages == ["progress callback failed: OSError: no space left"]
 
 
 def test_stop_reason_is_written_and_reported(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_stop_reason_is_written_and_reported(tmp_path: Path) -> None:
         raise DataError("no such column")
     with pytest.raises(ZeroDivisionError), ProgressFile(path, on_update=lambda note: told.append(note.error)):
         raise ZeroDivisionError("at a node's record 17")  # whose words nobody has looked at
-    assert told == ["", "no such column", "", "it failed where it should not"]
+    assert told == ["", "no such column", "", "unexpected error"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": 3}', '{"done": "x"}', "[" * 9999])

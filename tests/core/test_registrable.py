@@ -68,7 +68,7 @@ def test_table_round_trip_includes_name() -> None:
             "invalid shape.radius = 1.0 (expected none, as shape 'square' has no",
         ),
         ({"sides": 1}, "unknown key 'shape.sides'"),
-        ({"how": "square", "side": "x"}, "invalid shape.side = 'x' (expected a whole number"),
+        ({"how": "square", "side": "x"}, "invalid shape.side = 'x' (expected an integer"),
     ],
 )
 def test_rejects_invalid_tables_in_one_line(shape: dict[str, object], line: str) -> None:

@@ -106,7 +106,9 @@ def test_imports_nothing_before_lookup(errors: Registry[type[Exception]]) -> Non
 
 def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]]) -> None:
     assert list(errors.importable()) == ["argument", "unknown", "odd"]
-    with pytest.raises(ArgumentError, match=r"^error is 'broken': .*lab_broken:Odd cannot, No module named"):
+    with pytest.raises(
+        ArgumentError, match=r"^error is 'broken': .*lab_broken:Odd fails with No module named"
+    ):
         errors["broken"]
 
 

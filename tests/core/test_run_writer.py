@@ -72,7 +72,7 @@ def test_resume_requires_same_options(tmp_path: Path) -> None:
     begun = {"method.steps": "200", "seed": "0"}
     RunWriter(tmp_path, options=begun).save({"done": 1})
     assert RunWriter(tmp_path, options=begun).load()["done"] == 1
-    said = r"began with method.steps = 200, and now it is 110 \(1 more such\)"
+    said = r"began with method.steps = 200, but now it is 110 \(1 more such\)"
     with pytest.raises(RunFolderError, match=said):
         RunWriter(tmp_path, options={"method.steps": "110", "seed": "1"}).load()
 
@@ -175,7 +175,7 @@ def test_resume_rejects_missing_metrics(tmp_path: Path) -> None:
     records.save({})
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(RunFolderError, match=r"2 lines, and the state counts 3"):
+    with pytest.raises(RunFolderError, match=r"2 lines .expected 3."):
         RunWriter(tmp_path).load()
 
 

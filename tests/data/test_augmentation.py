@@ -1,4 +1,4 @@
-"""Images moved and turned by drawn numbers, and targets that are pictures with them."""
+"""Augmentation of images, and of targets that are images or maps."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
-HOWS = ("shift", "shift-flip", "turn")
+MODES = ("shift", "shift-flip", "turn")
 
 
-def draws(count: int) -> torch.Tensor:
+def random_numbers(count: int) -> torch.Tensor:
     return sample_augmentation(count, torch_generator(0, "draws"))
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_a_class_of_each_pixel_moves_with_its_pixel(how: str) -> None:
+@pytest.mark.parametrize("how", MODES)
+def test_class_maps_are_transformed_like_images(how: str) -> None:
     classes = torch.randint(0, 3, (32, 16, 16), generator=torch_generator(1))
     images = classes.unsqueeze(1).float()
-    x, y = augment_examples(SegmentationConfig().make(3), images, classes, draws(32), how)
+    x, y = augment_examples(SegmentationConfig().make(3), images, classes, random_numbers(32), how)
     assert torch.equal(x.squeeze(1).long(), y)
     assert y.dtype == torch.int64
     assert not torch.equal(y, classes)
 
 
-def test_turns_come_in_all_eight_poses() -> None:
+def test_turn_mode_samples_all_eight_poses() -> None:
     corner = torch.zeros(400, 1, 16, 16)
     corner[:, :, 4, 5] = 1  # far from the border, on no axis of the square
     found = augment_examples(
-        ClassificationConfig().make(2), corner, torch.zeros(400).long(), draws(400), "turn"
+        ClassificationConfig().make(2), corner, torch.zeros(400).long(), random_numbers(400), "turn"
     )[0]
     centered = {(2 * y - 15, 2 * x - 15) for y, x in found.squeeze(1).nonzero()[:, 1:].tolist()}
     assert {(y > 0, x > 0, abs(y) > abs(x)) for y, x in centered} == {
@@ -49,37 +49,44 @@ def test_turns_come_in_all_eight_poses() -> None:
     }
 
 
-def test_a_measurement_is_made_anew_of_the_changed_image() -> None:
+def test_measurement_is_simulated_again_after_augmentation() -> None:
     task = ReconstructionConfig().make(1)
     whole = torch.rand(4, 1, 16, 16, generator=torch_generator(2)) * 2 - 1
-    x, y = augment_examples(task, task.observe(whole), whole, draws(4), "turn")
+    x, y = augment_examples(task, task.observe(whole), whole, random_numbers(4), "turn")
     torch.testing.assert_close(x, task.observe(y))
 
 
-def test_labels_of_whole_images_stay() -> None:
+def test_class_labels_are_unchanged() -> None:
     y = torch.arange(3)
     assert (
-        augment_examples(ClassificationConfig().make(3), torch.rand(3, 1, 8, 8), y, draws(3), "turn")[1] is y
+        augment_examples(
+            ClassificationConfig().make(3), torch.rand(3, 1, 8, 8), y, random_numbers(3), "turn"
+        )[1]
+        is y
     )
 
 
-def test_texts_and_oblong_images_are_refused() -> None:
+def test_rejects_texts_and_rotation_of_oblong_images() -> None:
     tokens = torch.ones(2, 8, dtype=torch.int64)
-    with pytest.raises(ArgumentError, match="texts have no direction"):
-        augment_examples(TextConfig().make(2), tokens, torch.zeros(2).long(), draws(2), "shift")
+    with pytest.raises(ArgumentError, match="texts cannot be augmented"):
+        augment_examples(TextConfig().make(2), tokens, torch.zeros(2).long(), random_numbers(2), "shift")
     with pytest.raises(ArgumentError, match="images are not square"):
         augment_examples(
-            ClassificationConfig().make(2), torch.zeros(2, 1, 8, 12), torch.zeros(2).long(), draws(2), "turn"
+            ClassificationConfig().make(2),
+            torch.zeros(2, 1, 8, 12),
+            torch.zeros(2).long(),
+            random_numbers(2),
+            "turn",
         )
 
 
-def test_shifting_draws_as_it_always_did() -> None:
+def test_random_shift_equals_apply_shift_with_the_same_numbers() -> None:
     images = torch.rand(5, 2, 16, 16, generator=torch_generator(3))
-    ours = apply_shift(images, draws(5), flip=True)
+    ours = apply_shift(images, random_numbers(5), flip=True)
     assert torch.equal(ours, random_shift(images, torch_generator(0, "draws"), flip=True))
 
 
-def test_poses_turn_square_images() -> None:
+def test_flip_and_rotate_by_pose() -> None:
     image = torch.arange(4).view(1, 2, 2)
     assert flip_and_rotate(image, torch.tensor([0])).tolist() == image.tolist()
     assert flip_and_rotate(image, torch.tensor([4])).tolist() == [[[3, 2], [1, 0]]]  # half a turn
@@ -88,8 +95,8 @@ def test_poses_turn_square_images() -> None:
     ]  # mirrored, then half a turn
 
 
-def slow_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> torch.Tensor:
-    """One image (C, H, W) seen through a window moved down and right, its border repeated."""
+def reference_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> torch.Tensor:
+    """Shift one image (C, H, W) pixel by pixel, with its border repeated."""
     _, height, width = image.shape
     out = torch.empty_like(image)
     for row, column in itertools.product(range(height), range(width)):
@@ -101,15 +108,13 @@ def slow_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> to
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 16)])
-def test_shifts_reach_an_eighth_and_no_further_and_move_channels_together(
-    height: int, width: int, flip: bool
-) -> None:
+def test_shifts_cover_all_offsets_up_to_an_eighth(height: int, width: int, flip: bool) -> None:
     image = torch.arange(2.0 * height * width).view(2, height, width)
     reach_y, reach_x = height // 8, width // 8
     moves = itertools.product(
         range(-reach_y, reach_y + 1), range(-reach_x, reach_x + 1), (False, True) if flip else (False,)
     )
-    allowed = {tuple(slow_shift(image, *move).flatten().tolist()): move for move in moves}
+    allowed = {tuple(reference_shift(image, *move).flatten().tolist()): move for move in moves}
     images = image.expand(400, 2, height, width)
     out = random_shift(images, torch.Generator().manual_seed(0), flip=flip)
     assert out.shape == images.shape

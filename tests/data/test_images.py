@@ -1,6 +1,6 @@
-"""Resizing and patches, against slow references.
+"""Resizing and patches, against slow references; images in unusual modes.
 
-Images in unusual modes: what is seen of them is what networks get, in every entry point.
+All entry points must read the visible pixels of an image.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_images_are_box_averaged() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(2, 4))
-def test_a_mask_takes_the_class_of_most_of_its_area(seed: int, classes: int) -> None:
+def test_resized_mask_pixel_is_the_majority_class(seed: int, classes: int) -> None:
     maps = np.random.default_rng(seed).integers(0, classes, (2, 6, 4))
     small = resize_class_maps(torch.from_numpy(maps), 3, 2).numpy()
     for n, row, column in np.ndindex(2, 3, 2):
@@ -54,7 +54,7 @@ def test_a_mask_takes_the_class_of_most_of_its_area(seed: int, classes: int) -> 
 
 
 @given(st.integers(4, 60), st.integers(4, 60), st.integers(1, 4))
-def test_patches_cover_a_picture_and_stay_inside(height: int, width: int, patch: int) -> None:
+def test_patches_cover_an_image_and_stay_inside(height: int, width: int, patch: int) -> None:
     covered = np.zeros((height, width), dtype=int)
     corners = patch_corners(height, width, patch)
     for top, left in corners:
@@ -62,21 +62,21 @@ def test_patches_cover_a_picture_and_stay_inside(height: int, width: int, patch:
         assert 0 <= left <= width - patch
         covered[top : top + patch, left : left + patch] += 1
     assert covered.min() >= 1
-    assert len(corners) == -(-height // patch) * -(-width // patch)  # no fewer could
+    assert len(corners) == -(-height // patch) * -(-width // patch)  # the minimum
 
 
 GRAY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
 COLOR = np.stack([GRAY, GRAY[::-1], GRAY.T], axis=-1)
 ALPHA = np.array([0, 51, 255], dtype=np.uint8)  # nothing, a fifth, everything
-SHOWN = [255, 225, 105]  # of gray 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
+BLENDED = [255, 225, 105]  # of gray 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
 
 
-def saved(path: Path, image: Any, **how: Any) -> Path:
+def save_image(path: Path, image: Any, **how: Any) -> Path:
     image.save(path, **how)
     return path
 
 
-def transparent(mode: str) -> Any:
+def transparent_image(mode: str) -> Any:
     gray = np.full((1, 3), 105, dtype=np.uint8)
     bands = [gray] * (len(mode) - 1)
     return Image.merge(mode, [Image.fromarray(band) for band in [*bands, ALPHA[None]]])
@@ -84,42 +84,42 @@ def transparent(mode: str) -> Any:
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
 @pytest.mark.parametrize("mode", ["LA", "RGBA"])
-def test_transparent_pixels_are_drawn_on_white(tmp_path: Path, mode: str, suffix: str) -> None:
+def test_transparent_pixels_are_blended_with_white(tmp_path: Path, mode: str, suffix: str) -> None:
     how = {"lossless": True, "exact": True} if suffix == "webp" else {}
-    pixels = decode_image(saved(tmp_path / f"a.{suffix}", transparent(mode), **how), "a")
+    pixels = decode_image(save_image(tmp_path / f"a.{suffix}", transparent_image(mode), **how), "a")
     assert len(pixels) == (1 if mode == "LA" and suffix != "webp" else 3)
-    assert pixels[:, 0].tolist() == [SHOWN] * len(pixels)
+    assert pixels[:, 0].tolist() == [BLENDED] * len(pixels)
 
 
 @pytest.mark.parametrize("suffix", ["png", "gif"])
-def test_a_transparent_color_is_drawn_on_white(tmp_path: Path, suffix: str) -> None:
+def test_transparent_palette_color_becomes_white(tmp_path: Path, suffix: str) -> None:
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
     palette.putpalette([200, 10, 20, 30, 40, 50])
-    pixels = decode_image(saved(tmp_path / f"a.{suffix}", palette, transparency=0), "a")
+    pixels = decode_image(save_image(tmp_path / f"a.{suffix}", palette, transparency=0), "a")
     assert pixels[:, 0].T.tolist() == [[255, 255, 255], [30, 40, 50]]
     for image, kept in (
         (Image.fromarray(np.array([[7, 8]], dtype=np.uint8)), 7),
         (Image.fromarray(np.array([[[7, 7, 7], [8, 8, 8]]], dtype=np.uint8)), (7, 7, 7)),
     ):
-        pixels = decode_image(saved(tmp_path / "b.png", image, transparency=kept), "b")
+        pixels = decode_image(save_image(tmp_path / "b.png", image, transparency=kept), "b")
         assert pixels[:, 0].tolist() == [[255, 8]] * len(pixels)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_alpha_that_hides_nothing_changes_nothing(mode: str) -> None:
+def test_opaque_alpha_changes_nothing(mode: str) -> None:
     image = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).convert(mode)
     opaque = image.convert({"L": "LA", "RGB": "RGBA"}[mode])
     assert np.array_equal(read_pil_pixels(opaque, "a"), np.asarray(image))
 
 
-def test_masks_of_a_palette_keep_numbers_under_a_transparent_color(tmp_path: Path) -> None:
+def test_palette_masks_keep_numbers_despite_transparency(tmp_path: Path) -> None:
     mask = Image.fromarray(np.array([[0, 1, 2, 1]], dtype=np.uint8), "P")
     mask.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])
-    file = saved(tmp_path / "m.png", mask, transparency=0)
+    file = save_image(tmp_path / "m.png", mask, transparency=0)
     assert read_instance_map(file, "m").tolist() == [[0, 1, 2, 1]]
 
 
-def test_modes_of_eight_bits_or_one_have_their_colors(tmp_path: Path) -> None:
+def test_decodes_bilevel_and_cmyk_colors(tmp_path: Path) -> None:
     cases: list[tuple[str, Any, dict[str, Any], Any]] = [
         ("bw.png", Image.fromarray(GRAY > 100), {}, (GRAY > 100) * 255),
         ("bw.tif", Image.fromarray(GRAY > 100), {"compression": "group4"}, (GRAY > 100) * 255),
@@ -127,12 +127,12 @@ def test_modes_of_eight_bits_or_one_have_their_colors(tmp_path: Path) -> None:
         ("cmyk.jpg", Image.fromarray(COLOR).convert("CMYK"), {"quality": 100, "subsampling": 0}, COLOR),
     ]
     for name, image, how, wanted in cases:
-        pixels = decode_image(saved(tmp_path / name, image, **how), name)
+        pixels = decode_image(save_image(tmp_path / name, image, **how), name)
         pixels = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
         assert np.abs(pixels.astype(int) - wanted).max() <= (1 if name == "cmyk.jpg" else 0), name
 
 
-def test_sixteen_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
+def test_16_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
     def chunk(kind: bytes, content: bytes) -> bytes:
         checked = kind + content
         return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
@@ -145,22 +145,22 @@ def test_sixteen_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
-def test_gray_of_more_bits_is_refused_with_a_way_out(tmp_path: Path, kind: type) -> None:
-    file = saved(tmp_path / "a.tif", Image.fromarray(GRAY.astype(kind)))
+def test_rejects_gray_of_more_than_8_bits_with_advice(tmp_path: Path, kind: type) -> None:
+    file = save_image(tmp_path / "a.tif", Image.fromarray(GRAY.astype(kind)))
     with pytest.raises(DataError, match=r"a\.tif: is an image of mode .* 8 bits a channel; divide by"):
         decode_image(file, "a.tif")
 
 
-def test_half_a_file_is_no_image(tmp_path: Path) -> None:
+def test_rejects_truncated_images(tmp_path: Path) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     for suffix in ("jpg", "png", "webp", "gif", "tif", "bmp"):
-        content = saved(tmp_path / f"a.{suffix}", noise).read_bytes()
+        content = save_image(tmp_path / f"a.{suffix}", noise).read_bytes()
         (tmp_path / f"a.{suffix}").write_bytes(content[: len(content) * 2 // 3])
         with pytest.raises(UnreadableImage, match=f"a.{suffix}: cannot be read as an image"):
             decode_image(tmp_path / f"a.{suffix}", f"a.{suffix}")
 
 
-def test_images_of_pil_in_a_list_are_one_array() -> None:
+def test_stacks_pil_images_of_a_list() -> None:
     gray, color = Image.fromarray(GRAY), Image.fromarray(COLOR)
     assert np.array_equal(to_array([gray, gray], "images")[1], GRAY)
     mixed = to_array([gray, color], "images")
@@ -173,7 +173,7 @@ def test_images_of_pil_in_a_list_are_one_array() -> None:
         to_array([gray, gray.resize((8, 4))], "images")
 
 
-def test_masks_among_arrays_by_name_are_numbers_and_images_are_colors() -> None:
+def test_named_arrays_read_masks_as_numbers_and_images_as_colors() -> None:
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
     palette.putpalette([200, 10, 20, 30, 40, 50])
     arrays = to_arrays({"images": [palette], "masks": [palette], "labels": ["a"]}, "mine")
@@ -182,7 +182,7 @@ def test_masks_among_arrays_by_name_are_numbers_and_images_are_colors() -> None:
     assert arrays["labels"].tolist() == ["a"]
 
 
-def test_a_photograph_from_python_is_turned_upright() -> None:
+def test_pil_photograph_is_rotated_by_exif() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     stream = io.BytesIO()
@@ -191,7 +191,7 @@ def test_a_photograph_from_python_is_turned_upright() -> None:
         assert np.array_equal(to_array([image], "images")[0], np.rot90(GRAY[:4], -1))
 
 
-def test_a_run_a_node_and_new_data_see_the_same_of_a_transparent_image(tmp_path: Path) -> None:
+def test_run_node_and_new_data_read_transparent_images_alike(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(2):

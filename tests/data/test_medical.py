@@ -1,4 +1,4 @@
-"""Images of patients: parts that share no patient, targets by task, data of one's own."""
+"""Images of patients: parts without shared patients, targets by task, user files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 RECONSTRUCTION = ReconstructionConfig()
 
 
-def slices(patients: int = 12, each: int = 3, side: int = 8) -> RawImages:
-    """Patient p: brightness p, a tumor of p + 1 pixels, site p % 3; patient 0 alone is of site d."""
+def patient_slices(patients: int = 12, each: int = 3, side: int = 8) -> RawImages:
+    """Slices of patient p: brightness p, a tumor of p + 1 pixels, site p % 3; patient 0 is the only one of
+    site d.
+    """
     of = np.repeat(np.arange(patients), each)
     images = np.broadcast_to(of[:, None, None, None], (len(of), 2, side, side)).astype(np.uint8)
     masks = (np.arange(side * side)[None] <= of[:, None]).astype(np.int64).reshape(-1, side, side)
@@ -37,26 +39,26 @@ def slices(patients: int = 12, each: int = 3, side: int = 8) -> RawImages:
     return RawImages(images, masks, ("background", "tumor"), columns=columns)
 
 
-def shown(data: Any) -> set[int]:
-    """The patients of a part, told from its pixels."""
+def patients_in(data: Any) -> set[int]:
+    """Return the patients of a part, from its pixels."""
     return {round(float(x) * 127.5 + 127.5) for x in data.inputs[:, 0, 0, 0]}
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 0.6))
 def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
-    """Training, testing, public data and nodes, by what the images show and not by what columns say."""
+    """Training, testing, public data and nodes, checked by pixels instead of columns."""
     config = make_data_config("mine", seed=seed, test_fraction=fraction, train_limit=20)
-    data = prepare_images(slices(), config, SEGMENTATION, "mine")
+    data = prepare_images(patient_slices(), config, SEGMENTATION, "mine")
     assert data.group_column == "patient"
-    tested = shown(data.test)
-    assert not shown(data.train) & tested
+    tested = patients_in(data.test)
+    assert not patients_in(data.train) & tested
     assert {p % 3 for p in tested} == {0, 1, 2}  # each site
     assert len(data.train) <= 20
     left, public = load_public(PublicConfig("held-out", share=0.4, seed=seed), data, SEGMENTATION)
     assert public is not None
-    known = shown(public)
+    known = patients_in(public)
     assert not known & tested
-    assert not known & shown(left)
+    assert not known & patients_in(left)
     unit = data.columns["patient"]
     parts = split(
         data.train.targets,
@@ -66,25 +68,25 @@ def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
         {},
         unit,
     )
-    first, second = (shown(data.train.subset(part)) for part in parts)
+    first, second = (patients_in(data.train.subset(part)) for part in parts)
     assert not first & second
 
 
-def test_a_site_of_one_patient_is_left_out_and_said() -> None:
-    data = prepare_images(slices(), Digits(), SEGMENTATION, "mine")
+def test_site_with_one_patient_is_left_out_with_a_note() -> None:
+    data = prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine")
     assert "left out, with one patient each: d" in data.note
-    assert 0 not in shown(data.train) | shown(data.test)
+    assert 0 not in patients_in(data.train) | patients_in(data.test)
     assert set(data.columns["site"]) == {"a", "b", "c"}
-    with pytest.raises(ArgumentError, match=r"data\.sites is 'd'"):
-        prepare_images(slices(), Digits(), SEGMENTATION, "mine", sites=("a", "d"))
+    with pytest.raises(ArgumentError, match=r"data\.sites = 'd'"):
+        prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine", sites=("a", "d"))
     with pytest.raises(ArgumentError, match="some of a, b, c, d"):
-        prepare_images(slices(), Digits(), SEGMENTATION, "mine", sites=("z",))
-    only = prepare_images(slices(), Digits(), SEGMENTATION, "mine", sites=("b",))
-    assert {p % 3 for p in shown(only.train) | shown(only.test)} == {1}
+        prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine", sites=("z",))
+    only = prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine", sites=("b",))
+    assert {p % 3 for p in patients_in(only.train) | patients_in(only.test)} == {1}
 
 
 def test_cases_are_patients_with_their_sites() -> None:
-    data = prepare_images(slices(), Digits(), SEGMENTATION, "mine")
+    data = prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine")
     for part in (data.train, data.test):
         assert part.cases is not None
         names = [part.cases.names[n] for n in part.cases.case_ids.tolist()]
@@ -94,16 +96,16 @@ def test_cases_are_patients_with_their_sites() -> None:
         )
 
 
-def test_masks_follow_their_images_through_size_and_channels() -> None:
-    data = prepare_images(slices(), Digits(), SEGMENTATION, "mine", size=4, channels=(1,))
+def test_masks_are_resized_with_their_images() -> None:
+    data = prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine", size=4, channels=(1,))
     assert data.train.inputs.shape[1:] == (1, 4, 4)
     assert data.train.targets.shape[1:] == (4, 4)
     patient = round(float(data.test.inputs[0, 0, 0, 0]) * 127.5 + 127.5)
-    whole = torch.from_numpy(slices().labels[3 * patient].reshape(4, 2, 4, 2).mean((1, 3)) >= 0.5)
+    whole = torch.from_numpy(patient_slices().labels[3 * patient].reshape(4, 2, 4, 2).mean((1, 3)) >= 0.5)
     assert torch.equal(data.test.targets[0], whole.long())
 
 
-def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inputs() -> None:
+def test_reconstruction_targets_are_images_and_inputs_are_measurements() -> None:
     rng = np.random.default_rng(0)
     raw = RawImages(rng.random((12, 2, 16, 16)).astype(np.float32), np.zeros(12, dtype=np.int64), ("image",))
     data = prepare_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(1,))
@@ -119,7 +121,7 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
         prepare_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(2,))
 
 
-# Which data serve which tasks
+# Data and tasks
 
 
 @pytest.mark.parametrize(
@@ -134,22 +136,22 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
         ({"words": 100}, "segmentation"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(option: dict[str, Any], task: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"data.{next(iter(option))} is .*no such option for task {task}"):
+def test_rejects_options_without_effect_on_the_task(option: dict[str, Any], task: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"data.{next(iter(option))} = .*no such option for task {task}"):
         load(make_data_config("mine.npz", **option), TASKS[task]())
 
 
 @pytest.mark.parametrize("option", [{"size": 6}, {"size": -4}, {"patch": 3}, {"scale": 0.0}, {"slices": -1}])
-def test_numbers_out_of_range(option: dict[str, Any]) -> None:
+def test_rejects_numbers_out_of_range(option: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"data.{next(iter(option))}"):
         make_data_config("mine", **option)
 
 
-# One's own
+# User files
 
 
-def folder(root: Path, count: int = 6, side: int = 8) -> Path:
-    """Image i of brightness 10 i with a mask of i + 1 pixels of 255."""
+def write_folder(root: Path, count: int = 6, side: int = 8) -> Path:
+    """Write images: image i has brightness 10 i and a mask of i + 1 pixels of 255."""
     for part in ("images", "masks"):
         (root / part).mkdir(parents=True, exist_ok=True)
     for i in range(count):
@@ -159,8 +161,8 @@ def folder(root: Path, count: int = 6, side: int = 8) -> Path:
     return root
 
 
-def test_a_folder_of_images_and_masks(tmp_path: Path) -> None:
-    data = load(make_data_config(str(folder(tmp_path / "scans"))), SEGMENTATION)
+def test_reads_a_folder_of_images_and_masks(tmp_path: Path) -> None:
+    data = load(make_data_config(str(write_folder(tmp_path / "scans"))), SEGMENTATION)
     assert (data.name, data.classes, len(data.train), len(data.test)) == (
         "scans",
         ("background", "foreground"),
@@ -172,8 +174,8 @@ def test_a_folder_of_images_and_masks(tmp_path: Path) -> None:
         assert torch.equal(part.targets.sum((1, 2)), numbers + 1)
 
 
-def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None:
-    root = folder(tmp_path / "scans")
+def test_cases_csv_has_patients_sites_and_split(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "scans")
     lines = [
         f"i{i},p{i // 2},{'ab'[i // 4]},{'test' if i // 2 == 1 else 'train'}" for i in reversed(range(6))
     ]
@@ -187,20 +189,20 @@ def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None
         load(make_data_config(str(root)), SEGMENTATION)
     parts = ("train", "0", "test", "1", "Validation", "dev")
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},{p}" for i, p in enumerate(parts)))
-    told = load(make_data_config(str(root)), SEGMENTATION)
-    assert (len(told.train), len(told.test), told.note) == (
+    loaded = load(make_data_config(str(root)), SEGMENTATION)
+    assert (len(loaded.train), len(loaded.test), loaded.note) == (
         2,
         2,
-        "2 of it are for validation, and set aside (data.validation)",
+        "2 validation examples are not used (data.validation)",
     )
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},maybe" for i in range(6)))
     with pytest.raises(DataError, match=r"cases\.csv: split has 'maybe' \(expected train, test and valid"):
         load(make_data_config(str(root)), SEGMENTATION)
 
 
-def test_train_and_test_folders(tmp_path: Path) -> None:
-    folder(tmp_path / "scans" / "train", 3)
-    folder(tmp_path / "more", 4)
+def test_reads_train_and_test_folders(tmp_path: Path) -> None:
+    write_folder(tmp_path / "scans" / "train", 3)
+    write_folder(tmp_path / "more", 4)
     (tmp_path / "scans" / "test").mkdir()
     for part in ("images", "masks"):
         (tmp_path / "scans" / "test" / part).mkdir()
@@ -209,8 +211,8 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     assert (len(data.train), data.test.targets.sum().item()) == (3, 4)
 
 
-def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
-    root = folder(tmp_path / "scans")
+def test_folder_errors_name_the_file(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "scans")
     Image.fromarray(np.zeros((4, 8), dtype=np.uint8)).save(root / "masks" / "i1.png")
     with pytest.raises(DataError, match=r"masks/i1\.png: is 4 x 8, and its image 8 x 8"):
         load(make_data_config(str(root)), SEGMENTATION)
@@ -224,12 +226,12 @@ def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
     assert data.train.targets.shape == (5, 1, 8, 8)
 
 
-def test_an_npz_of_masks(tmp_path: Path) -> None:
-    raw = slices()
+def test_reads_an_npz_of_masks(tmp_path: Path) -> None:
+    raw = patient_slices()
     arrays = {"images": raw.images, "masks": raw.labels, "patient": raw.columns["patient"]}
     np.savez(tmp_path / "mine.npz", **arrays)
     data = load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
-    assert not shown(data.train) & shown(data.test)
+    assert not patients_in(data.train) & patients_in(data.test)
     assert data.train.inputs.shape[1:] == (2, 8, 8)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels[:, :4]})
     with pytest.raises(DataError, match=r"masks are \(36, 4, 8\)"):
@@ -242,7 +244,7 @@ def test_an_npz_of_masks(tmp_path: Path) -> None:
         load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
 
 
-def test_an_npz_of_findings(tmp_path: Path) -> None:
+def test_reads_an_npz_of_findings(tmp_path: Path) -> None:
     labels = np.random.default_rng(0).integers(-1, 2, (30, 3))
     images = np.arange(30, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
     arrays = {
@@ -257,7 +259,7 @@ def test_an_npz_of_findings(tmp_path: Path) -> None:
     for part in (data.train, data.test):
         numbers = (part.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
         assert torch.equal(part.targets, torch.from_numpy(labels)[numbers])
-    assert not {n // 2 for n in shown(data.train)} & {n // 2 for n in shown(data.test)}
+    assert not {n // 2 for n in patients_in(data.train)} & {n // 2 for n in patients_in(data.test)}
     np.savez(tmp_path / "mine.npz", **arrays | {"labels": labels * 2})
     row, column = np.argwhere(labels != 0)[0]  # the first that is 2 or -2 now
     place = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"

@@ -1,4 +1,4 @@
-"""Data sets by name: one's own, paths, and what is said of those that are wrong."""
+"""Custom data sets, by name and by path, and errors about them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
 
 @dataclass(frozen=True, kw_only=True)
 class Scans(ArrayData):
-    """Image i of value i, of patient i // 2, with a label by name."""
+    """Image i has value i, patient i // 2, and a text label."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
 
     count: int = 20
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
-        """All of them, as lists where they may be lists."""
+        """Return all arrays, as lists where possible."""
         number = np.arange(self.count)
         images = np.zeros((self.count, 8, 8), dtype=np.uint8) + number[:, None, None].astype(np.uint8)
         return {
@@ -48,59 +48,59 @@ class Scans(ArrayData):
 
 @dataclass(frozen=True, kw_only=True)
 class Masks(Scans):
-    """The same with masks, all of one class."""
+    """The same images with masks of one class."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
-        """Of class i % 2."""
+        """Return images with masks."""
         arrays: dict[str, Any] = {**super().arrays()}
         return {**arrays, "masks": (arrays["images"] % 2).astype(np.int64)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letters(TextData):
-    """Two words, by turns."""
+    """Two texts, alternating."""
 
     def labeled_texts(self) -> LabeledTexts:
-        """Ten of each."""
+        """Return ten texts of each class."""
         labels = np.arange(20) % 2
         return LabeledTexts([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
 
 
 class Loose(ArrayData):
-    """No dataclass."""
+    """Not a dataclass."""
 
 
 @dataclass(frozen=True)
 class Empty(ArrayData):
-    """Without arrays."""
+    """Without arrays()."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
 
 
 @dataclass(frozen=True)
 class Wordless(Digits):
-    """Targets as a text."""
+    """Targets that are not a tuple."""
 
     targets = "class"  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class Failing(Digits):
-    """Arrays that are not to be had."""
+    """arrays() raises an error."""
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
-        """None."""
+        """Raise an error."""
         raise KeyError("no such plate")
 
 
 @dataclass(frozen=True)
 class Odd(Digits):
-    """Labels of another form."""
+    """Labels of a wrong shape."""
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
-        """Three."""
+        """Return three labels per image."""
         return {"images": np.zeros((3, 8, 8)), "labels": np.eye(3, dtype=int)}
 
 
@@ -116,7 +116,7 @@ def test_arrays_become_a_data_set_for_each_kind_of_target() -> None:
     assert maps.classes == ("background", "foreground")
 
 
-def test_texts_of_ones_own_have_the_options_of_texts() -> None:
+def test_custom_texts_have_the_options_of_texts() -> None:
     data = load(make_data_config(f"{HERE}:Letters", length=3, words=50), TextConfig())
     assert (data.classes, data.vocabulary, data.train.inputs.shape) == (("good", "bad"), 51, (16, 3))
     with pytest.raises(ArgumentError, match="expected a path for task text"):
@@ -127,36 +127,36 @@ def test_texts_of_ones_own_have_the_options_of_texts() -> None:
     ("name", "said"),
     [
         ("Loose", "expected a frozen dataclass"),
-        ("Empty", "expected one with a method arrays"),
+        ("Empty", "expected a class with a method arrays"),
         ("Wordless", "expected one with targets, a tuple of some of class, labels"),
-        ("Failing", "its arrays cannot be had: KeyError: 'no such plate'"),
+        ("Failing", "KeyError: 'no such plate'"),
         ("Odd", ":Odd: labels are int64 of shape (3, 3)"),
         ("Targets", "expected a subclass of DataConfig"),
     ],
 )
-def test_what_is_wrong_with_ones_own_is_one_line(name: str, said: str) -> None:
+def test_custom_data_errors_are_one_line(name: str, said: str) -> None:
     with pytest.raises((ArgumentError, DataError)) as caught:
         load(make_data_config(f"{HERE}:{name}"))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_nothing_has_is_a_path() -> None:
+def test_unknown_name_is_a_path() -> None:
     run = from_dict({"method": {"name": "fedavg"}, "data": {"name": "scans/mine.npz", "patch": 64}})
     assert run.data == UserFiles(name="scans/mine.npz", patch=64)
     assert to_dict(run)["data"]["name"] == "scans/mine.npz"
     assert from_dict(to_dict(run)) == run
     assert to_table(Digits())["name"] == "digits"
     with pytest.raises(
-        ArgumentError, match=r"^invalid data.patch = 64 \(expected none, as data set 'digits' has no"
+        ArgumentError, match=r"^invalid data.patch = 64 \(expected none.* data set 'digits' has no"
     ):
         from_dict({"method": {"name": "fedavg"}, "data": {"name": "digits", "patch": 64}})
     with pytest.raises(UnknownName, match=r"unknown key 'data\.pitch': did you mean 'data\.patch'"):
         make_data_config("mine.npz", pitch=64)
 
 
-def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
-    """So presets of brain MRI average one's own images, too."""
+def test_path_keeps_preset_options_that_it_has() -> None:
+    """For example, presets of brain MRI resize user images too."""
     for preset, other, kept in (
         ("mri-segmentation-fediod", "volumes", {"size": 64}),
         ("text-sst2-fedkd", "letters.csv", {"length": 40}),
@@ -169,7 +169,7 @@ def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
 
 
 @pytest.mark.parametrize(("kind", "task"), [("Scans", "classification"), ("Masks", "segmentation")])
-def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task: Any) -> None:
+def test_node_reads_a_custom_data_class(tmp_path: Path, kind: str, task: Any) -> None:
     config = NodeDataConfig(source=f"{HERE}:{kind}", group="patient")
     data, form = node_data.load_node_data(config, tmp_path, task=TASKS[task]())
     assert (len(data), form.shape) == (20, (1, 8, 8))
@@ -184,15 +184,15 @@ def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task:
     [
         ("digits", r"invalid data.source = 'digits' \(expected npz, folder"),
         ("plate", r"invalid data.source = 'plate' \(expected npz, folder"),
-        ("fedstill.data.builtin:MNIST", "expected a data set that is arrays"),
+        ("fedstill.data.builtin:MNIST", "expected a data set that derives from ArrayData"),
     ],
 )
-def test_what_no_node_can_read_is_said(tmp_path: Path, source: str, said: str) -> None:
+def test_rejects_node_sources_that_are_not_arrays(tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         node_data.load_node_data(NodeDataConfig(source=source), tmp_path)
 
 
-def test_all_of_the_package_can_be_made_and_say_what_they_teach() -> None:
+def test_all_registered_data_sets_can_be_constructed() -> None:
     made: dict[str, Any] = {name: DATA[name]() for name in DATA.builtin}
     assert {name: each.registered_name for name, each in made.items()} == {name: name for name in made}
     assert made["digits"].targets == ("class",)

@@ -1,4 +1,6 @@
-"""One name in several spellings is one patient, site, class and category, whichever file holds it."""
+"""Names in several spellings or normal forms are one patient, site, class or category, in all file
+formats.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from fedstill.data.tables import encode_rows, read_cells
 from fedstill.data.tables import read_table_folder as read_tables
 from fedstill.data.text import read_labeled_texts
 from fedstill.methods.fedavg import FedAvg
-from fedstill.runs.build import divide
+from fedstill.runs.build import split_data
 from fedstill.runs.config import RunConfig
 from fedstill.tasks.classification import ClassificationConfig
 
@@ -35,12 +37,12 @@ ONE = [COMPOSED, PARTED, HIDDEN, BLANK]
 PIXELS = np.random.default_rng(0).integers(0, 256, (16, 8, 8), dtype=np.uint8)
 
 
-def png(path: Path, row: int = 0) -> None:
+def write_png(path: Path, row: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(PIXELS[row]).save(path)
 
 
-def npz(folder: Path, **arrays: Any) -> str:
+def write_npz(folder: Path, **arrays: Any) -> str:
     np.savez(folder / "mine.npz", **{"images": PIXELS, "labels": ["a", "b"] * 8, **arrays})
     return str(folder / "mine.npz")
 
@@ -48,7 +50,7 @@ def npz(folder: Path, **arrays: Any) -> str:
 def csv_of_images(folder: Path, **columns: list[str]) -> str:
     columns = {"image": [f"{row}.png" for row in range(16)], "label": ["a", "b"] * 8, **columns}
     for row in range(16):
-        png(folder / f"{row}.png", row)
+        write_png(folder / f"{row}.png", row)
     lines = [",".join(columns), *(",".join(cells) for cells in zip(*columns.values(), strict=True))]
     (folder / "mine.csv").write_text("\n".join(lines), encoding="utf-8")
     return str(folder / "mine.csv")
@@ -57,14 +59,14 @@ def csv_of_images(folder: Path, **columns: list[str]) -> str:
 def folder_of_images(folder: Path, patient: list[str], site: list[str] | None = None) -> str:
     lines = ["name,patient" + (",site" if site else "")]
     for row in range(16):
-        png(folder / "in" / "ab"[row % 2] / f"\u00fc{row}.png", row)
+        write_png(folder / "in" / "ab"[row % 2] / f"\u00fc{row}.png", row)
         own = [f"{'ab'[row % 2]}/u\u0308{row}", patient[row], *([site[row]] if site else [])]
         lines.append(",".join(own))
     (folder / "in" / "cases.csv").write_text("\n".join(lines), encoding="utf-8")
     return str(folder / "in")
 
 
-READERS: list[Callable[..., str]] = [npz, csv_of_images, folder_of_images]
+READERS: list[Callable[..., str]] = [write_npz, csv_of_images, folder_of_images]
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -80,50 +82,50 @@ def test_counts_a_patient_in_several_spellings_once(tmp_path: Path, reader: Call
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(("one", "other"), [("P1", "p1"), ("P1", "P\uff11"), ("7", "7.0"), ("7", "07")])
-def test_refuses_patients_that_may_be_one(
+def test_rejects_patients_that_differ_by_case(
     tmp_path: Path, reader: Callable[..., str], one: str, other: str
 ) -> None:
     path = reader(tmp_path, patient=[one, other, "a", "b"] * 4)
-    with pytest.raises(DataError, match=r"column 'patient' has .* alone"):
+    with pytest.raises(DataError, match=r"column 'patient' has .* only"):
         load(make_data_config(path))
 
 
-def test_a_nodes_group_is_one_in_each_spelling(tmp_path: Path) -> None:
-    npz(tmp_path, patient=[*ONE, *"abcdefghijkl"])
+def test_node_groups_ignore_spelling_of_one_name(tmp_path: Path) -> None:
+    write_npz(tmp_path, patient=[*ONE, *"abcdefghijkl"])
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     data, _ = load_node(NodeDataConfig(path="mine.npz", group="patient"), tmp_path, spec)
     assert data.groups is not None
     assert len(set(data.groups[:4].tolist())) == 1
-    npz(tmp_path, patient=["P1", "p1", *"abcdefghijklmn"])
-    with pytest.raises(DataError, match="'P1' and 'p1', which differ by case alone"):
+    write_npz(tmp_path, patient=["P1", "p1", *"abcdefghijklmn"])
+    with pytest.raises(DataError, match="'P1' and 'p1', which differ by case only"):
         load_node(NodeDataConfig(path="mine.npz", group="patient"), tmp_path, spec)
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_site_in_two_spellings_is_one_node(tmp_path: Path, reader: Callable[..., str]) -> None:
+def test_site_in_two_normal_forms_is_one_node(tmp_path: Path, reader: Callable[..., str]) -> None:
     path = reader(tmp_path, patient=[*"abcdefghijklmnop"], site=[*ONE, *ONE, *("Ulm",) * 8])
     config = RunConfig(
         data=make_data_config(path, test_fraction=0.25),
         split=ByColumn(column="site", nodes=0, minimum=1),
         method=FedAvg(),
     )
-    assert len(divide(config, load(config.data))[0]) == 2
+    assert len(split_data(config, load(config.data))[0]) == 2
 
 
 def test_notes_sites_and_classes_that_differ_by_case(tmp_path: Path) -> None:
-    path = npz(tmp_path, labels=["cat", "Cat"] * 8, site=["Ulm", "Ulm", "ulm", "ulm"] * 4)
+    path = write_npz(tmp_path, labels=["cat", "Cat"] * 8, site=["Ulm", "Ulm", "ulm", "ulm"] * 4)
     note = load(make_data_config(path)).note
-    assert "classes 'Cat' and 'cat' differ by case alone" in note
-    assert "sites 'Ulm' and 'ulm' differ by case alone" in note
+    assert "classes 'Cat' and 'cat' differ by case only" in note
+    assert "sites 'Ulm' and 'ulm' differ by case only" in note
 
 
-def test_a_column_that_is_nearly_called_patient_is_not_passed_over(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column 'Patient' differs from 'patient' by case alone"):
-        load(make_data_config(npz(tmp_path, Patient=[*"abcdefgh"] * 2)))
+def test_rejects_columns_named_nearly_patient(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="column 'Patient' differs from 'patient' by case only"):
+        load(make_data_config(write_npz(tmp_path, Patient=[*"abcdefgh"] * 2)))
 
 
-@pytest.mark.parametrize("reader", [npz, csv_of_images])
-def test_a_class_in_two_spellings_is_one(tmp_path: Path, reader: Callable[..., str]) -> None:
+@pytest.mark.parametrize("reader", [write_npz, csv_of_images])
+def test_class_in_two_normal_forms_is_one_class(tmp_path: Path, reader: Callable[..., str]) -> None:
     assert load(
         make_data_config(
             reader(tmp_path, label=[*ONE, *"xxxx"] * 2)
@@ -133,28 +135,28 @@ def test_a_class_in_two_spellings_is_one(tmp_path: Path, reader: Callable[..., s
     ).classes == (COMPOSED, "x")
 
 
-def test_class_folders_of_one_name_are_one_class(tmp_path: Path) -> None:
+def test_class_folders_of_one_name_are_merged(tmp_path: Path) -> None:
     for row, name in enumerate([COMPOSED, PARTED, "x", "x"]):
-        png(tmp_path / "train" / name / f"{row}.png", row)
-    png(tmp_path / "test" / PARTED / "t.png")
+        write_png(tmp_path / "train" / name / f"{row}.png", row)
+    write_png(tmp_path / "test" / PARTED / "t.png")
     raw = read_class_folders(tmp_path)
     assert raw.classes == (COMPOSED, "x")
     assert raw.labels.tolist() == [0, 0, 1, 1, 0]
 
 
-def test_images_and_masks_meet_in_either_normal_form(tmp_path: Path) -> None:
-    png(tmp_path / "images" / f"{COMPOSED}.png")
-    png(tmp_path / "masks" / f"{PARTED}.png")
+def test_images_match_masks_in_either_normal_form(tmp_path: Path) -> None:
+    write_png(tmp_path / "images" / f"{COMPOSED}.png")
+    write_png(tmp_path / "masks" / f"{PARTED}.png")
     assert find_image_files(tmp_path, masks=True).names == (COMPOSED,)
 
 
-def test_a_picture_has_its_patient_in_one_form() -> None:
+def test_instance_image_normalizes_its_patient() -> None:
     nothing = np.zeros((8, 8), np.int32)
     pictures = [InstanceImage(PIXELS[:1], nothing, str(row), patient=each) for row, each in enumerate(ONE)]
     assert group_by_patient(pictures)[1].tolist() == [0, 0, 0, 0]
 
 
-def test_texts_have_classes_by_name(tmp_path: Path) -> None:
+def test_text_labels_are_matched_by_name(tmp_path: Path) -> None:
     lines = ["text,label,patient", *(f"t,{name},{name}" for name in [*ONE, "x"])]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
     found = read_labeled_texts(tmp_path / "t.csv")
@@ -170,7 +172,7 @@ def ward(*categories: str) -> Schema:
     return Schema("ward", (age, SchemaColumn(name="ward", type="category", categories=categories)))
 
 
-def test_a_category_is_one_in_each_spelling() -> None:
+def test_category_in_two_normal_forms_is_one_category() -> None:
     schema = ward(PARTED, "b")
     cells = {"age": ["1"] * 5, "ward": [*ONE, "b"]}
     assert encode_rows(cells, schema, "here", str).targets.tolist() == [0, 0, 0, 0, 1]
@@ -182,12 +184,12 @@ def test_a_category_is_one_in_each_spelling() -> None:
 
 
 @pytest.mark.parametrize("cell", ["6_3", "\u0666", "nan", "infinity", "6,3"])
-def test_a_cell_that_only_python_reads_as_a_number_is_refused(cell: str) -> None:
+def test_rejects_cells_that_only_python_parses_as_numbers(cell: str) -> None:
     with pytest.raises(DataError, match="column 'age' is"):
         encode_rows({"age": [cell], "ward": ["a"]}, ward("a", "b"), "here", lambda row: f"line {row}")
 
 
-def test_tables_of_one_site_in_two_spellings_are_refused(tmp_path: Path) -> None:
+def test_rejects_two_tables_of_one_site(tmp_path: Path) -> None:
     for name in (COMPOSED, PARTED):
         (tmp_path / f"{name}.csv").write_text("age,ward\n1,a\n", encoding="utf-8")
     with pytest.raises(DataError, match="one file for each site"):
@@ -195,20 +197,20 @@ def test_tables_of_one_site_in_two_spellings_are_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("cell", ["6_3", "\u0663"])
-def test_a_pixel_that_only_python_reads_as_a_number_is_refused(tmp_path: Path, cell: str) -> None:
+def test_rejects_pixels_that_only_python_parses_as_numbers(tmp_path: Path, cell: str) -> None:
     (tmp_path / "p.csv").write_text(f"label,a,b,c,d\nx,1,2,3,{cell}\ny,1,2,3,4\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 2 has"):
         load(make_data_config(str(tmp_path / "p.csv")))
 
 
-def test_a_table_with_semicolons_is_told_of_its_decimal_commas(tmp_path: Path) -> None:
+def test_semicolon_table_error_mentions_decimal_commas(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age;ward\n3,14;a\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"divided by ';'.*decimal point"):
+    with pytest.raises(DataError, match=r"separated by ';'.*decimal point"):
         read_cells(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("cell", ['"a', '"5" a', '"a\nb"c'])
-def test_rejects_a_quote_that_swallows_rows_with_its_line(tmp_path: Path, cell: str) -> None:
+def test_rejects_unclosed_quotes_with_the_line(tmp_path: Path, cell: str) -> None:
     (tmp_path / "t.csv").write_text(f'label,text\n0,"one\ntwo"\n1,{cell}\n0,b\n1,c\n')
     with pytest.raises(DataError, match=r"t\.csv: the row that begins on line 4 "):
         read_labeled_texts(tmp_path / "t.csv")
@@ -217,25 +219,25 @@ def test_rejects_a_quote_that_swallows_rows_with_its_line(tmp_path: Path, cell: 
 # --- the order of classes ---------------------------------------------------------------------------------
 
 
-def test_numbered_class_folders_are_ordered_by_value(tmp_path: Path) -> None:
+def test_numbered_class_folders_are_sorted_by_value(tmp_path: Path) -> None:
     for number in range(11):
-        png(tmp_path / str(number) / "0.png", number)
+        write_png(tmp_path / str(number) / "0.png", number)
     raw = read_class_folders(tmp_path)
     assert raw.classes == tuple(map(str, range(11)))
     assert np.array_equal(raw.images[:, 0], PIXELS[:11])
 
 
-def test_numbered_findings_are_ordered_by_value(tmp_path: Path) -> None:
-    png(tmp_path / "0.png")
+def test_numbered_findings_are_sorted_by_value(tmp_path: Path) -> None:
+    write_png(tmp_path / "0.png")
     (tmp_path / "mine.csv").write_text("image,label\n0.png,10|9\n")
     assert read_finding_csv(tmp_path / "mine.csv", CsvColumns("label")).classes == ("9", "10")
 
 
 @pytest.mark.parametrize("given", [{}, {"classes": [*map(str, range(11))]}])
-def test_numbered_labels_go_by_name_where_a_run_has_numbered_classes_in_another_order(
+def test_numbered_labels_are_matched_by_name_if_classes_are_reordered(
     tmp_path: Path, given: dict[str, list[str]]
 ) -> None:
-    path = npz(tmp_path, labels=[*range(11), *range(5)], **given)
+    path = write_npz(tmp_path, labels=[*range(11), *range(5)], **given)
     classes = tuple(sorted(map(str, range(11))))
     spec = InputSpec(ClassificationConfig(), classes, (1, 8, 8), (0.5,), (0.5,))
     private = load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets
@@ -243,34 +245,34 @@ def test_numbered_labels_go_by_name_where_a_run_has_numbered_classes_in_another_
         assert [classes[label] for label in found.tolist()] == [*map(str, [*range(11), *range(5)])]
 
 
-# --- how many classes there are ---------------------------------------------------------------------------
+# --- number of classes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("labels", [[*range(1, 9)] * 2, [*range(8), *range(7), 57]])
-def test_refuses_numbered_labels_with_a_class_that_no_example_has(tmp_path: Path, labels: list[int]) -> None:
+def test_rejects_numbered_labels_with_gaps(tmp_path: Path, labels: list[int]) -> None:
     with pytest.raises(DataError, match=r"no example has label .* 'classes'"):
-        load(make_data_config(npz(tmp_path, labels=labels)))
+        load(make_data_config(write_npz(tmp_path, labels=labels)))
     with pytest.raises(DataError, match="no example has label"):
         load_node(NodeDataConfig(path="mine.npz"), tmp_path)
     named_all = [f"class {number}" for number in range(58)]
-    assert len(load(make_data_config(npz(tmp_path, labels=labels, classes=named_all))).classes) == 58
+    assert len(load(make_data_config(write_npz(tmp_path, labels=labels, classes=named_all))).classes) == 58
 
 
-def test_a_node_and_new_data_may_lack_classes_that_the_run_has(tmp_path: Path) -> None:
-    path = npz(tmp_path, labels=[1, 3] * 8)
+def test_node_and_new_data_may_lack_classes(tmp_path: Path) -> None:
+    path = write_npz(tmp_path, labels=[1, 3] * 8)
     spec = InputSpec(ClassificationConfig(), tuple("0123"), (1, 8, 8), (0.5,), (0.5,))
     assert set(load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets.tolist()) == {1, 3}
     assert set(load_labeled(path, spec, NewDataOptions()).targets.tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("label", ["", "nan", "\u200b", "NA", "n/a", "None", "NULL"])
-def test_a_label_that_is_missing_is_no_class(label: str) -> None:
+def test_rejects_missing_labels(label: str) -> None:
     arrays = {"images": PIXELS[:2], "labels": np.array(["a", label])}
     with pytest.raises(DataError, match="label of example 1 is"):
         raw_images_from_arrays(Path("x"), arrays, "class")
 
 
-def test_a_class_may_be_called_none_where_classes_say_so() -> None:
+def test_declared_class_may_be_named_none() -> None:
     arrays = {
         "images": PIXELS[:2],
         "labels": np.array(["mild", "none"]),
@@ -279,38 +281,38 @@ def test_a_class_may_be_called_none_where_classes_say_so() -> None:
     assert raw_images_from_arrays(Path("x"), arrays, "class").labels.tolist() == [1, 0]
 
 
-def test_an_empty_path_is_not_this_folder() -> None:
+def test_rejects_an_empty_path() -> None:
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match="data"):
         load_unlabeled("", spec, NewDataOptions())
 
 
-def findings(folder: Path, *cells: str) -> RawImages:
+def write_findings(folder: Path, *cells: str) -> RawImages:
     for row in range(len(cells)):
-        png(folder / f"{row}.png", row)
+        write_png(folder / f"{row}.png", row)
     lines = [f'{row}.png,"{cell}"\n' for row, cell in enumerate(cells)]
     (folder / "mine.csv").write_text("image,label\n" + "".join(lines))
     return read_finding_csv(folder / "mine.csv", CsvColumns("label"))
 
 
 @pytest.mark.parametrize("cells", [("Mass", "nan"), ("Mass", "NA|Mass"), ("a", "b", "a, b"), ("a", "a;b")])
-def test_rejects_findings_that_are_nothing_or_several(tmp_path: Path, cells: tuple[str, ...]) -> None:
+def test_rejects_empty_or_joined_findings(tmp_path: Path, cells: tuple[str, ...]) -> None:
     with pytest.raises(DataError, match=r"mine\.csv: has "):
-        findings(tmp_path, *cells)
+        write_findings(tmp_path, *cells)
 
 
-def test_no_finding_is_none_in_whatever_case(tmp_path: Path) -> None:
-    read = findings(tmp_path, "Fracture", "No finding", "", "Fracture, old")
+def test_no_finding_is_recognized_in_any_case(tmp_path: Path) -> None:
+    read = write_findings(tmp_path, "Fracture", "No finding", "", "Fracture, old")
     assert read.classes == ("Fracture", "Fracture, old")
     assert read.labels.tolist() == [[1, 0], [0, 0], [0, 0], [0, 1]]
 
 
-def test_classes_of_whole_numbers_have_no_point() -> None:
+def test_integer_classes_have_no_decimal_point() -> None:
     arrays = {"images": PIXELS[:3], "labels": np.array(["1", "1.0", "2.0"])}
     assert raw_images_from_arrays(Path("x"), arrays, "class").classes == ("1", "2")
 
 
-def test_classes_of_a_spec_and_of_a_node_are_in_one_form_and_differ() -> None:
+def test_spec_and_node_classes_are_normalized_and_distinct() -> None:
     given = (ClassificationConfig(), (PARTED, "b"), (1, 8, 8), (0.5,), (0.5,))
     assert InputSpec(*given).classes == NodeDataConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
     with pytest.raises(ArgumentError, match=r"spec\.classes"):
@@ -319,8 +321,8 @@ def test_classes_of_a_spec_and_of_a_node_are_in_one_form_and_differ() -> None:
         NodeDataConfig(classes=("a", "a "))
 
 
-def test_arrays_count_by_the_one_form_of_their_names(tmp_path: Path) -> None:
-    """Passed over, the official test part, the names of classes and patients would be lost."""
+def test_array_names_are_normalized(tmp_path: Path) -> None:
+    """Otherwise the split, class names and patients would be ignored."""
     images, labels = np.zeros((4, 8, 8), np.float32), np.array([0, 1, 0, 1])
     split, patient = np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "c"])
     given = {"images": images, "labels": labels, "split ": split, "classes\u200b": np.array(["cat", "dog"])}

@@ -1,4 +1,4 @@
-"""Volumes written by the test and read back."""
+"""NIfTI volumes written by the tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEGMENTATION, RECONSTRUCTION = SegmentationConfig(), ReconstructionConfig()
 
 
 def write(path: Path, volume: np.ndarray[Any, Any], axes: str = "RAS") -> None:
-    """A volume given from left to right, back to front, bottom to top, kept with other axes."""
+    """Write a volume, given from left to right, back to front and bottom to top, with other axes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = nibabel.Nifti1Image(volume, np.diag([1.0, 1.0, 2.0, 1.0]))
     ornt = nibabel.orientations.axcodes2ornt(axes)
@@ -41,14 +41,14 @@ def volume(seed: int, shape: tuple[int, ...] = (12, 8, 6)) -> np.ndarray[Any, An
 
 
 def expected(scan: np.ndarray[Any, Any], z: int) -> np.ndarray[Any, Any]:
-    """A slice by hand: rows from front to back, columns from left to right."""
+    """Return a slice: rows from front to back, columns from left to right."""
     low, high = np.percentile(scan, (1, 99))
     scaled = np.clip((scan - low) / (high - low), 0, 1)
     return np.array([[scaled[x, y, z] for x in range(scan.shape[0])] for y in reversed(range(scan.shape[1]))])
 
 
 @pytest.mark.parametrize("axes", ["RAS", "LPS", "PIR"])
-def test_slices_are_the_patients_whatever_the_axes_of_the_file(tmp_path: Path, axes: str) -> None:
+def test_slices_do_not_depend_on_the_axes_of_the_file(tmp_path: Path, axes: str) -> None:
     for n, name in enumerate(["a", "b"]):
         write(tmp_path / f"{name}_image.nii.gz", volume(n), axes)
         write(tmp_path / f"{name}_mask.nii.gz", (volume(n) > 700).astype(np.uint8), axes)
@@ -63,7 +63,7 @@ def test_slices_are_the_patients_whatever_the_axes_of_the_file(tmp_path: Path, a
             assert np.array_equal(raw.labels[6 * n + z], mask)
 
 
-def test_a_case_has_its_files_in_either_normal_form(tmp_path: Path) -> None:
+def test_case_files_match_in_either_normal_form(tmp_path: Path) -> None:
     composed, parted = "M\u00fcller", "Mu\u0308ller"
     write(tmp_path / f"{composed}_image.nii.gz", volume(0))
     write(tmp_path / f"{parted}_mask.nii.gz", (volume(0) > 500).astype(np.int16))
@@ -74,7 +74,7 @@ def test_a_case_has_its_files_in_either_normal_form(tmp_path: Path) -> None:
         read_volumes(tmp_path, masks=True)
 
 
-def test_a_folder_a_case_with_modalities(tmp_path: Path) -> None:
+def test_reads_case_folders_with_modalities(tmp_path: Path) -> None:
     for n, case in enumerate(["P1", "P2"]):
         write(tmp_path / case / f"{case}_t1.nii.gz", volume(n))
         write(tmp_path / case / f"{case}_flair.nii", volume(n + 10))
@@ -89,7 +89,7 @@ def test_a_folder_a_case_with_modalities(tmp_path: Path) -> None:
         read_volumes(tmp_path, masks=True)
 
 
-def test_a_fourth_axis_is_channels(tmp_path: Path) -> None:
+def test_fourth_axis_becomes_channels(tmp_path: Path) -> None:
     write(tmp_path / "a_image.nii.gz", np.stack([volume(0), volume(1)], axis=3))
     raw = read_volumes(tmp_path, masks=False)
     assert raw.images.shape == (6, 2, 8, 12)
@@ -103,7 +103,7 @@ def test_empty_slices_at_the_ends_are_left_out(tmp_path: Path) -> None:
     assert read_volumes(tmp_path, masks=False).columns["slice"].tolist() == [2, 3, 4, 5]
 
 
-def test_a_data_set_of_volumes(tmp_path: Path) -> None:
+def test_reads_a_data_set_of_volumes(tmp_path: Path) -> None:
     """Through load: squares of one size, no patient in both parts, sites from the table."""
     for n in range(6):
         shape = (12, 8 + 2 * n, 6)  # cases of different sizes
@@ -125,8 +125,8 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
         load(make_data_config(str(tmp_path)), SEGMENTATION)
 
 
-def test_patients_can_be_divided_by_a_number_in_the_table(tmp_path: Path) -> None:
-    """As FedIOD's ten nodes by size of tumor; names of patients and sites stay names."""
+def test_splits_patients_by_a_numeric_column(tmp_path: Path) -> None:
+    """Like ten nodes by tumor size in FedIOD."""
     for n in range(6):
         write(tmp_path / f"c{n}_image.nii.gz", volume(n, (8, 8, 6)))
     lines = [f"c{n},0{n % 2},{(9, 100, 20.5, 3, 1000, 30)[n]}" for n in range(6)]
@@ -141,7 +141,7 @@ def test_patients_can_be_divided_by_a_number_in_the_table(tmp_path: Path) -> Non
     ]
 
 
-def test_squares_are_filled_up_before_they_are_averaged(tmp_path: Path) -> None:
+def test_slices_are_padded_to_squares_before_resizing(tmp_path: Path) -> None:
     scan = np.full((8, 4, 3), 500, dtype=np.int16)
     scan[0, 0, 0], scan[1, 0, 0] = 0, 1000
     write(tmp_path / "a_image.nii.gz", scan)
@@ -150,13 +150,13 @@ def test_squares_are_filled_up_before_they_are_averaged(tmp_path: Path) -> None:
     assert torch.from_numpy(raw.labels[2]).tolist() == [[0] * 4, [1] * 4, [1] * 4, [0] * 4]
 
 
-def test_a_stray_label_of_a_volume_is_no_class(tmp_path: Path) -> None:
+def test_rejects_stray_labels_of_a_volume(tmp_path: Path) -> None:
     for name in "ab":
         mask = (volume(0) > 500).astype(np.uint8)
         mask[0, 0, 3] = 4 if name == "b" else 1
         write(tmp_path / f"{name}_image.nii.gz", volume(0))
         write(tmp_path / f"{name}_mask.nii.gz", mask)
-    with pytest.raises(DataError, match=r"b_mask\.nii\.gz: has value 4, .* have 0, 1, 4: .* without gaps"):
+    with pytest.raises(DataError, match=r"b_mask\.nii\.gz: has value 4, .* have 0, 1, 4 .*without gaps"):
         read_volumes(tmp_path, masks=True)
     assert read_volumes(tmp_path, masks=True, gaps=True).labels.max() == 4
 
@@ -170,7 +170,7 @@ def scan_of(
     codes: tuple[int, int] = (1, 1),
     qform: np.ndarray[Any, Any] | None = None,
 ) -> Any:
-    """A volume in the order of its voxels, with a header that says how they lie: sform_code, qform_code."""
+    """Return a volume in voxel order, with sform_code and qform_code in its header."""
     image = nibabel.Nifti1Image(values, affine)
     image.set_sform(affine, codes[0])
     image.set_qform(affine if qform is None else qform, codes[1])
@@ -185,7 +185,7 @@ def put(path: Path, place: int, form: str, *values: float) -> None:
 
 
 def moved(**places: float) -> np.ndarray[Any, Any]:
-    """GRID with entries such as x_z, the part of the z axis that goes right, or x, the origin."""
+    """Return GRID with changed entries: x_z is the part of the z axis that points right, x the origin."""
     affine = GRID.copy()
     for name, value in places.items():
         row, _, column = name.partition("_")
@@ -197,15 +197,15 @@ def moved(**places: float) -> np.ndarray[Any, Any]:
     ("affine", "codes", "said"),
     [
         (moved(x_x=-1), (1, 1), r"its axes are LAS, and those of .*P_t1\.nii\.gz RAS"),
-        (moved(x_x=-1, x=11), (1, 1), "its axes are LAS"),  # the same room, mirrored voxels
+        (moved(x_x=-1, x=11), (1, 1), "its axes are LAS"),  # the same space, mirrored voxels
         (np.eye(4), (1, 1), r"its voxels are 1 x 1 x 1 mm, and those of .*P_t1\.nii\.gz 1 x 1 x 2 mm"),
         (moved(x=50), (1, 1), r"its origin is \(50, 0, 0\), and that of .*P_t1\.nii\.gz \(0, 0, 0\)"),
         (moved(x_y=0.2, y_x=-0.2), (1, 1), r"its voxels are"),
-        (GRID, (0, 0), r"its axes are LAS.*nii\.gz, its sform_code and qform_code are 0"),
+        (GRID, (0, 0), r"its axes are LAS.*nii\.gz, sform_code and qform_code are 0"),
     ],
 )
 @pytest.mark.parametrize("other", ["P_mask", "P_t2"])
-def test_refuses_files_of_one_case_on_two_grids(
+def test_rejects_case_files_on_different_grids(
     tmp_path: Path, affine: np.ndarray[Any, Any], codes: tuple[int, int], said: str, other: str
 ) -> None:
     (tmp_path / "P").mkdir()
@@ -217,8 +217,8 @@ def test_refuses_files_of_one_case_on_two_grids(
         read_volumes(tmp_path, masks=True)
 
 
-def test_rounded_affines_are_one_grid_even_where_their_closest_axes_differ(tmp_path: Path) -> None:
-    """Turned by 45 degrees, two affines that differ in the last digits may be closest to different axes."""
+def test_rounded_affines_are_one_grid(tmp_path: Path) -> None:
+    """Rotated by 45 degrees, affines with different last digits may have different closest axes."""
     values = volume(0, (8, 8, 6))
     for name, angle in (("image", np.pi / 4 - 1e-5), ("mask", np.pi / 4 + 1e-5)):
         affine = GRID.copy()
@@ -229,17 +229,17 @@ def test_rounded_affines_are_one_grid_even_where_their_closest_axes_differ(tmp_p
     assert raw.images[:, 0][raw.labels == 1].min() > raw.images[:, 0][raw.labels == 0].max()
 
 
-def test_a_header_without_orientation_is_taken_from_right_to_left_and_noted(tmp_path: Path) -> None:
+def test_header_without_orientation_is_read_right_to_left_with_a_note(tmp_path: Path) -> None:
     for name in "abc":
         codes = (0, 0) if name == "a" else (1, 0)
         nibabel.save(scan_of(volume(0), codes=codes), tmp_path / f"{name}_image.nii.gz")
     raw = read_volumes(tmp_path, masks=False)
     assert np.array_equal(raw.images[:6, :, :, ::-1], raw.images[6:12])
     data = load(make_data_config(str(tmp_path)), RECONSTRUCTION)
-    assert "1 of 3 volumes do not say how they lie (sform_code and qform_code 0)" in data.note
+    assert "1 of 3 volumes have no orientation (sform_code and qform_code 0)" in data.note
 
 
-def test_refuses_headers_that_contradict_themselves(tmp_path: Path) -> None:
+def test_rejects_contradictory_headers(tmp_path: Path) -> None:
     file = tmp_path / "a_image.nii.gz"
     nibabel.save(scan_of(volume(0), qform=moved(x_x=-1)), file)
     with pytest.raises(DataError, match=r"a_image\.nii\.gz: its sform says RAS and its qform LAS"):
@@ -260,7 +260,7 @@ def test_refuses_headers_that_contradict_themselves(tmp_path: Path) -> None:
         read_volumes(tmp_path, masks=False)
 
 
-def test_a_scale_of_nan_is_none(tmp_path: Path) -> None:
+def test_nan_scale_factor_is_ignored(tmp_path: Path) -> None:
     for name in "ab":
         nibabel.save(scan_of(volume(0)), tmp_path / f"{name}_image.nii.gz")
     put(tmp_path / "b_image.nii.gz", 112, "<f", np.nan)
@@ -270,7 +270,7 @@ def test_a_scale_of_nan_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["image", "mask"])
 @pytest.mark.parametrize("kind", ["complex", "color"])
-def test_refuses_voxels_that_are_not_one_real_number(tmp_path: Path, which: str, kind: str) -> None:
+def test_rejects_complex_and_rgb_voxels(tmp_path: Path, which: str, kind: str) -> None:
     colors = np.zeros((12, 8, 6), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
     odd = (volume(0) * (1 + 1j)).astype(np.complex64) if kind == "complex" else colors
     for name in ("image", "mask"):
@@ -280,7 +280,7 @@ def test_refuses_voxels_that_are_not_one_real_number(tmp_path: Path, which: str,
         read_volumes(tmp_path, masks=True)
 
 
-def test_names_in_upper_case_and_axes_of_length_one(tmp_path: Path) -> None:
+def test_reads_upper_case_names_and_singleton_axes(tmp_path: Path) -> None:
     for name in "ab":
         nibabel.save(scan_of(volume(0)), tmp_path / f"{name}_IMAGE.NII.GZ")
         mask = (volume(0) > 700).astype(np.uint8)[..., None]  # some tools write a fourth axis of 1
@@ -291,7 +291,7 @@ def test_names_in_upper_case_and_axes_of_length_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", ["a_image.nii", "a_seg.nii.gz"])
-def test_refuses_two_files_for_one_thing(tmp_path: Path, more: str) -> None:
+def test_rejects_two_files_of_one_role(tmp_path: Path, more: str) -> None:
     for name in ("a_image.nii.gz", "a_mask.nii.gz", more):
         nibabel.save(scan_of(volume(0)), tmp_path / name)
     with pytest.raises(DataError, match=r"case 'a' has .*, too") as found:
@@ -299,14 +299,14 @@ def test_refuses_two_files_for_one_thing(tmp_path: Path, more: str) -> None:
     assert more in str(found.value)
 
 
-def test_folders_of_nnunet_are_not_taken_as_cases(tmp_path: Path) -> None:
+def test_rejects_nnunet_folders(tmp_path: Path) -> None:
     for case in range(2):
         write(tmp_path / "imagesTr" / f"liver_{case}.nii.gz", volume(case))
     with pytest.raises(DataError, match="imagesTr: is a folder of nnU-Net's layout"):
         read_volumes(tmp_path, masks=False)
 
 
-def test_faults_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a_image.nii.gz", volume(0))
     with pytest.raises(DataError, match=r"a_image\.nii\.gz: case 'a' has no mask"):
         read_volumes(tmp_path, masks=True)
@@ -316,7 +316,7 @@ def test_faults_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ):
         read_volumes(tmp_path, masks=True)
     write(tmp_path / "a_mask.nii.gz", np.full((12, 8, 6), 0.5, dtype=np.float32))
-    with pytest.raises(DataError, match=r"a_mask\.nii\.gz: has values that are no whole numbers"):
+    with pytest.raises(DataError, match=r"a_mask\.nii\.gz: has fractional values"):
         read_volumes(tmp_path, masks=True)
     (tmp_path / "a_image.nii.gz").write_bytes(b"not a volume")
     with pytest.raises(DataError, match=r"a_image\.nii\.gz: cannot be read as NIfTI"):

@@ -1,4 +1,4 @@
-"""One owner's data: known pixels become known tensors, and what does not fit is one line."""
+"""One owner's data: conversion to tensors, and one-line errors."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ PIXELS = np.arange(2 * 32, dtype=np.uint8).reshape(2, 4, 8)  # (N, H, W)
 NORMALIZED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
 
 
-def npz(folder: Path, **arrays: Any) -> NodeDataConfig:
+def write_npz(folder: Path, **arrays: Any) -> NodeDataConfig:
     np.savez(folder / "mine.npz", **arrays)
     return NodeDataConfig(path="mine.npz")
 
 
-def png(path: Path, image: np.ndarray[Any, Any]) -> None:
+def write_png(path: Path, image: np.ndarray[Any, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image).save(path)
 
 
-def csv_of_pixels(folder: Path, labels: list[str], scale: float = 1.0, name: str = "label") -> NodeDataConfig:
+def write_pixel_csv(
+    folder: Path, labels: list[str], scale: float = 1.0, name: str = "label"
+) -> NodeDataConfig:
     header = ",".join([name, *(f"p{i}" for i in range(32))])
     rows = [
         ",".join([label, *(f"{value * scale:g}" for value in PIXELS[n].flatten())])
@@ -52,9 +54,9 @@ def csv_of_pixels(folder: Path, labels: list[str], scale: float = 1.0, name: str
 # --- npz ----------------------------------------------------------------------------------------------
 
 
-def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None:
-    as_bytes, spec = load_node_data(npz(tmp_path, images=PIXELS, labels=[2, 0]), tmp_path, PETS)
-    as_floats, _ = load_node_data(npz(tmp_path, images=PIXELS / 255, labels=[2, 0]), tmp_path, PETS)
+def test_npz_bytes_and_floats_give_equal_tensors(tmp_path: Path) -> None:
+    as_bytes, spec = load_node_data(write_npz(tmp_path, images=PIXELS, labels=[2, 0]), tmp_path, PETS)
+    as_floats, _ = load_node_data(write_npz(tmp_path, images=PIXELS / 255, labels=[2, 0]), tmp_path, PETS)
     assert spec == PETS
     assert as_bytes.inputs.dtype == torch.float32
     torch.testing.assert_close(as_bytes.inputs, NORMALIZED)
@@ -63,35 +65,35 @@ def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None
     assert as_bytes.targets.dtype == torch.int64
 
 
-def test_the_servers_normalization_is_used(tmp_path: Path) -> None:
+def test_uses_the_normalization_of_the_server(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
-    data, _ = load_node_data(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
+    data, _ = load_node_data(write_npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
     torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
 
 
-def test_classes_count_by_name_and_may_be_missing(tmp_path: Path) -> None:
-    config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cat"])
+def test_classes_are_matched_by_name_and_may_be_missing(tmp_path: Path) -> None:
+    config = write_npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cat"])
     assert load_node_data(config, tmp_path, PETS)[0].targets.tolist() == [2, 0]
-    config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cow"])
-    with pytest.raises(DataError, match=r"has a class 'cow' \(expected cat, dog, eel"):
+    config = write_npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cow"])
+    with pytest.raises(DataError, match=r"has a class 'cow'.* cat, dog, eel"):
         load_node_data(config, tmp_path, PETS)
-    # A class that is named and does not occur is nobody's concern.
-    config = npz(tmp_path, images=PIXELS, labels=[0, 0], classes=["eel", "cow"])
+    # A declared class need not occur.
+    config = write_npz(tmp_path, images=PIXELS, labels=[0, 0], classes=["eel", "cow"])
     assert load_node_data(config, tmp_path, PETS)[0].targets.tolist() == [2, 2]
 
 
-def test_numbers_are_class_numbers_even_where_classes_are_named_by_numbers(tmp_path: Path) -> None:
+def test_numeric_labels_are_class_indices_even_if_classes_have_numeric_names(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
-    config = npz(tmp_path, images=PIXELS, labels=[1, 2])
+    config = write_npz(tmp_path, images=PIXELS, labels=[1, 2])
     assert load_node_data(config, tmp_path, spec)[0].targets.tolist() == [1, 2]
     with pytest.raises(DataError, match=r"label 3 of example 0 is outside 0..2"):
-        load_node_data(npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
+        load_node_data(write_npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
 
 
-def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
+def test_rejects_or_fits_another_size(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
     flat = np.full((2, 4, 8), 51, dtype=np.uint8)
-    config = npz(tmp_path, images=flat, labels=[0, 1])
+    config = write_npz(tmp_path, images=flat, labels=[0, 1])
     allowed = r"images are 1 x 4 x 8 \(channels, height, width\) \(expected 3 x 8 x 8; data.fit = true"
     with pytest.raises(DataError, match=allowed):
         load_node_data(config, tmp_path, spec)
@@ -100,24 +102,24 @@ def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
     torch.testing.assert_close(data.inputs, torch.full((2, 3, 8, 8), 0.2 * 2 - 1))
 
 
-def test_without_a_server_data_tell_their_own_spec(tmp_path: Path) -> None:
-    config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
+def test_derives_the_spec_from_data_without_a_server(tmp_path: Path) -> None:
+    config = write_npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
     data, spec = load_node_data(config, tmp_path)
     assert spec == InputSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
     torch.testing.assert_close(data.inputs, NORMALIZED)
-    with pytest.raises(DataError, match="one class does not tell which others there are"):
-        load_node_data(npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
+    with pytest.raises(DataError, match="has only one class: name the run"):
+        load_node_data(write_npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("npz", "data.path 'none.here': there is no file "),
-        ("csv", "data.path 'none.here': there is no file "),
-        ("folder", "data.path 'none.here': there is no folder "),
+        ("npz", "data.path 'none.here': file not found: "),
+        ("csv", "data.path 'none.here': file not found: "),
+        ("folder", "data.path 'none.here': folder not found: "),
     ],
 )
-def test_what_is_not_there_is_named(tmp_path: Path, source: str, line: str) -> None:
+def test_missing_file_error_names_the_path(tmp_path: Path, source: str, line: str) -> None:
     with pytest.raises(DataError, match=line):
         load_node_data(NodeDataConfig(source=source, path="none.here"), tmp_path, PETS)
 
@@ -125,28 +127,28 @@ def test_what_is_not_there_is_named(tmp_path: Path, source: str, line: str) -> N
 # --- csv ----------------------------------------------------------------------------------------------
 
 
-def test_a_csv_of_pixels(tmp_path: Path) -> None:
-    data, _ = load_node_data(csv_of_pixels(tmp_path, ["dog", "cat"]), tmp_path, PETS)
+def test_reads_a_csv_of_pixels(tmp_path: Path) -> None:
+    data, _ = load_node_data(write_pixel_csv(tmp_path, ["dog", "cat"]), tmp_path, PETS)
     torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [1, 0]
-    data, _ = load_node_data(csv_of_pixels(tmp_path, ["7", "3"]), tmp_path, DIGITS)
+    data, _ = load_node_data(write_pixel_csv(tmp_path, ["7", "3"]), tmp_path, DIGITS)
     assert data.targets.tolist() == [7, 3]
     data, _ = load_node_data(
-        csv_of_pixels(tmp_path, ["2", "0"]), tmp_path, PETS
+        write_pixel_csv(tmp_path, ["2", "0"]), tmp_path, PETS
     )  # no class is named by a number
     assert data.targets.tolist() == [2, 0]
 
 
-def test_pixels_of_a_csv_are_bytes(tmp_path: Path) -> None:
+def test_csv_pixels_are_bytes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1 examples hold NaN or values outside 0..255, the first is .* 1"):
-        load_node_data(csv_of_pixels(tmp_path, ["dog", "cat"], scale=5.0), tmp_path, PETS)
+        load_node_data(write_pixel_csv(tmp_path, ["dog", "cat"], scale=5.0), tmp_path, PETS)
     with pytest.raises(DataError, match=r"no pixel is above 1"):
-        load_node_data(csv_of_pixels(tmp_path, ["dog", "cat"], scale=1 / 255), tmp_path, PETS)
+        load_node_data(write_pixel_csv(tmp_path, ["dog", "cat"], scale=1 / 255), tmp_path, PETS)
 
 
-def test_a_csv_of_image_files(tmp_path: Path) -> None:
-    png(tmp_path / "in" / "one.png", PIXELS[0])
-    png(tmp_path / "in" / "two.png", PIXELS[1])
+def test_reads_a_csv_of_image_files(tmp_path: Path) -> None:
+    write_png(tmp_path / "in" / "one.png", PIXELS[0])
+    write_png(tmp_path / "in" / "two.png", PIXELS[1])
     (tmp_path / "in" / "list.csv").write_text(
         "file,age,kind\none.png,40,eel\ntwo.png,50,cat\n\n", encoding="utf-8"
     )
@@ -154,19 +156,19 @@ def test_a_csv_of_image_files(tmp_path: Path) -> None:
     data, _ = load_node_data(config, tmp_path, PETS)
     torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
-    png(tmp_path / "in" / "two.png", PIXELS[1][:2])
+    write_png(tmp_path / "in" / "two.png", PIXELS[1][:2])
     with pytest.raises(DataError, match=r"image 'two.png': is 2 x 8, but .* 'one.png' is 4 x 8 .*data\.fit"):
         load_node_data(config, tmp_path, PETS)
     fitted, _ = load_node_data(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
     assert fitted.inputs.shape == (2, 1, 4, 4)
-    with pytest.raises(RunRequiredError, match="its images have several sizes, which fit brings to a run's"):
+    with pytest.raises(RunRequiredError, match="its images differ in size"):
         load_node_data(replace(config, fit=True), tmp_path)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):
         load_node_data(config, tmp_path, PETS)
 
 
-def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
+def test_csv_determines_its_shape_without_a_server(tmp_path: Path) -> None:
     square = PIXELS[:, :, :4]
     rows = [
         f"{label},{','.join(map(str, image.flatten()))}" for label, image in zip("20", square, strict=True)
@@ -177,7 +179,7 @@ def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
     assert (spec.shape, spec.classes) == ((1, 4, 4), ("0", "2"))
     assert data.targets.tolist() == [1, 0]
     torch.testing.assert_close(data.inputs, NORMALIZED[..., :4])
-    config = csv_of_pixels(tmp_path, ["dog", "cat"])
+    config = write_pixel_csv(tmp_path, ["dog", "cat"])
     with pytest.raises(DataError, match=r"has 32 pixels a line \(expected a square number"):
         load_node_data(config, tmp_path)
 
@@ -195,7 +197,7 @@ def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
         ("label," + "a," * 31 + "b\ncat" + ",nan" * 32, "line 2 has 'nan'"),
     ],
 )
-def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+def test_csv_errors_are_one_line(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine.csv").write_text(text, encoding="utf-8")
     with pytest.raises(FedstillError, match=line):
         load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path, PETS)
@@ -204,7 +206,7 @@ def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, line: str) -> None:
 # --- tensors ------------------------------------------------------------------------------------------
 
 
-def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_loads_tensors_in_the_form_of_the_spec(tmp_path: Path) -> None:
     config = NodeDataConfig(source="tensors", path="mine.safetensors", group="patient")
     sound = {"inputs": NORMALIZED, "targets": torch.tensor([2, 0]), "patient": torch.tensor([7, 7])}
 
@@ -218,19 +220,19 @@ def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> No
     assert data.groups is not None
     assert data.groups[0] == data.groups[1]
     check_pixel_range(config, data, PETS)
-    with pytest.raises(DataError, match=r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"):
+    with pytest.raises(DataError, match=r"values from -3 to .*expected -1 to 1 with mean 0.5 and std 0.5"):
         check_pixel_range(config, loaded(inputs=3 * NORMALIZED), PETS)
     for changed, said in (
         ({"inputs": NORMALIZED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\) \(expected \(1, 4, 8\)"),
-        ({"patient": torch.tensor([7])}, r"invalid patient = of shape \(1,\) \(expected one an example"),
+        ({"patient": torch.tensor([7])}, r"patient is of shape \(1,\) \(expected one an example"),
         ({"age": torch.tensor([7])}, r"holds age, inputs, patient, targets \(expected just inputs, patient"),
     ):
         with pytest.raises(DataError, match=said):
             loaded(**changed)
 
 
-def test_no_server_learns_a_word_by_the_vocabulary_that_it_declares(tmp_path: Path) -> None:
-    """An id that its model has not is an unknown word; refused, or failing in training, it would be told."""
+def test_declared_vocabulary_reveals_no_word(tmp_path: Path) -> None:
+    """An id outside the vocabulary becomes an unknown word; an error would reveal it."""
     ids = torch.tensor([[2, 777, 4, 0]])
     save_file({"inputs": ids, "targets": torch.tensor([0])}, tmp_path / "mine.safetensors")
     config = NodeDataConfig(source="tensors", path="mine.safetensors")
@@ -239,19 +241,19 @@ def test_no_server_learns_a_word_by_the_vocabulary_that_it_declares(tmp_path: Pa
         assert torch.equal(load_node_data(config, tmp_path, spec)[0].inputs, wanted)
 
 
-def test_no_server_learns_an_extreme_pixel_by_the_normalization_that_it_declares() -> None:
-    """Images that are targets lie from -1 to 1: one after another would be refused, or not."""
+def test_declared_normalization_reveals_no_extreme_pixel() -> None:
+    """Image targets are in [-1, 1]: with other constants, refusals would reveal extreme pixels."""
     InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (0.5,), (0.5,))
     for mean, std in ((0.0, 0.5), (0.5, 0.49)):
         with pytest.raises(ArgumentError, match=r"spec.mean and spec.std .* 0.5 for task reconstruction"):
             InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (mean,), (std,))
 
 
-def test_tensors_lie_in_memory_as_those_of_a_simulation_do(tmp_path: Path) -> None:
-    """Some processors add up numbers in an order that hangs on where they begin."""
+def test_loaded_tensors_are_aligned_like_those_of_a_simulation(tmp_path: Path) -> None:
+    """On some processors, sums depend on memory alignment."""
     config, path = NodeDataConfig(source="tensors", path="mine.safetensors"), tmp_path / "mine.safetensors"
     as_in_the_file = set()
-    for count in range(1, 9):  # the inputs lie behind so many targets of 8 bytes
+    for count in range(1, 9):  # inputs follow these targets of 8 bytes in the file
         save_file(
             {"inputs": NORMALIZED[:1].repeat(count, 1, 1, 1), "targets": torch.zeros(count).long()}, path
         )
@@ -263,7 +265,7 @@ def test_tensors_lie_in_memory_as_those_of_a_simulation_do(tmp_path: Path) -> No
     assert len(as_in_the_file) > 1
 
 
-# --- the owner's own function -------------------------------------------------------------------------
+# --- the owner's function -----------------------------------------------------------------------------
 
 LOADERS = """
 import numpy as np
@@ -325,7 +327,7 @@ def nothing(path):
     "function",
     ["pair", "names", "arrays", "data_set", "reads", "pictures", "loader", "backwards"],
 )
-def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
+def test_calls_the_owners_function(tmp_path: Path, function: str) -> None:
     (tmp_path / "my_private_loaders.py").write_text(LOADERS, encoding="utf-8")
     (tmp_path / "labels.txt").write_text("2\n0\n", encoding="utf-8")
     config = NodeDataConfig(source=f"my_private_loaders:{function}", path="labels.txt")
@@ -338,26 +340,26 @@ def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("my_private_loaders:fails", "the function fails, or gives no .*: 'no such patient'"),
+        ("my_private_loaders:fails", "the function failed, or returned no .*: 'no such patient'"),
         ("my_private_loaders:nothing", "data.source 'my_private_loaders:nothing': .* is a NoneType"),
         ("my_private_loaders:sizes", "images: image 1 is 2 x 8, but image 0 is 4 x 8"),
         ("my_private_loaders:imaginary", r"images are complex128 \(expected uint8, or floats"),
-        ("my_private_loaders:none", r"data.source is .* \(expected one of .*, which has no 'none'"),
-        ("my_private_nothing:load", r"data.source is .* \(expected one in .* or installed here"),
+        ("my_private_loaders:none", r"data.source = .* \(expected a name in .*, which has no 'none'"),
+        ("my_private_nothing:load", r"data.source = .* \(expected a module in .* or an installed one"),
         (
             "my_broken_loaders:load",
-            "expected what can be imported, which fails: No module named 'not_here'",
+            "expected an importable module; importing it fails: No module named 'not_here'",
         ),
     ],
 )
-def test_a_function_that_does_not_serve_is_one_line(tmp_path: Path, source: str, line: str) -> None:
+def test_owner_function_errors_are_one_line(tmp_path: Path, source: str, line: str) -> None:
     (tmp_path / "my_private_loaders.py").write_text(LOADERS, encoding="utf-8")
     (tmp_path / "my_broken_loaders.py").write_text("import not_here\n", encoding="utf-8")
     with fresh("my_private_loaders", "my_broken_loaders"), pytest.raises(FedstillError, match=line):
         load_node_data(NodeDataConfig(source=source), tmp_path, PETS)
 
 
-def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) -> None:
+def test_owner_module_comes_from_the_owners_folder(tmp_path: Path) -> None:
     for owner in ("a", "b"):
         (tmp_path / owner).mkdir()
         (tmp_path / owner / "my_shared_name.py").write_text(LOADERS, encoding="utf-8")
@@ -371,15 +373,15 @@ def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) 
 # --- options ------------------------------------------------------------------------------------------
 
 
-def test_a_source_that_there_is_not_is_named() -> None:
+def test_rejects_unknown_sources() -> None:
     allowed = "expected npz, folder, csv, parquet, nifti, tensors or package"
-    with pytest.raises(ArgumentError, match=f"data.source is .zip.: {allowed}"):
+    with pytest.raises(ArgumentError, match=rf"data.source = .zip. \({allowed}"):
         NodeDataConfig(source="zip")
 
 
 @contextmanager
 def fresh(*names: str) -> Iterator[None]:
-    """Modules that are forgotten before and after, with the folders that they came from."""
+    """Forget imported modules and their folders before and after a test."""
     places = list(sys.path)
     for name in names:
         sys.modules.pop(name, None)
@@ -392,16 +394,16 @@ def fresh(*names: str) -> Iterator[None]:
 @pytest.mark.parametrize("more", ["gray", "color"])
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 12), (1, 8, 8), (3, 8, 4), (1, 8, 4)])
 @pytest.mark.parametrize("source", ["folder", "csv"])
-def test_what_becomes_of_an_image_hangs_on_no_other_one(
+def test_images_are_converted_independently(
     tmp_path: Path, source: str, shape: tuple[int, int, int], more: str
 ) -> None:
-    """Else a guarantee for one record would not hold: its last digits choose who learns from all others."""
+    """Otherwise one record would affect the last digits of others, which voids per-record guarantees."""
     draws = np.random.default_rng(0)
     lines = ["image,label"]
     for name in ("cat", "dog"):
         for number in range(8):
             form = (12, 12) if more == "color" or number % 2 else (12, 12, 3)
-            png(tmp_path / name / f"{number}.png", draws.integers(0, 256, form, dtype=np.uint8))
+            write_png(tmp_path / name / f"{number}.png", draws.integers(0, 256, form, dtype=np.uint8))
             lines.append(f"{name}/{number}.png,{name}")
 
     def read() -> torch.Tensor:
@@ -413,6 +415,6 @@ def test_what_becomes_of_an_image_hangs_on_no_other_one(
 
     without = read()
     added = draws.integers(0, 256, (12, 12, 3) if more == "color" else (12, 12), dtype=np.uint8)
-    png(tmp_path / "dog" / "9.png", added)
+    write_png(tmp_path / "dog" / "9.png", added)
     lines.append("dog/9.png,dog")
     assert torch.equal(read()[:-1], without)

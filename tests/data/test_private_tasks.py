@@ -1,4 +1,4 @@
-"""One owner's data for maps, images, findings and texts, as a server declares."""
+"""One owner's data for maps, images, findings and texts, in the spec of a server."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ MASKS = (PIXELS > 200).astype(np.uint8)
 NORMALIZED = torch.tensor(PIXELS / 255 * 2 - 1).float()[:, None]
 
 
-def npz(folder: Path, **arrays: Any) -> NodeDataConfig:
+def write_npz(folder: Path, **arrays: Any) -> NodeDataConfig:
     np.savez(folder / "mine.npz", **arrays)
     return NodeDataConfig(path="mine.npz")
 
 
-def pictures(folder: Path, images: Any, masks: Any) -> NodeDataConfig:
+def write_pictures(folder: Path, images: Any, masks: Any) -> NodeDataConfig:
     for part, arrays in (("images", images), ("masks", masks)):
         (folder / "mine" / part).mkdir(parents=True)
         for n, array in enumerate(arrays):
@@ -50,16 +50,19 @@ def pictures(folder: Path, images: Any, masks: Any) -> NodeDataConfig:
     return NodeDataConfig(source="folder", path="mine")
 
 
-def test_an_npz_and_a_folder_of_masks_give_the_same(tmp_path: Path) -> None:
-    for config in (npz(tmp_path, images=PIXELS, masks=MASKS), pictures(tmp_path, PIXELS, MASKS * 255)):
+def test_npz_and_folder_of_masks_agree(tmp_path: Path) -> None:
+    for config in (
+        write_npz(tmp_path, images=PIXELS, masks=MASKS),
+        write_pictures(tmp_path, PIXELS, MASKS * 255),
+    ):
         data, spec = load_node_data(config, tmp_path, MAPS)
         assert torch.allclose(data.inputs, NORMALIZED, atol=1e-6)
         assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
         assert spec == MAPS
 
 
-def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> None:
-    config = npz(tmp_path, images=PIXELS, masks=MASKS, split=[0, 1, 0, 0, 1, 0], patient=list("aabbcc"))
+def test_test_examples_are_left_out_with_their_groups(tmp_path: Path) -> None:
+    config = write_npz(tmp_path, images=PIXELS, masks=MASKS, split=[0, 1, 0, 0, 1, 0], patient=list("aabbcc"))
     data, _ = load_node_data(replace(config, group="patient"), tmp_path, MAPS)
     assert torch.equal(data.targets, torch.from_numpy(MASKS[[0, 2, 3, 5]]).long())
     assert data.groups is not None
@@ -67,58 +70,58 @@ def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> No
     assert groups[1] == groups[2]
     assert len(set(groups)) == 3
     with pytest.raises(DataError, match="all examples are for testing"):
-        load_node_data(npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
+        load_node_data(write_npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
 
 
-def test_an_owner_need_not_have_every_class(tmp_path: Path) -> None:
+def test_owner_may_lack_classes(tmp_path: Path) -> None:
     three = replace(MAPS, classes=("background", "tumor", "oedema"))
-    config = npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumor here
+    config = write_npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumor here
     assert torch.equal(load_node_data(config, tmp_path, three)[0].targets, torch.from_numpy(MASKS).long() * 2)
 
 
-def test_other_sizes_are_refused_unless_they_are_to_be_fitted(tmp_path: Path) -> None:
+def test_rejects_other_sizes_without_fit(tmp_path: Path) -> None:
     big, masks = PIXELS.repeat(2, 1).repeat(2, 2), MASKS.repeat(2, 1).repeat(2, 2)
-    config = npz(tmp_path, images=big, masks=masks)
+    config = write_npz(tmp_path, images=big, masks=masks)
     with pytest.raises(DataError, match=r"images are 1 x 16 x 16 .*data\.fit"):
         load_node_data(config, tmp_path, MAPS)
     data, _ = load_node_data(replace(config, fit=True), tmp_path, MAPS)
     assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
-    config = pictures(tmp_path, big, masks)
+    config = write_pictures(tmp_path, big, masks)
     data, _ = load_node_data(replace(config, fit=True), tmp_path, MAPS)
     assert torch.allclose(data.inputs, NORMALIZED, atol=1e-5)
     assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
 
 
-def test_channels_are_chosen(tmp_path: Path) -> None:
+def test_selects_channels(tmp_path: Path) -> None:
     both = np.stack([255 - PIXELS, PIXELS], axis=1)
-    config = npz(tmp_path, images=both, masks=MASKS)
+    config = write_npz(tmp_path, images=both, masks=MASKS)
     assert torch.allclose(
         load_node_data(replace(config, channels=(1,)), tmp_path, MAPS)[0].inputs, NORMALIZED, atol=1e-6
     )
-    with pytest.raises(ArgumentError, match=r"data\.channels is \[2\]"):
+    with pytest.raises(ArgumentError, match=r"data\.channels = \[2\]"):
         load_node_data(replace(config, channels=(2,)), tmp_path, MAPS)
 
 
-def test_images_are_measured_as_the_server_declares(tmp_path: Path) -> None:
-    data, _ = load_node_data(npz(tmp_path, images=PIXELS), tmp_path, IMAGES)
+def test_measurements_follow_the_server(tmp_path: Path) -> None:
+    data, _ = load_node_data(write_npz(tmp_path, images=PIXELS), tmp_path, IMAGES)
     assert torch.allclose(data.targets, NORMALIZED, atol=1e-6)
     assert torch.equal(data.inputs, IMAGES.make_task().observe(data.targets))
     eight = replace(IMAGES, task=ReconstructionConfig(acceleration=8, center=0.0))
     assert not torch.equal(
-        load_node_data(npz(tmp_path, images=PIXELS), tmp_path, eight)[0].inputs, data.inputs
+        load_node_data(write_npz(tmp_path, images=PIXELS), tmp_path, eight)[0].inputs, data.inputs
     )
 
 
-def test_findings_that_an_owner_has_no_column_for_are_unknown(tmp_path: Path) -> None:
+def test_findings_without_a_column_are_unknown(tmp_path: Path) -> None:
     labels = np.array([[1, 0], [0, 1], [0, 0], [1, 1], [-1, 0], [0, 0]])
-    config = npz(tmp_path, images=PIXELS, labels=labels, classes=["Hernia", "Mass"])
+    config = write_npz(tmp_path, images=PIXELS, labels=labels, classes=["Hernia", "Mass"])
     data, _ = load_node_data(config, tmp_path, FINDINGS)
     assert data.targets.tolist() == [[mass, -1, hernia] for hernia, mass in labels.tolist()]
     with pytest.raises(DataError, match=r"has 2 classes without names \(expected 3"):
-        load_node_data(npz(tmp_path, images=PIXELS, labels=labels), tmp_path, FINDINGS)
+        load_node_data(write_npz(tmp_path, images=PIXELS, labels=labels), tmp_path, FINDINGS)
 
 
-def test_a_csv_of_findings_in_both_forms(tmp_path: Path) -> None:
+def test_reads_findings_from_columns_or_lists(tmp_path: Path) -> None:
     for n in range(3):
         Image.fromarray(PIXELS[n]).save(tmp_path / f"{n}.png")
     columns = "file,who,Hernia,Mass\n0.png,a,1,0\n1.png,a,,1\n2.png,b,0,-1\n"
@@ -135,15 +138,15 @@ def test_a_csv_of_findings_in_both_forms(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
         load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Cough\n")
-    with pytest.raises(DataError, match=r"has a finding 'Cough' \(expected Mass, Edema, Hernia"):
+    with pytest.raises(DataError, match=r"has a finding 'Cough'.* Mass, Edema, Hernia"):
         load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
 
 
-def test_pictures_of_nuclei_become_patches_of_the_servers_size(tmp_path: Path) -> None:
+def test_instance_images_become_patches_of_the_servers_size(tmp_path: Path) -> None:
     image = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
     instances = np.zeros((12, 20), dtype=np.uint8)
     instances[2:7, 2:7] = 5
-    data, _ = load_node_data(pictures(tmp_path, [image], [instances]), tmp_path, NUCLEI)
+    data, _ = load_node_data(write_pictures(tmp_path, [image], [instances]), tmp_path, NUCLEI)
     assert data.inputs.shape == (6, 3, 8, 8)
     assert torch.allclose(
         data.inputs[0], torch.tensor(image[:8, :8] / 127.5 - 1).permute(2, 0, 1).float(), atol=1e-5
@@ -153,14 +156,14 @@ def test_pictures_of_nuclei_become_patches_of_the_servers_size(tmp_path: Path) -
         load_node_data(NodeDataConfig(source="folder", path="mine", fit=True), tmp_path, NUCLEI)
 
 
-def test_patches_of_nuclei_belong_to_their_picture_or_its_patient(tmp_path: Path) -> None:
+def test_patches_are_grouped_by_image_or_patient(tmp_path: Path) -> None:
     image = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
     instances = np.zeros((12, 20), dtype=np.uint8)
-    config = pictures(tmp_path, [image] * 3, [instances] * 3)
+    config = write_pictures(tmp_path, [image] * 3, [instances] * 3)
     data, _ = load_node_data(config, tmp_path, NUCLEI)
     assert data.groups is not None
     assert [int((data.groups == group).sum()) for group in data.groups.unique()] == [6, 6, 6]
-    assert len(limit_groups(data, 4)) == 12  # as a node with privacy.group_size = 4 has them
+    assert len(limit_groups(data, 4)) == 12  # as with privacy.group_size = 4
     with pytest.raises(ArgumentError, match=r"invalid data\.group = 'patient' \(expected empty \('slide'\)"):
         load_node_data(replace(config, group="patient"), tmp_path, NUCLEI)
     (tmp_path / config.path / "cases.csv").write_text("name,patient\n0,a\n1,a\n2,b\n", encoding="utf-8")
@@ -170,7 +173,7 @@ def test_patches_of_nuclei_belong_to_their_picture_or_its_patient(tmp_path: Path
         assert sorted(int((data.groups == one).sum()) for one in data.groups.unique()) == sizes
 
 
-def test_volumes(tmp_path: Path) -> None:
+def test_reads_volumes(tmp_path: Path) -> None:
     nibabel = pytest.importorskip("nibabel")
     (tmp_path / "scans").mkdir()
     for n in range(2):
@@ -188,16 +191,14 @@ def test_volumes(tmp_path: Path) -> None:
     assert load_node_data(replace(config, fit=True), tmp_path, small)[0].targets.shape == (6, 4, 4)
 
 
-def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def resized(*_: object) -> None:
+def test_memory_is_checked_before_images_are_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_if_resized(*_: object) -> None:
         raise AssertionError("made larger before it was counted")
 
     for module in ("images", "nifti"):
-        monkeypatch.setattr(f"fedstill.data.{module}.resized", resized)
+        monkeypatch.setattr(f"fedstill.data.{module}.resize_images", fail_if_resized)
     nibabel = pytest.importorskip("nibabel")
-    scans = pictures(tmp_path, PIXELS, MASKS)
+    scans = write_pictures(tmp_path, PIXELS, MASKS)
     shutil.copytree(tmp_path / "mine", tmp_path / "by-class")
     for name in ("images", "masks"):
         (tmp_path / "by-class" / name).rename(tmp_path / "by-class" / name.removesuffix("s"))
@@ -216,11 +217,11 @@ def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
         (NodeDataConfig(source="csv", path="classes.csv"), classes),
         (replace(scans, path="by-class"), classes),
     ):
-        with pytest.raises(MemoryLimitExceeded, match="its data as inputs of 1 x 8000 x 8000"):
+        with pytest.raises(MemoryLimitExceeded, match="data as inputs of 1 x 8000 x 8000"):
             load_node_data(replace(config, fit=True), tmp_path, replace(spec, shape=large), max_bytes=10**6)
 
 
-def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
+def test_texts_get_the_ids_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,yes\nbad film,no\nno film,no\ngood,yes\n")
     server = load_data(make_data_config(str(tmp_path / "mine.csv"), length=4, words=50), TextConfig())
     spec = InputSpec(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
@@ -242,7 +243,9 @@ def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
         ({"vocabulary": "hash"}, MAPS, r"invalid data.vocabulary = 'hash' \(expected empty"),
     ],
 )
-def test_sources_that_a_task_does_not_have(tmp_path: Path, config: Any, spec: InputSpec, line: str) -> None:
+def test_rejects_sources_that_a_task_does_not_support(
+    tmp_path: Path, config: Any, spec: InputSpec, line: str
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine.csv").write_text("image,label\n")
     path = "mine.csv" if config.get("source") == "csv" else "mine"
@@ -250,31 +253,31 @@ def test_sources_that_a_task_does_not_have(tmp_path: Path, config: Any, spec: In
         load_node_data(NodeDataConfig(path=path, **config), tmp_path, spec)
 
 
-def test_slices_are_for_volumes_and_classification_has_no_volumes(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"data\.slices is 3"):
+def test_rejects_slices_without_volumes(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"data\.slices = 3"):
         NodeDataConfig(source="npz", slices=3)
     with pytest.raises(ArgumentError, match=r"invalid data\.source = 'nifti' \(expected npz, folder or csv"):
         load_node_data(NodeDataConfig(source="nifti", path="x"), tmp_path, CLASSES)
 
 
-def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path) -> None:
+def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,1\nbad film,0\n")
-    findings = npz(tmp_path, images=PIXELS, labels=np.zeros((6, 3), dtype=np.int64))
-    config = pictures(tmp_path, PIXELS, MASKS)
+    findings = write_npz(tmp_path, images=PIXELS, labels=np.zeros((6, 3), dtype=np.int64))
+    config = write_pictures(tmp_path, PIXELS, MASKS)
     (tmp_path / "mine.safetensors").write_bytes(b"")
     for source, path, said in (
         ("npz", findings.path, r"labels are int64 of shape \(6, 3\)"),
         ("folder", config.path, "this looks like images and masks"),
-        ("nifti", config.path, "data.source is 'nifti'"),
+        ("nifti", config.path, "data.source = 'nifti'"),
         ("csv", "mine.csv", "has 'good film'"),
-        ("tensors", "mine.safetensors", "its input spec .* is the run's to say"),
+        ("tensors", "mine.safetensors", "only a run determines its input spec"),
     ):
         with pytest.raises(RunRequiredError, match=said):
             load_node_data(NodeDataConfig(source=source, path=path), tmp_path)
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_text("none")
     for given, said in (
-        (NodeDataConfig(path="none.npz"), "there is no file"),
+        (NodeDataConfig(path="none.npz"), "file not found"),
         (NodeDataConfig(source="folder", path="images"), "cannot be read as an image"),
     ):
         with pytest.raises(DataError, match=said) as wrong:
@@ -283,17 +286,17 @@ def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", ["csv", "npz"])
-def test_whose_records_others_are_does_not_follow_from_the_names_in_one_more(
-    form: str, tmp_path: Path
-) -> None:
-    """PATE's teachers know disjoint groups: one more record with any name must move no other."""
+def test_group_numbers_do_not_depend_on_other_names(form: str, tmp_path: Path) -> None:
+    """PATE's teachers know disjoint groups, which an additional record must not change."""
     names = [5, 2**60, 2**60 + 1, 30, 5, 41]
 
     def groups(*more: object) -> list[int]:
         who = [*names, *more]
         if form == "npz":
             images, labels = np.zeros((len(who), 8, 8), np.uint8), np.arange(len(who)) % 2
-            config = replace(npz(tmp_path, images=images, labels=labels, who=np.array(who)), group="who")
+            config = replace(
+                write_npz(tmp_path, images=images, labels=labels, who=np.array(who)), group="who"
+            )
             data, _ = load_node_data(config, tmp_path, CLASSES)
         else:
             ill = SchemaColumn(name="ill", type="category", categories=("0", "1"))

@@ -1,4 +1,4 @@
-"""Public data: what is held out, what another set becomes, what is made of noise."""
+"""Public data: held out, from another data set, and from noise."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ DIGITS = load(Digits())
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data folder of the person who runs the tests, and no cache."""
+def _no_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the data folders of the machine, and the cache."""
     monkeypatch.delenv("FEDSTILL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def dataset(images: Any, classes: tuple[str, ...] = ("a", "b"), mean: float = 0.5) -> DataSet:
-    """Pixels (N, C, H, W) in [0, 1], all of them for training."""
+def make_data_set(images: Any, classes: tuple[str, ...] = ("a", "b"), mean: float = 0.5) -> DataSet:
+    """Return a data set of pixels (N, C, H, W) in [0, 1], all for training."""
     inputs = (torch.as_tensor(images, dtype=torch.float32) - mean) / 0.5
     train = TensorData(inputs, torch.arange(len(inputs)) % len(classes))
     channels = inputs.shape[1]
     return DataSet("made", train, train, classes, (mean,) * channels, (0.5,) * channels)
 
 
-def wanted(config: PublicConfig, data: DataSet = DIGITS) -> tuple[TensorData, PublicData]:
+def load_parts(config: PublicConfig, data: DataSet = DIGITS) -> tuple[TensorData, PublicData]:
     train, public = load_public(config, data)
     assert public is not None
     return train, public
 
 
-def multiset(*parts: torch.Tensor) -> list[bytes]:
+def sorted_pixels(*parts: torch.Tensor) -> list[bytes]:
     return sorted(image.numpy().tobytes() for part in parts for image in part)
 
 
 # --- none and held out ---------------------------------------------------------------------------
 
 
-def test_none_leaves_everything_to_the_nodes() -> None:
+def test_none_leaves_all_examples_to_the_nodes() -> None:
     train, public = load_public(PublicConfig(), DIGITS)
     assert public is None
     assert train is DIGITS.train
 
 
-def test_what_is_held_out_is_at_no_node_and_nothing_is_lost() -> None:
-    train, public = wanted(PublicConfig("held-out", share=0.2))
+def test_held_out_and_private_examples_are_a_partition() -> None:
+    train, public = load_parts(PublicConfig("held-out", share=0.2))
     assert len(public) == round(0.2 * len(DIGITS.train))
-    assert multiset(train.inputs, public.inputs) == multiset(DIGITS.train.inputs)
+    assert sorted_pixels(train.inputs, public.inputs) == sorted_pixels(DIGITS.train.inputs)
     assert public.labels is not None
     # Each image keeps its own label, on both sides.
     label = {
@@ -64,16 +64,16 @@ def test_what_is_held_out_is_at_no_node_and_nothing_is_lost() -> None:
         assert [label[x.numpy().tobytes()] for x in part] == targets.tolist()
 
 
-def test_a_limit_uses_less_but_leaves_the_nodes_the_same() -> None:
-    """So figures with little and with much public data are comparable."""
-    (train, public), (same, few) = (wanted(PublicConfig("held-out", limit=limit)) for limit in (0, 40))
+def test_limit_does_not_change_the_private_examples() -> None:
+    """So metrics with little and with much public data are comparable."""
+    (train, public), (same, few) = (load_parts(PublicConfig("held-out", limit=limit)) for limit in (0, 40))
     assert torch.equal(train.inputs, same.inputs)
     assert len(few) == 40
-    assert set(multiset(few.inputs)) <= set(multiset(public.inputs))
+    assert set(sorted_pixels(few.inputs)) <= set(sorted_pixels(public.inputs))
 
 
-def test_draws_follow_the_seed_and_nothing_else() -> None:
-    first, second, other = (wanted(PublicConfig("held-out", seed=seed))[1] for seed in (0, 0, 1))
+def test_sampling_depends_on_the_seed_only() -> None:
+    first, second, other = (load_parts(PublicConfig("held-out", seed=seed))[1] for seed in (0, 0, 1))
     assert torch.equal(first.inputs, second.inputs)
     assert not torch.equal(first.inputs, other.inputs)
 
@@ -81,19 +81,19 @@ def test_draws_follow_the_seed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"share": 0.0}, "public.share is 0.0"),
-        ({"share": 1.0}, "public.share is 1.0"),
-        ({"limit": -1}, "public.limit is -1"),
+        ({"share": 0.0}, "public.share = 0.0"),
+        ({"share": 1.0}, "public.share = 1.0"),
+        ({"limit": -1}, "public.limit = -1"),
     ],
 )
-def test_a_setting_that_is_not_allowed_is_named(arguments: Any, message: str) -> None:
+def test_rejects_invalid_options(arguments: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         PublicConfig(**arguments)
 
 
-def test_a_share_must_leave_something_on_both_sides() -> None:
-    few = dataset(np.zeros((3, 1, 4, 4)))
-    with pytest.raises(ArgumentError, match=r"public\.share is 0\.1"):
+def test_rejects_shares_that_leave_one_side_empty() -> None:
+    few = make_data_set(np.zeros((3, 1, 4, 4)))
+    with pytest.raises(ArgumentError, match=r"public\.share = 0\.1"):
         load_public(PublicConfig("held-out", share=0.1), few)
 
 
@@ -105,76 +105,76 @@ def save(path: Path, images: Any, **arrays: Any) -> str:
     return str(path)
 
 
-def test_another_set_comes_in_the_private_datas_form(tmp_path: Path) -> None:
+def test_other_data_set_is_converted_to_the_private_form(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
     name = save(tmp_path / "color.npz", images, split=np.zeros(20, dtype=np.uint8) + (np.arange(20) >= 15))
-    train, public = wanted(PublicConfig(name))
+    train, public = load_parts(PublicConfig(name))
     assert train is DIGITS.train
-    assert public.inputs.shape == (15, 1, 8, 8)  # its test examples are left alone
+    assert public.inputs.shape == (15, 1, 8, 8)  # its test examples are not used
     assert public.labels is None
-    assert "its classes are others" in public.note
+    assert "its classes differ" in public.note
 
 
-def test_channels_size_and_normalization_by_hand() -> None:
-    """Flat colors: what a mean over pixels must leave as it is."""
-    source = dataset(np.ones((1, 3, 8, 8)) * np.array([1.0, 0.5, 0.0])[:, None, None])
-    gray = dataset(np.zeros((1, 1, 4, 4)), mean=0.25)
+def test_conversion_matches_a_reference() -> None:
+    """Flat colors, which averaging does not change."""
+    source = make_data_set(np.ones((1, 3, 8, 8)) * np.array([1.0, 0.5, 0.0])[:, None, None])
+    gray = make_data_set(np.zeros((1, 1, 4, 4)), mean=0.25)
     (pixel,) = set((conform_images(source.train.inputs, source, gray) * 0.5 + 0.25).flatten().tolist())
     assert pixel == pytest.approx(0.299 + 0.5 * 0.587, abs=1e-5)
-    color = dataset(np.zeros((1, 3, 12, 8)))
+    color = make_data_set(np.zeros((1, 3, 12, 8)))
     assert conform_images(gray.train.inputs, gray, color).shape == (1, 3, 12, 8)
     torch.testing.assert_close(conform_images(gray.train.inputs, gray, color), -torch.ones(1, 3, 12, 8))
 
 
-def test_images_that_shrink_are_averaged_not_sampled() -> None:
-    """A checkerboard of single pixels is gray from rehearsal."""
+def test_shrinking_uses_antialiasing() -> None:
+    """A checkerboard of single pixels becomes gray."""
     board = np.indices((16, 16)).sum(0) % 2
-    source, target = dataset(board[None, None]), dataset(np.zeros((1, 1, 4, 4)))
+    source, target = make_data_set(board[None, None]), make_data_set(np.zeros((1, 1, 4, 4)))
     pixels = conform_images(source.train.inputs, source, target) * 0.5 + 0.5
     assert (pixels - 0.5).abs().max() < 0.05
 
 
-def test_labels_are_taken_only_if_the_classes_have_the_same_names(tmp_path: Path) -> None:
+def test_labels_are_kept_only_if_class_names_are_equal(tmp_path: Path) -> None:
     images = np.zeros((10, 8, 8), dtype=np.uint8)
-    data = dataset(np.zeros((4, 1, 8, 8)), classes=("cat", "dog"))
+    data = make_data_set(np.zeros((4, 1, 8, 8)), classes=("cat", "dog"))
     for names, known in ((["cat", "dog"], True), (["dog", "cat"], False), (["cat", "dog", "bird"], False)):
         name = save(tmp_path / "other.npz", images, classes=np.array(names))
-        public = wanted(PublicConfig(name), data)[1]
+        public = load_parts(PublicConfig(name), data)[1]
         assert (public.labels is not None) is known
         if known:
             assert len(public.labels) == len(public)  # type: ignore[arg-type]
 
 
-def test_a_limit_draws_from_the_other_set(tmp_path: Path) -> None:
+def test_limit_samples_from_the_other_data_set(tmp_path: Path) -> None:
     images = np.arange(100, dtype=np.uint8)[:, None, None] + np.zeros((100, 8, 8), dtype=np.uint8)
     name = save(tmp_path / "many.npz", images, split=np.zeros(100, dtype=np.uint8))
     with pytest.raises(DataError):
         load_public(PublicConfig(name, limit=10), DIGITS)  # a split without a test example
     name = save(tmp_path / "many.npz", images, split=np.arange(100) >= 80)
-    few, same, other = (wanted(PublicConfig(name, limit=10, seed=seed))[1] for seed in (0, 0, 1))
+    few, same, other = (load_parts(PublicConfig(name, limit=10, seed=seed))[1] for seed in (0, 0, 1))
     assert len(few) == 10
     assert torch.equal(few.inputs, same.inputs)
     assert not torch.equal(few.inputs, other.inputs)
     assert "10 of 80, drawn with seed 0" in few.note
 
 
-def test_no_name_is_no_public_data() -> None:
+def test_rejects_an_empty_name() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid public\.name = '' \(expected one of none, held-out, noise"
     ):
         load_public(PublicConfig(""), DIGITS)
 
 
-def test_the_private_data_themselves_are_no_public_data() -> None:
+def test_rejects_the_private_data_as_public_data() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid public\.name = 'digits' \(expected held-out, or other data"
     ):
         load_public(PublicConfig("digits"), DIGITS)
 
 
-def test_channels_that_cannot_be_had_are_refused() -> None:
-    two, three = dataset(np.zeros((1, 2, 4, 4))), dataset(np.zeros((1, 3, 4, 4)))
+def test_rejects_channels_that_cannot_be_converted() -> None:
+    two, three = make_data_set(np.zeros((1, 2, 4, 4))), make_data_set(np.zeros((1, 3, 4, 4)))
     with pytest.raises(DataError, match="have 2 channels and those of made 3"):
         conform_images(two.train.inputs, two, three)
 
@@ -183,7 +183,7 @@ def test_channels_that_cannot_be_had_are_refused() -> None:
 
 
 def test_noise_needs_no_data_and_has_no_labels() -> None:
-    train, public = wanted(PublicConfig("noise"))
+    train, public = load_parts(PublicConfig("noise"))
     assert train is DIGITS.train
     assert public.inputs.shape == (2000, 1, 8, 8)
     assert public.labels is None
@@ -192,31 +192,31 @@ def test_noise_needs_no_data_and_has_no_labels() -> None:
     assert len({image.numpy().tobytes() for image in public.inputs}) == 2000
 
 
-def test_image_i_is_the_same_whatever_the_limit() -> None:
-    few, more = (wanted(PublicConfig("noise", limit=limit))[1].inputs for limit in (30, 700))
+def test_noise_images_do_not_depend_on_the_limit() -> None:
+    few, more = (load_parts(PublicConfig("noise", limit=limit))[1].inputs for limit in (30, 700))
     assert torch.equal(few, more[:30])
-    other = wanted(PublicConfig("noise", limit=30, seed=1))[1].inputs
+    other = load_parts(PublicConfig("noise", limit=30, seed=1))[1].inputs
     assert not torch.equal(few, other)
 
 
-def test_neighboring_pixels_are_alike_and_contrast_varies() -> None:
+def test_noise_images_are_smooth_with_varying_contrast() -> None:
     x = generate_noise_images(300, 3, 32, 32, torch_generator(0, "test"))
     across, apart = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
-    assert across < 0.5 * apart  # pixels drawn one by one would give 1
+    assert across < 0.5 * apart  # independent pixels would give 1
     spread = x.flatten(1).std(1)
     assert spread.max() > 3 * spread.min()
-    # Many directions: the way along which an image changes least is not the same in all.
+    # The direction of least change differs between images.
     down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((1, 2, 3))
     along = (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
     assert (down > 1.3 * along).float().mean() > 0.1
     assert (along > 1.3 * down).float().mean() > 0.1
 
 
-def test_public_images_of_another_shape_say_what_was_done_to_them(tmp_path: Path) -> None:
+def test_conversion_of_public_images_is_described(tmp_path: Path) -> None:
     pictures = np.zeros((20, 12, 12, 3), dtype=np.uint8)
     np.savez(tmp_path / "color.npz", images=pictures, labels=np.arange(20) % 2)
-    _, public = wanted(PublicConfig(str(tmp_path / "color.npz")))
+    _, public = load_parts(PublicConfig(str(tmp_path / "color.npz")))
     assert public.conversion == "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
     assert public.to("cpu").conversion == public.conversion
     np.savez(tmp_path / "gray.npz", images=pictures[:, :8, :8, 0], labels=np.arange(20) % 2)
-    assert wanted(PublicConfig(str(tmp_path / "gray.npz")))[1].conversion == ""
+    assert load_parts(PublicConfig(str(tmp_path / "gray.npz")))[1].conversion == ""

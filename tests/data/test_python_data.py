@@ -1,6 +1,6 @@
-"""Examples as Python has them: every usual form gives the same tensors, and others are refused by name.
+"""Examples given as Python objects: common forms give equal tensors, others are refused.
 
-Hugging Face data sets from Python, by a stand-in with the documented interface.
+Hugging Face data sets are replaced by a stub with their documented interface.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PICTURES = [(Picture.fromarray(image), label) for image, label in zip(PIXELS, LA
 
 
 class Items(torch_data.Dataset[Any]):
-    """A map-style data set of anything."""
+    """A map-style data set of any items."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -55,7 +55,7 @@ class Stream(torch_data.IterableDataset[Any]):
         return iter(PICTURES)
 
 
-def named(*names: str) -> list[dict[str, Any]]:
+def hugging_face_data(*names: str) -> list[dict[str, Any]]:
     return [dict(zip(names, (INPUTS[row], LABELS[row], row), strict=False)) for row in range(6)]
 
 
@@ -67,7 +67,7 @@ FORMS: dict[str, Any] = {
     "pictures": PICTURES,
     "data set of pictures": Items(PICTURES),
     "two lists": ([image for image, _ in PICTURES], LABELS),
-    "mappings": Items(named("image", "label", "id")),
+    "mappings": Items(hugging_face_data("image", "label", "id")),
     "mappings of pictures": [{"img": image, "target": label} for image, label in PICTURES],
     "one mapping": {"pixel_values": INPUTS, "labels": LABELS},
     "loader": torch_data.DataLoader(TENSORS, batch_size=4),
@@ -77,21 +77,21 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_usual_forms_give_the_same_tensors(form: str) -> None:
+def test_common_forms_give_equal_tensors(form: str) -> None:
     inputs, targets = extract_inputs_and_targets(FORMS[form], "data[0]")
     torch.testing.assert_close(to_input_tensor(inputs, "data[0]"), INPUTS)
     assert to_target_tensor(targets, "data[0]").tolist() == LABELS
 
 
 @pytest.mark.parametrize("form", ["pictures", "mappings", "data set"])
-def test_two_examples_are_not_inputs_and_targets(form: str) -> None:
+def test_list_of_two_examples_is_not_a_pair(form: str) -> None:
     two = [FORMS[form][row] for row in range(2)]
     inputs, targets = extract_inputs_and_targets(two, "data[0]")
     torch.testing.assert_close(to_input_tensor(inputs, "data[0]"), INPUTS[:2])
     assert to_target_tensor(targets, "data[0]").tolist() == LABELS[:2]
 
 
-def test_masks_of_pictures_are_numbers_of_classes() -> None:
+def test_pil_masks_are_class_indices() -> None:
     masks = [Picture.fromarray((image > 99).astype(np.uint8), "P") for image in PIXELS]
     pairs = [{"image": image, "mask": mask} for (image, _), mask in zip(PICTURES, masks, strict=True)]
     _, targets = extract_inputs_and_targets(pairs, "data[0]")
@@ -101,34 +101,40 @@ def test_masks_of_pictures_are_numbers_of_classes() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (named("picture", "label"), "examples have picture, label, and so no one name of inputs"),
-        (named("image", "label", "mask"), "examples have image, label, mask, and so no one name of targets"),
         (
-            [*named("image", "label"), {"image": INPUTS[0]}],
+            hugging_face_data("picture", "label"),
+            "examples have picture, label, so their inputs are not clear",
+        ),
+        (
+            hugging_face_data("image", "label", "mask"),
+            "examples have image, label, mask, so their targets are not clear",
+        ),
+        (
+            [*hugging_face_data("image", "label"), {"image": INPUTS[0]}],
             r"example 6 has image \(expected image and label",
         ),
         (Stream(), "is a Stream"),
         (torch_data.DataLoader(Stream()), "is a Stream"),
-        (torch_data.DataLoader(TENSORS, collate_fn=list), "a collate_fn of its own"),
+        (torch_data.DataLoader(TENSORS, collate_fn=list), "a custom collate_fn"),
         (
             torch_data.DataLoader(TENSORS, sampler=torch_data.WeightedRandomSampler([1.0] * 6, 6)),
-            "a sampler of its own",
+            "a custom sampler",
         ),
         (
             torch_data.DataLoader(TENSORS, sampler=torch_data.RandomSampler(TENSORS, num_samples=2)),
-            "a sampler of its own",
+            "a custom sampler",
         ),
-        (torch_data.DataLoader(TENSORS, batch_sampler=[[0, 1], [2]]), "a batch_sampler of its own"),
+        (torch_data.DataLoader(TENSORS, batch_sampler=[[0, 1], [2]]), "a custom batch_sampler"),
         ([], "has no examples"),
         (None, "is a NoneType"),
     ],
 )
-def test_other_forms_are_refused_by_name(given: Any, said: str) -> None:
+def test_rejects_other_forms(given: Any, said: str) -> None:
     with pytest.raises(DataError, match=rf"^data\[0\].* ?{said}"):
         extract_inputs_and_targets(given, "data[0]")
 
 
-def distilled(data: Any, **more: Any) -> fedstill.Outcome:
+def run_distil(data: Any, **more: Any) -> fedstill.Outcome:
     torch.manual_seed(0)
     quick: dict[str, Any] = {
         "method": fedstill.FedMD(rounds=1),
@@ -139,9 +145,9 @@ def distilled(data: Any, **more: Any) -> fedstill.Outcome:
     return fedstill.distil([data, data], models, MLP((1, 8, 8), 2), data, 2, **quick | more)
 
 
-def test_distil_gives_the_same_for_pictures_and_tensors() -> None:
-    wanted = distilled(FORMS["tensors"]).result["nodes"]
-    assert distilled(FORMS["data set of pictures"], public=INPUTS.numpy()).result["nodes"] == wanted
+def test_distil_gives_equal_results_for_pil_images_and_tensors() -> None:
+    wanted = run_distil(FORMS["tensors"]).result["nodes"]
+    assert run_distil(FORMS["data set of pictures"], public=INPUTS.numpy()).result["nodes"] == wanted
 
 
 @pytest.mark.parametrize(
@@ -159,28 +165,28 @@ def test_distil_gives_the_same_for_pictures_and_tensors() -> None:
         ),
     ],
 )  # fmt: skip
-def test_distil_names_the_argument_that_it_cannot_take(more: dict[str, Any], said: str) -> None:
+def test_distil_errors_name_the_argument(more: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        distilled(**{"data": FORMS["tensors"]} | more)
+        run_distil(**{"data": FORMS["tensors"]} | more)
 
 
 CLASSES = ClassificationConfig().make(2)
 
 
 class ClassLabel:
-    """A feature: names of classes."""
+    """A feature with class names."""
 
 
 class Image:
-    """A feature: rows hold pictures of PIL."""
+    """A feature whose rows hold PIL images."""
 
 
 class Sequence:
-    """A feature: rows hold lists."""
+    """A feature whose rows hold lists."""
 
 
 class Dataset:
-    """As ``datasets.Dataset``: rows are dictionaries."""
+    """A stub of ``datasets.Dataset``: rows are dictionaries."""
 
     def __init__(self, features: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.features, self.column_names, self._rows = features, list(features), rows
@@ -192,44 +198,44 @@ class Dataset:
         return self._rows[index]
 
 
-def pictures(count: int = 6, mode: str = "L", **more: Any) -> Dataset:
-    """Picture i is of brightness 50 i, of class i % 2, in a column of any name."""
+def pil_images(count: int = 6, mode: str = "L", **more: Any) -> Dataset:
+    """Return images: image i has brightness 50 i and class i % 2."""
     rows = [{"scan": Picture.new("L", (8, 8), 50 * i).convert(mode), "kind": i % 2} for i in range(count)]
     return Dataset({"scan": Image(), "kind": ClassLabel(), **more}, rows)
 
 
-def test_class_labels_are_numbered_as_the_named_classes() -> None:
-    data = pictures(4)
+def test_class_labels_are_renumbered_to_the_given_classes() -> None:
+    data = pil_images(4)
     feature = ClassLabel()
     feature.names = ["cat", "dog"]  # type: ignore[attr-defined]
     data.features["kind"] = feature
     for classes, wanted in ((("cat", "dog"), [0, 1, 0, 1]), (("dog", "cat"), [1, 0, 1, 0])):
         assert hugging_face_tensors(data, "data", CLASSES, classes=classes)[1].tolist() == wanted
     assert hugging_face_tensors(data, "data", CLASSES, classes=("Katze", "Hund"))[1].tolist() == [0, 1, 0, 1]
-    with pytest.raises(DataError, match=r"has a class 'cat' \(expected dog, eel"):
+    with pytest.raises(DataError, match=r"has a class 'cat'.* dog, eel"):
         hugging_face_tensors(data, "data", CLASSES, classes=("dog", "eel"))
 
 
-def test_a_column_of_texts_is_numbered_by_the_named_classes() -> None:
+def test_text_labels_are_numbered_by_the_given_classes() -> None:
     rows = [{"image": Picture.new("L", (8, 8)), "label": name} for name in ("dog", "cat\u200b")]
     data = Dataset({"image": Image(), "label": object()}, rows)
     assert hugging_face_tensors(data, "data", CLASSES, classes=("cat", "dog"))[1].tolist() == [1, 0]
-    with pytest.raises(DataError, match="labels are texts, as 'dog'"):
+    with pytest.raises(DataError, match="labels are texts such as 'dog'"):
         hugging_face_tensors(data, "data", CLASSES)
 
 
-def test_pictures_and_class_labels_are_found_by_their_features() -> None:
+def test_finds_columns_by_their_features() -> None:
     for mode, channels in (("L", 1), ("1", 1), ("RGBA", 3)):
-        inputs, targets = hugging_face_tensors(pictures(5, mode), "data", CLASSES)
+        inputs, targets = hugging_face_tensors(pil_images(5, mode), "data", CLASSES)
         assert inputs.shape == (5, channels, 8, 8)
         assert targets.tolist() == [0, 1, 0, 1, 0]
-    inputs, _ = hugging_face_tensors(pictures(), "data", CLASSES)
+    inputs, _ = hugging_face_tensors(pil_images(), "data", CLASSES)
     torch.testing.assert_close(inputs[:, 0, 0, 0], torch.arange(6) * 50 / 127.5 - 1)
-    inputs, _ = hugging_face_tensors(pictures(), "data", CLASSES, (0.0,), (1.0,))
+    inputs, _ = hugging_face_tensors(pil_images(), "data", CLASSES, (0.0,), (1.0,))
     torch.testing.assert_close(inputs[:, 0, 0, 0], torch.arange(6) * 50 / 255)
 
 
-def test_masks_keep_their_numbers_and_tokens_are_inputs_of_texts() -> None:
+def test_reads_masks_and_token_ids() -> None:
     mask = Picture.fromarray(np.eye(8, dtype=np.uint8))
     rows = [{"image": Picture.new("RGB", (8, 8)), "annotation": mask} for _ in range(2)]
     maps = Dataset({"image": Image(), "annotation": Image()}, rows)
@@ -243,7 +249,7 @@ def test_masks_keep_their_numbers_and_tokens_are_inputs_of_texts() -> None:
     ]
 
 
-# As RoBERTa has them: <s> is 0, padding is 1.
+# Like RoBERTa: <s> is 0, padding is 1.
 ROBERTA = [
     {"input_ids": [0, 5, 2, 1], "attention_mask": [1, 1, 1, 0], "label": 1},
     {"input_ids": [0, 2, 1, 1], "attention_mask": [1, 1, 0, 0], "label": 0},
@@ -252,7 +258,7 @@ TOKENS = {"input_ids": Sequence(), "attention_mask": Sequence(), "label": ClassL
 PADDED = [[1, 5, 2, 0], [1, 2, 0, 0]]
 
 
-def test_the_padding_of_token_ids_is_the_one_of_the_attention_mask() -> None:
+def test_padding_follows_the_attention_mask() -> None:
     data = Dataset(TOKENS, ROBERTA)
     assert hugging_face_tensors(data, "data", TextConfig().make(2))[0].tolist() == PADDED
     assert extract_inputs_and_targets(ROBERTA, "data")[0].tolist() == PADDED
@@ -264,64 +270,72 @@ def test_the_padding_of_token_ids_is_the_one_of_the_attention_mask() -> None:
     ("ids", "mask"),
     [
         ([0, 5, 2, 7], [1, 1, 1, 1]),  # without padding its id is not known
-        ([9, 5, 9, 9], [1, 1, 1, 0]),  # padded with a token that is attended to
+        ([9, 5, 9, 9], [1, 1, 1, 0]),  # the padding id is also a token
         ([4, 5, 0, 1], [1, 1, 0, 0]),
         ([4, 5, 0, 0], [1, 1, 0]),
     ],
 )
-def test_rejects_token_ids_whose_padding_is_not_one_id(ids: list[int], mask: list[int]) -> None:
+def test_rejects_ambiguous_padding_ids(ids: list[int], mask: list[int]) -> None:
     row = {"input_ids": ids, "attention_mask": mask, "label": 1}
     with pytest.raises(DataError, match="attention_mask"):
         hugging_face_tensors(Dataset(TOKENS, [row]), "data", TextConfig().make(2))
 
 
-def test_numbers_are_not_cut_to_whole_or_real_ones() -> None:
-    """Values that are no class index reach the caller, who refuses them; complex numbers never do."""
+def test_rejects_fractional_and_complex_labels() -> None:
+    """Fractional labels are refused by the caller, complex ones here."""
     rows = [{"image": Picture.new("L", (8, 8), row), "label": row / 2} for row in range(4)]
     halves = Dataset({"image": Image(), "label": Sequence()}, rows)
     assert hugging_face_tensors(halves, "data", CLASSES)[1].tolist() == [0, 0.5, 1, 1.5]
     torch.manual_seed(0)
     models: list[nn.Module] = [MLP((1, 8, 8), 2)]
-    with pytest.raises(DataError, match="no whole numbers"):
+    with pytest.raises(DataError, match="not integers"):
         fedstill.distil([halves], models, MLP((1, 8, 8), 2), halves, 2)
     rows = [{"image": Picture.new("L", (8, 8)), "label": 1 + 1j}]
     with pytest.raises(DataError, match="data: 'label': values are complex128"):
         hugging_face_tensors(Dataset({"image": Image(), "label": Sequence()}, rows), "data", CLASSES)
 
 
-def test_what_cannot_be_told_is_one_line() -> None:
+def test_ambiguous_columns_are_one_line() -> None:
     for given, said in (
-        (pictures(other=ClassLabel()), r"data does not tell its targets \(expected one called label,"),
-        (Dataset({"text": Sequence(), "label": ClassLabel()}, []), "data does not tell its inputs"),
-        (pictures(0), "data has no rows"),
-        (pictures(2, "I"), r"data: 'scan': image 0: is an image of mode I \(expected 8 bits"),
+        (pil_images(other=ClassLabel()), r"data has no unambiguous targets \(expected one called label,"),
+        (Dataset({"text": Sequence(), "label": ClassLabel()}, []), "data has no unambiguous inputs"),
+        (pil_images(0), "data has no rows"),
+        (pil_images(2, "I"), r"data: 'scan': image 0: is an image of mode I \(expected 8 bits"),
         (
-            Dataset(pictures().features, [{"scan": Picture.new("L", (s, 8)), "kind": 0} for s in (8, 4)]),
+            Dataset(pil_images().features, [{"scan": Picture.new("L", (s, 8)), "kind": 0} for s in (8, 4)]),
             "one size",
         ),
     ):
         with pytest.raises(DataError, match=said):
             hugging_face_tensors(given, "data", CLASSES)
-    with pytest.raises(DataError, match="allowed for task reconstruction are tensors"):
-        hugging_face_tensors(pictures(), "data", ReconstructionConfig().make(1))
+    with pytest.raises(DataError, match="expected tensors for task reconstruction"):
+        hugging_face_tensors(pil_images(), "data", ReconstructionConfig().make(1))
 
 
-def test_distil_takes_them() -> None:
+def test_distil_accepts_hugging_face_data_sets() -> None:
     torch.manual_seed(0)
     models: list[nn.Module] = [MLP((1, 8, 8), 2), MLP((1, 8, 8), 2)]
     quick: dict[str, Any] = {"method": fedstill.FedIOD(steps=2), "local": fedstill.LocalConfig(epochs=1)}
-    outcome = fedstill.distil([pictures(), pictures(4)], models, MLP((1, 8, 8), 2), pictures(), 2, **quick)
+    outcome = fedstill.distil(
+        [pil_images(), pil_images(4)], models, MLP((1, 8, 8), 2), pil_images(), 2, **quick
+    )
     assert [node["examples"] for node in outcome.result["nodes"]] == [6, 4]
 
 
-def test_rejects_data_sets_that_number_their_classes_differently() -> None:
-    def named(*names: str) -> Dataset:
+def test_rejects_data_sets_with_different_class_orders() -> None:
+    def hugging_face_data(*names: str) -> Dataset:
         feature = ClassLabel()
         feature.names = list(names)  # type: ignore[attr-defined]
         return Dataset({"scan": Image(), "kind": feature}, [])
 
     require_same_class_order(
-        {"data[0]": named("cat", "dog"), "data[1]": pictures(), "test": named("cat", "dog\u200b")}
+        {
+            "data[0]": hugging_face_data("cat", "dog"),
+            "data[1]": pil_images(),
+            "test": hugging_face_data("cat", "dog\u200b"),
+        }
     )
     with pytest.raises(DataError, match=r"data\[1\].*data\[0\]"):
-        require_same_class_order({"data[0]": named("cat", "dog"), "data[1]": named("dog", "cat")})
+        require_same_class_order(
+            {"data[0]": hugging_face_data("cat", "dog"), "data[1]": hugging_face_data("dog", "cat")}
+        )

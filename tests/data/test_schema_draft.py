@@ -1,4 +1,4 @@
-"""Schemas drafted from rows: they allow these rows, and say what they leave out."""
+"""Drafted schemas fit their rows, and list what they leave out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.schema_draft import draft_schema, round_outwards
 from fedstill.data.tables import encode_rows
 
-Main = Callable[..., tuple[int, str, str]]  # words to exit code, stdout and stderr
+Main = Callable[..., tuple[int, str, str]]  # arguments to exit code, stdout and stderr
 
 ROWS = {
     "patient": ["a", "b", "c", "d"],
@@ -26,7 +26,7 @@ ROWS = {
 }
 
 
-def test_columns_are_numbers_or_categories_by_their_cells() -> None:
+def test_columns_become_numbers_or_categories() -> None:
     schema, left_out = draft_schema(ROWS, "grade")
     found = {column.name: column for column in schema.columns}
     assert list(found) == ["age", "bp", "ward", "grade"], "who a row is of is not learned from"
@@ -35,14 +35,14 @@ def test_columns_are_numbers_or_categories_by_their_cells() -> None:
     assert (found["ward"].categories, found["ward"].missing) == (("x", "y"), True)
     assert schema.classes == ("1", "2", "10"), "few whole numbers are classes, in their order"
     assert left_out == {
-        "patient": "it says what a row belongs to",
+        "patient": "it is metadata",
         "note": "it is 'same' throughout",
         "nothing": "it is empty",
     }
     assert encode_rows(ROWS, schema, "rows", str).targets.tolist() == [1, 2, 1, 0]
 
 
-def test_a_target_of_many_numbers_is_an_amount_and_a_time_has_its_event() -> None:
+def test_numeric_targets_and_survival_times() -> None:
     many = {
         "x": [str(n) for n in range(30)],
         "months": [f"{n}.5" for n in range(30)],
@@ -55,7 +55,7 @@ def test_a_target_of_many_numbers_is_an_amount_and_a_time_has_its_event() -> Non
 
 
 @pytest.mark.parametrize("numbers", [["-1e308", "1e308"], ["0", "5e-324"]])
-def test_numbers_of_any_size_have_a_range_or_a_word(numbers: list[str]) -> None:
+def test_extreme_numbers_get_a_range_or_a_reason(numbers: list[str]) -> None:
     schema, _ = draft_schema({"": ["0", "1"], "x": numbers, "y": ["a", "b"]}, "y")
     assert [column.name for column in schema.columns] == ["x", "y"], "numbering has no name"
     assert schema.columns[0].range == (float(numbers[0]), float(numbers[1]))
@@ -75,49 +75,49 @@ def test_leaves_out_numbers_with_decimal_commas(rows: int) -> None:
     schema, left_out = draft_schema(cells, "y")
     assert [column.name for column in schema.columns] == ["x", "y"]
     assert "'3,0'" in left_out["dose"]
-    with pytest.raises(DataError, match="'dose' cannot be learned: its numbers have commas"):
+    with pytest.raises(DataError, match="'dose' cannot be the target: its numbers have commas"):
         draft_schema(cells, "dose")
 
 
 @pytest.mark.parametrize("rows", [8, 400])
-def test_reads_a_query_mark_as_a_missing_value(rows: int) -> None:
+def test_reads_question_sign_as_a_missing_value(rows: int) -> None:
     cells = {"x": [*map(str, range(rows - 2)), "?", "?"], "y": ["a", "b"] * (rows // 2)}
     schema, left_out = draft_schema(cells, "y")
     assert (schema.columns[0].missing, schema.columns[0].type, left_out) == (True, "number", {})
 
 
-def test_makes_one_category_of_1_and_1_0() -> None:
+def test_merges_categories_1_and_1_0() -> None:
     cells = {"x": ["1", "2", "1.0", "4"], "y": ["1", "0", "1.0", "0.0"]}
     schema, _ = draft_schema(cells, "y")
     assert schema.classes == ("0", "1")
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("gread", r"invalid --target = 'gread' \(expected one of the columns patient, age"),
-        ("bp", r"row \d+: column 'bp' is empty, and is to be learned \(1 more such\)"),
-        ("note", "column 'note' cannot be learned: it is 'same' throughout"),
+        ("bp", r"row \d+: column 'bp' is empty, but is the target \(1 more such\)"),
+        ("note", "column 'note' cannot be the target: it is 'same' throughout"),
     ],
 )
-def test_what_cannot_be_learned_is_named(target: str, told: str) -> None:
-    with pytest.raises((ArgumentError, DataError), match=told):
+def test_error_names_an_unusable_target(target: str, message: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=message):
         draft_schema(ROWS, target)
 
 
-def test_without_a_column_to_learn_from_there_is_no_schema() -> None:
-    with pytest.raises(DataError, match="no column beside 'y' says anything"):
+def test_rejects_tables_without_usable_inputs() -> None:
+    with pytest.raises(DataError, match="no column except 'y' is usable"):
         draft_schema({"x": ["1", "1"], "y": ["a", "b"]}, "y")
 
 
 @given(st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 1000), min_size=2, unique=True))
-def test_a_rounded_range_holds_all_and_little_more(numbers: list[float]) -> None:
+def test_rounded_range_is_tight(numbers: list[float]) -> None:
     least, most = round_outwards(numbers)
     assert least <= min(numbers) < max(numbers) <= most
     assert most - least <= 2.1 * (max(numbers) - min(numbers))
 
 
-def test_the_command_writes_what_a_run_reads(
+def test_command_writes_a_schema_that_a_run_reads(
     tmp_path: Path, command: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,20 +134,22 @@ def test_the_command_writes_what_a_run_reads(
     by_files = "--split.name column --split.column site --split.nodes 0"
     assert f"Try: fedstill run wine-fediod --data . {by_files} --name mine\n" in out, "each file is a node"
     assert "misspelt" not in out
-    code, told, _ = command("config", "wine-fediod", "--data", "berlin.csv")
-    assert code == 0, told
+    code, message, _ = command("config", "wine-fediod", "--data", "berlin.csv")
+    assert code == 0, message
     assert command("data", "schema", "berlin.csv", "--target", "ill")[2].startswith(
-        "fedstill: --out is 'schema.toml'"
+        "fedstill: invalid --out = 'schema.toml'"
     )
     Path("other.csv").write_text("age\n3\n")
-    told = command("data", "schema", "berlin.csv", "other.csv", "--target", "ill", "--out", "new.toml")[2]
-    assert told == "fedstill: other.csv: has other columns than berlin.csv (expected the same\n"
+    message = command("data", "schema", "berlin.csv", "other.csv", "--target", "ill", "--out", "new.toml")[2]
+    assert message == "fedstill: other.csv: has other columns than berlin.csv (expected the same)\n"
     assert not Path("new.toml").exists()
     text = Path("paris.csv").read_text()
     Path("paris.csv").write_text(f"{text}\n30,F,no")
     out = command("data", "schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "new.toml")[1]
     assert "Once only, perhaps misspelt: 'F' of sex.\n" in out
     Path("paris.csv").write_text(f"{text}\n30,f,\n31,f,")
-    told = command("data", "schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "newer.toml")[2]
-    where = "fedstill: paris.csv, line 42: column 'ill' is empty, and is to be learned (1 more such)\n"
-    assert told == where
+    message = command("data", "schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "newer.toml")[
+        2
+    ]
+    where = "fedstill: paris.csv, line 42: column 'ill' is empty, but is the target (1 more such)\n"
+    assert message == where

@@ -15,31 +15,31 @@ from fedstill.data.splits import SPLITS, SplitConfig, sample_dirichlet_shares, s
 from fedstill.data.stratified_sampling import stratified_sample
 
 
-def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:
-    """Labels with the given number of examples per class, in random order."""
+def labels_of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:
+    """Return labels with the given number of examples per class, in random order."""
     labels = np.repeat(np.arange(len(sizes)), sizes)
     return torch.from_numpy(np.random.default_rng(seed).permutation(labels))
 
 
-def divided(labels: torch.Tensor, classes: int, seed: int = 0, **settings: Any) -> tuple[torch.Tensor, ...]:
+def divide(labels: torch.Tensor, classes: int, seed: int = 0, **settings: Any) -> tuple[torch.Tensor, ...]:
     columns = settings.pop("columns", {})
     config = read_table(SplitConfig, settings, "split.")
     return split(labels, classes, config, np.random.default_rng(seed), columns)
 
 
-def lists(parts: Sequence[torch.Tensor]) -> list[list[int]]:
+def as_lists(parts: Sequence[torch.Tensor]) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
-def sizes(parts: Sequence[torch.Tensor]) -> list[int]:
+def part_sizes(parts: Sequence[torch.Tensor]) -> list[int]:
     return [len(part) for part in parts]
 
 
-def classes_held(parts: Sequence[torch.Tensor], labels: torch.Tensor) -> list[set[int]]:
+def classes_per_part(parts: Sequence[torch.Tensor], labels: torch.Tensor) -> list[set[int]]:
     return [set(labels[part].tolist()) for part in parts]
 
 
-# Whatever the way of dividing
+# All splits
 
 
 @settings(deadline=None, max_examples=150)
@@ -50,10 +50,10 @@ def classes_held(parts: Sequence[torch.Tensor], labels: torch.Tensor) -> list[se
     draw=st.data(),
     seed=st.integers(0, 2**32),
 )
-def test_every_example_is_at_exactly_one_node(
+def test_parts_are_a_partition(
     counts: list[int], how: Any, log_alpha: float, draw: st.DataObject, seed: int
 ) -> None:
-    labels, total = of_sizes(*counts), sum(counts)
+    labels, total = labels_of_sizes(*counts), sum(counts)
     minimum = draw.draw(st.integers(1, min(total, 12)))
     nodes = draw.draw(st.integers(1, total // minimum))
     per_node = draw.draw(st.integers(1, int(np.count_nonzero(counts))))
@@ -69,16 +69,16 @@ def test_every_example_is_at_exactly_one_node(
 
     assert len(parts) == nodes
     assert sorted(torch.cat(parts).tolist()) == list(range(total))
-    assert min(sizes(parts)) >= minimum
+    assert min(part_sizes(parts)) >= minimum
     assert all(part.dtype == torch.int64 and part.tolist() == sorted(part.tolist()) for part in parts)
     again = split(labels, len(counts), config, np.random.default_rng(seed), columns)
-    assert lists(again) == lists(parts)
+    assert as_lists(again) == as_lists(parts)
 
 
 @pytest.mark.parametrize("how", ["iid", "dirichlet", "balanced-dirichlet", "shards"])
-def test_another_seed_divides_otherwise(how: str) -> None:
-    labels = of_sizes(50, 50, 50, 50)
-    assert lists(divided(labels, 4, seed=1, name=how)) != lists(divided(labels, 4, seed=2, name=how))
+def test_seed_changes_the_split(how: str) -> None:
+    labels = labels_of_sizes(50, 50, 50, 50)
+    assert as_lists(divide(labels, 4, seed=1, name=how)) != as_lists(divide(labels, 4, seed=2, name=how))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_another_seed_divides_otherwise(how: str) -> None:
         ("shards", {"classes_per_node": 1}),
     ],
 )
-def test_the_order_of_the_examples_does_not_decide_the_node(how: str, own: dict[str, Any]) -> None:
-    # Were classes cut without a shuffle, each node's part of a class would be a run of neighbors.
+def test_examples_are_shuffled(how: str, own: dict[str, Any]) -> None:
+    # Without a shuffle, each node's part of a class would be contiguous.
     labels = torch.zeros(1000, dtype=torch.int64)
-    for part in divided(labels, 1, name=how, nodes=2, **own):
+    for part in divide(labels, 1, name=how, nodes=2, **own):
         assert int((part.diff() > 1).sum()) > 100
 
 
@@ -101,86 +101,96 @@ def test_the_order_of_the_examples_does_not_decide_the_node(how: str, own: dict[
 
 
 def test_iid_sizes_differ_by_one_at_most() -> None:
-    assert sorted(sizes(divided(of_sizes(7, 4), 2, name="iid", nodes=3, minimum=3))) == [3, 4, 4]
+    assert sorted(part_sizes(divide(labels_of_sizes(7, 4), 2, name="iid", nodes=3, minimum=3))) == [3, 4, 4]
 
 
-def test_iid_and_column_take_targets_of_any_shape() -> None:
+def test_iid_and_column_accept_targets_of_any_shape() -> None:
     masks = torch.zeros(6, 8, 8, dtype=torch.int64)
-    assert sizes(divided(masks, 2, name="iid", nodes=3, minimum=2)) == [2, 2, 2]
+    assert part_sizes(divide(masks, 2, name="iid", nodes=3, minimum=2)) == [2, 2, 2]
     site = {"site": np.array([1, 0, 0, 1, 1, 1])}
-    parts = divided(masks, 2, name="column", nodes=2, minimum=2, column="site", columns=site)
-    assert lists(parts) == [[1, 2], [0, 3, 4, 5]]
+    parts = divide(masks, 2, name="column", nodes=2, minimum=2, column="site", columns=site)
+    assert as_lists(parts) == [[1, 2], [0, 3, 4, 5]]
 
 
 # Dirichlet
 
 
-def test_huge_alpha_is_even_and_the_last_node_has_the_rest() -> None:
+def test_large_alpha_is_even() -> None:
     # 10 examples, shares of a third: cuts at floor(3.33) = 3 and floor(6.67) = 6.
-    assert sizes(divided(of_sizes(10), 1, name="dirichlet", nodes=3, alpha=1e12, minimum=1)) == [3, 3, 4]
+    assert part_sizes(divide(labels_of_sizes(10), 1, name="dirichlet", nodes=3, alpha=1e12, minimum=1)) == [
+        3,
+        3,
+        4,
+    ]
 
 
-def test_tiny_alpha_gives_each_class_to_one_node() -> None:
-    labels = of_sizes(*[20] * 40)
+def test_small_alpha_gives_each_class_to_one_node() -> None:
+    labels = labels_of_sizes(*[20] * 40)
     for alpha in (1e-12, 1e-6):
-        parts = divided(labels, 40, name="dirichlet", nodes=3, alpha=alpha)
-        held = classes_held(parts, labels)
+        parts = divide(labels, 40, name="dirichlet", nodes=3, alpha=alpha)
+        held = classes_per_part(parts, labels)
         assert sum(len(h) for h in held) == 40  # no class is at two nodes
         assert all(held)
 
 
 def test_nodes_below_the_minimum_are_topped_up_from_the_largest() -> None:
-    # One class and a tiny alpha: one node draws all 100, and redrawing never helps.
-    parts = divided(of_sizes(100), 1, name="dirichlet", nodes=3, alpha=1e-6, minimum=10)
-    assert sorted(sizes(parts)) == [10, 10, 80]
+    # One class and a tiny alpha: one node gets all 100, and sampling again never helps.
+    parts = divide(labels_of_sizes(100), 1, name="dirichlet", nodes=3, alpha=1e-6, minimum=10)
+    assert sorted(part_sizes(parts)) == [10, 10, 80]
 
 
-def test_a_draw_that_suffices_is_not_topped_up() -> None:
-    # With redraws, some draw of Dirichlet(1) leaves both nodes 20 of 100 without moving examples:
+def test_sufficient_sample_is_not_topped_up() -> None:
+    # Sampled repeatedly, Dirichlet(1) gives both nodes 20 of 100 without moving examples:
     # a node that was topped up would have 20 exactly.
     least = [
-        min(sizes(divided(of_sizes(100), 1, seed, name="dirichlet", nodes=2, alpha=1.0, minimum=20)))
+        min(
+            part_sizes(
+                divide(labels_of_sizes(100), 1, seed, name="dirichlet", nodes=2, alpha=1.0, minimum=20)
+            )
+        )
         for seed in range(30)
     ]
     assert min(least) >= 20
     assert least.count(20) < 5
 
 
-def test_equal_nodes_take_their_own_classes_as_long_as_there_are_any() -> None:
-    # By a tiny alpha each of two nodes wants one class: two classes, or the same, of which each gets half.
-    labels, found = of_sizes(10, 10), set()
+def test_balanced_nodes_take_classes_by_their_shares() -> None:
+    # With a tiny alpha each node prefers one class: different ones, or the same, which they share.
+    labels, found = labels_of_sizes(10, 10), set()
     for seed in range(20):
-        parts = divided(labels, 2, seed, name="balanced-dirichlet", nodes=2, alpha=1e-6)
-        assert sizes(parts) == [10, 10]
+        parts = divide(labels, 2, seed, name="balanced-dirichlet", nodes=2, alpha=1e-6)
+        assert part_sizes(parts) == [10, 10]
         found.add(tuple(sorted(int(labels[part].sum()) for part in parts)))
     assert found == {(0, 10), (5, 5)}
 
 
-def test_equal_nodes_take_what_is_left_where_their_own_shares_of_it_are_next_to_nothing() -> None:
+def test_balanced_nodes_take_remaining_classes() -> None:
     for seed in range(300):
         assert (
             sum(
-                sizes(
-                    divided(of_sizes(*[30] * 10), 10, seed, name="balanced-dirichlet", nodes=10, alpha=1e-3)
+                part_sizes(
+                    divide(
+                        labels_of_sizes(*[30] * 10), 10, seed, name="balanced-dirichlet", nodes=10, alpha=1e-3
+                    )
                 )
             )
             == 300
         )
 
 
-def test_equal_nodes_are_skewed_by_alpha() -> None:
-    labels = of_sizes(*[100] * 10)
+def test_alpha_skews_balanced_nodes() -> None:
+    labels = labels_of_sizes(*[100] * 10)
     largest = {}
     for alpha in (0.1, 1.0, 1e6):
-        parts = divided(labels, 10, name="balanced-dirichlet", nodes=10, alpha=alpha)
-        assert sizes(parts) == [100] * 10
+        parts = divide(labels, 10, name="balanced-dirichlet", nodes=10, alpha=alpha)
+        assert part_sizes(parts) == [100] * 10
         largest[alpha] = float(np.mean([np.bincount(labels[part], minlength=10).max() for part in parts]))
     assert largest[0.1] > 1.5 * largest[1.0] > 2 * largest[1e6]
-    assert largest[1e6] < 20  # the largest of ten classes, drawn evenly
+    assert largest[1e6] < 20  # the largest of ten classes in an even sample
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
-def test_shares_have_the_mean_and_variance_of_dirichlet(alpha: float) -> None:
+def test_shares_have_mean_and_variance_of_dirichlet(alpha: float) -> None:
     generator, nodes = np.random.default_rng(0), 4
     shares = np.stack([sample_dirichlet_shares(alpha, nodes, generator) for _ in range(8000)])
     assert np.allclose(shares.sum(axis=1), 1)
@@ -193,9 +203,9 @@ def test_shares_have_the_mean_and_variance_of_dirichlet(alpha: float) -> None:
 # Shards
 
 
-def test_a_shared_class_is_shared_equally() -> None:
-    labels = of_sizes(*[100] * 10)
-    parts = divided(labels, 10, name="shards", nodes=10, classes_per_node=2)
+def test_shards_share_classes_equally() -> None:
+    labels = labels_of_sizes(*[100] * 10)
+    parts = divide(labels, 10, name="shards", nodes=10, classes_per_node=2)
     for label in range(10):
         counts = [int((labels[part] == label).sum()) for part in parts]
         assert sorted(counts)[-2:] == [50, 50]
@@ -204,29 +214,31 @@ def test_a_shared_class_is_shared_equally() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(classes=st.integers(1, 8), nodes=st.integers(1, 12), seed=st.integers(0, 999), draw=st.data())
-def test_shards_keep_their_promise(classes: int, nodes: int, seed: int, draw: st.DataObject) -> None:
+def test_shards_have_the_documented_class_counts(
+    classes: int, nodes: int, seed: int, draw: st.DataObject
+) -> None:
     per_node = draw.draw(st.integers(1, classes))
-    labels = of_sizes(*draw.draw(st.lists(st.integers(12, 30), min_size=classes, max_size=classes)))
-    parts = divided(labels, classes, seed, name="shards", nodes=nodes, classes_per_node=per_node, minimum=1)
-    held = classes_held(parts, labels)
+    labels = labels_of_sizes(*draw.draw(st.lists(st.integers(12, 30), min_size=classes, max_size=classes)))
+    parts = divide(labels, classes, seed, name="shards", nodes=nodes, classes_per_node=per_node, minimum=1)
+    held = classes_per_part(parts, labels)
     if nodes * per_node >= classes:
         assert [len(h) for h in held] == [per_node] * nodes
         holders = [sum(label in h for h in held) for label in range(classes)]
         assert max(holders) - min(holders) <= 1
-    else:  # more classes than places: as few more as can be
+    else:  # more classes than slots: as few more as possible
         assert sum(len(h) for h in held) == classes
         assert max(len(h) for h in held) == -(-classes // nodes)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_class_too_rare_for_its_places_gives_way(seed: int) -> None:
-    # The class with one example can be at one node only; the others fill all other places.
-    labels = of_sizes(1, 50, 50)
-    parts = divided(labels, 3, seed, name="shards", nodes=3, classes_per_node=2)
-    assert [len(h) for h in classes_held(parts, labels)] == [2, 2, 2]
+def test_shards_replace_rare_classes(seed: int) -> None:
+    # The class with one example can be at one node only; the others fill all other slots.
+    labels = labels_of_sizes(1, 50, 50)
+    parts = divide(labels, 3, seed, name="shards", nodes=3, classes_per_node=2)
+    assert [len(h) for h in classes_per_part(parts, labels)] == [2, 2, 2]
 
 
-def test_topping_up_takes_known_classes_first() -> None:
+def test_top_up_prefers_known_classes() -> None:
     labels = np.repeat([0, 0, 1], [2, 20, 30])
     owner = np.repeat([0, 1, 2], [2, 20, 30])
     known = top_up(owner, 3, 5, np.random.default_rng(0), labels)
@@ -241,22 +253,28 @@ def test_topping_up_takes_known_classes_first() -> None:
 def test_column_gives_one_node_per_value() -> None:
     site = np.array(["b", "a", "c", "a", "b", "b"])
     for nodes in (0, 3):
-        parts = divided(
-            of_sizes(6), 1, name="column", nodes=nodes, column="site", minimum=1, columns={"site": site}
+        parts = divide(
+            labels_of_sizes(6),
+            1,
+            name="column",
+            nodes=nodes,
+            column="site",
+            minimum=1,
+            columns={"site": site},
         )
-        assert lists(parts) == [[1, 3], [0, 4, 5], [2]]
+        assert as_lists(parts) == [[1, 3], [0, 4, 5], [2]]
 
 
-def test_sorted_by_hand() -> None:
+def test_sorted_matches_an_example() -> None:
     # In order of age: 1, 3, 4, 2, 0; five in two parts: three and two.
     age = {"age": np.array([5.0, 1.0, 4.0, 2.0, 3.0])}
-    parts = divided(of_sizes(5), 1, name="sorted", nodes=2, column="age", minimum=2, columns=age)
-    assert lists(parts) == [[1, 3, 4], [0, 2]]
+    parts = divide(labels_of_sizes(5), 1, name="sorted", nodes=2, column="age", minimum=2, columns=age)
+    assert as_lists(parts) == [[1, 3, 4], [0, 2]]
 
 
-def test_sorting_is_stable() -> None:
+def test_sorted_is_stable() -> None:
     age = {"age": np.array([1, 0] * 20)}
-    parts = divided(of_sizes(40), 1, name="sorted", nodes=4, column="age", columns=age)
+    parts = divide(labels_of_sizes(40), 1, name="sorted", nodes=4, column="age", columns=age)
     assert parts[0].tolist() == list(range(1, 20, 2))
     assert parts[3].tolist() == list(range(20, 40, 2))
 
@@ -267,8 +285,8 @@ def test_sorting_is_stable() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "words"),
     [
-        ({"name": "even"}, "split", "expected iid, dirichlet, balanced-dirichlet, shards"),
-        ({"name": "iid", "alpha": 1.0}, "split.alpha", "none, as split 'iid' has no such option"),
+        ({"name": "even"}, "split", "iid, dirichlet, balanced-dirichlet, shards"),
+        ({"name": "iid", "alpha": 1.0}, "split.alpha", "none.* split 'iid' has no such option"),
         ({"nodes": 0}, "split.nodes", "from 1 up"),
         ({"name": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),
         ({"minimum": 0}, "split.minimum", "1 or more"),
@@ -287,10 +305,10 @@ def test_sorting_is_stable() -> None:
         ),
     ],
 )
-def test_settings_that_are_not_allowed(settings: dict[str, Any], name: str, words: str) -> None:
+def test_rejects_invalid_options(settings: dict[str, Any], name: str, words: str) -> None:
     columns = {"site": np.array(["a"] * 40 + ["b"] * 20), "age": np.arange(60)}
     with pytest.raises(ArgumentError, match=words) as caught:
-        divided(of_sizes(30, 20, 10), 3, columns=columns, **settings)
+        divide(labels_of_sizes(30, 20, 10), 3, columns=columns, **settings)
     assert caught.value.name == name
 
 
@@ -303,19 +321,19 @@ def test_settings_that_are_not_allowed(settings: dict[str, Any], name: str, word
     ],
 )
 @pytest.mark.parametrize("how", ["column", "sorted"])
-def test_columns_that_cannot_be_used(how: str, column: Any, words: str) -> None:
+def test_rejects_unusable_columns(how: str, column: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        divided(of_sizes(60), 1, name=how, column="c", columns={"c": column})
+        divide(labels_of_sizes(60), 1, name=how, column="c", columns={"c": column})
 
 
-def test_labels_outside_the_classes_and_no_examples() -> None:
+def test_rejects_labels_outside_the_classes_and_no_examples() -> None:
     with pytest.raises(DataError, match="label 2 of example"):
-        divided(of_sizes(30, 30, 30), 2, name="shards", minimum=1)
+        divide(labels_of_sizes(30, 30, 30), 2, name="shards", minimum=1)
     with pytest.raises(DataError, match="no examples"):
-        divided(torch.empty(0, dtype=torch.int64), 2, name="iid")
+        divide(torch.empty(0, dtype=torch.int64), 2, name="iid")
 
 
-# A part with the classes' shares
+# Stratified samples
 
 
 @given(
@@ -323,8 +341,8 @@ def test_labels_outside_the_classes_and_no_examples() -> None:
     part=st.floats(0, 1),
     seed=st.integers(0, 99),
 )
-def test_stratified_is_within_one_of_each_exact_share(counts: list[int], part: float, seed: int) -> None:
-    labels, total = of_sizes(*counts).numpy(), sum(counts)
+def test_stratified_counts_are_within_one_of_exact_shares(counts: list[int], part: float, seed: int) -> None:
+    labels, total = labels_of_sizes(*counts).numpy(), sum(counts)
     count = round(part * total)
     chosen = stratified_sample(labels, count, np.random.default_rng(seed))
     assert len(set(chosen.tolist())) == count
@@ -332,7 +350,7 @@ def test_stratified_is_within_one_of_each_exact_share(counts: list[int], part: f
     assert (np.abs(got - np.array(counts) * count / total) < 1).all()
 
 
-def test_stratified_gives_ties_at_random() -> None:
-    labels = of_sizes(10, 10, 10, 10).numpy()
+def test_stratified_breaks_ties_at_random() -> None:
+    labels = labels_of_sizes(10, 10, 10, 10).numpy()
     one = [labels[stratified_sample(labels, 1, np.random.default_rng(seed))].item() for seed in range(40)]
     assert set(one) == {0, 1, 2, 3}

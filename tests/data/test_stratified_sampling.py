@@ -1,4 +1,4 @@
-"""Whole patients: drawn, divided and kept together, whatever the numbers."""
+"""Whole patients are sampled, divided and kept together, for all numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedstill.tasks.classification import ClassificationConfig
 
 
 def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
-    """Targets (N, 4) and the patient of each, 1 to 6 images a patient, rows shuffled."""
+    """Return targets (N, 4) and patients, 1 to 6 images per patient, shuffled."""
     rng = np.random.default_rng(seed)
     patient = np.repeat(np.arange(patients), rng.integers(1, 7, patients))
     rng.shuffle(patient)
@@ -38,9 +38,9 @@ def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 0.9))
-def test_a_patient_of_two_sites_is_drawn_whole(seed: int, share: float) -> None:
+def test_patient_of_two_sites_is_sampled_whole(seed: int, share: float) -> None:
     patient = np.arange(30) % 10
-    site = np.arange(30) % 3  # each patient is at all three
+    site = np.arange(30) % 3  # each patient is at all three sites
     drawn = sample_units_per_site(
         np.zeros(30, dtype=np.int64), patient, site, share, np.random.default_rng(seed)
     )
@@ -48,47 +48,47 @@ def test_a_patient_of_two_sites_is_drawn_whole(seed: int, share: float) -> None:
     assert not set(patient[drawn]) & set(patient[~drawn])
 
 
-def parted(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
-    """Whether some patient is in two of the parts."""
+def divide(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
+    """Return whether a patient is in two of the parts."""
     sets = [set(patient[part].tolist()) for part in parts]
     return sum(map(len, sets)) > len(set().union(*sets))
 
 
-# Draws
+# Samples
 
 
 @given(st.integers(2, 40), st.integers(0, 10**6), st.floats(0.05, 0.95))
-def test_what_is_drawn_is_whole_and_at_most_as_much_as_wanted(patients: int, seed: int, share: float) -> None:
+def test_sampled_units_are_whole_and_within_the_count(patients: int, seed: int, share: float) -> None:
     targets, patient = findings(patients, seed)
     count = max(round(share * len(patient)), 1)
     rows = sample_whole_units(stratification_labels(targets), patient, count, np.random.default_rng(seed))
     rest = np.setdiff1d(np.arange(len(patient)), rows)
-    assert not parted(patient, [rows, rest])
+    assert not divide(patient, [rows, rest])
     assert len(rows) <= count or len(np.unique(patient[rows])) == 1
     assert len(rows) >= 1
     assert rows.tolist() == sorted(set(rows.tolist()))
 
 
-def test_whole_units_keep_the_labels_shares() -> None:
+def test_whole_units_keep_label_shares() -> None:
     labels = np.repeat([0, 1], [300, 100])
     rows = sample_whole_units(labels, np.arange(400) // 2, 100, np.random.default_rng(0))
     assert np.bincount(labels[rows]).tolist() == pytest.approx([75, 25], abs=2)
 
 
 @given(st.integers(0, 10**6), st.floats(0.01, 0.99))
-def test_each_site_has_patients_on_both_sides(seed: int, share: float) -> None:
+def test_each_site_has_patients_in_both_parts(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(2, 9, 4)  # patients of each site
     of = np.repeat(np.arange(sizes.sum()), 3)
     sites = np.repeat(np.repeat(["a", "b", "c", "d"], sizes), 3)
     test = sample_units_per_site(np.zeros(len(of), dtype=np.int64), of, sites, share, rng)
-    assert not parted(of, [np.flatnonzero(test), np.flatnonzero(~test)])
+    assert not divide(of, [np.flatnonzero(test), np.flatnonzero(~test)])
     for site, size in zip("abcd", sizes, strict=True):
         drawn = len(np.unique(of[test & (sites == site)]))
         assert drawn == min(max(round(size * share), 1), size - 1)
 
 
-def test_a_site_of_one_patient_cannot_be_parted() -> None:
+def test_rejects_sites_with_one_patient() -> None:
     with pytest.raises(ArgumentError, match="'b'"):
         sample_units_per_site(
             np.zeros(4, int), np.array([0, 1, 2, 2]), np.array(list("aabb")), 0.5, np.random.default_rng(0)
@@ -117,13 +117,13 @@ def test_no_patient_is_at_two_nodes(how: str, nodes: int, seed: int) -> None:
     ages = {"age": np.random.default_rng(seed).random(len(patient))}
     parts = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
     assert sorted(torch.cat(parts).tolist()) == list(range(len(patient)))
-    assert not parted(patient, [part.numpy() for part in parts])
+    assert not divide(patient, [part.numpy() for part in parts])
     assert min(map(len, parts)) >= 2
     again = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-def test_sizes_of_whole_units_are_as_equal_as_can_be() -> None:
+def test_unit_splits_have_nearly_equal_sizes() -> None:
     targets, patient = findings(200, 1)
     for how in ("iid", "positives", "balanced-dirichlet"):
         parts = split(
@@ -138,7 +138,7 @@ def test_sizes_of_whole_units_are_as_equal_as_can_be() -> None:
         assert max(sizes) - min(sizes) <= 6  # one patient
 
 
-def test_positives_are_skewed_by_alpha_and_sizes_are_not() -> None:
+def test_positives_split_skews_findings_not_sizes() -> None:
     rng = np.random.default_rng(0)
     targets = torch.from_numpy((rng.random((3000, 3)) < 0.1).astype(np.int64))
     positive = (targets == 1).any(1)
@@ -163,18 +163,20 @@ def test_positives_are_skewed_by_alpha_and_sizes_are_not() -> None:
         (torch.zeros(20).long(), IID(nodes=2, minimum=5), np.array([0] * 19 + [1]), r"split\.minimum"),
     ],
 )
-def test_what_a_split_cannot_divide(
+def test_rejects_targets_that_a_split_cannot_divide(
     targets: torch.Tensor, config: SplitConfig, unit: np.ndarray | None, said: str
 ) -> None:
     with pytest.raises(ArgumentError, match=said):
         split(targets, 1, config, np.random.default_rng(0), {}, unit)
 
 
-def test_a_column_that_parts_a_patient_is_refused() -> None:
+def test_rejects_columns_that_divide_a_patient() -> None:
     patient, targets = np.array(["p", "p", "q"]), torch.zeros(3, dtype=torch.int64)
     config = ByColumn(nodes=0, column="slice", minimum=1)
     columns = {"slice": np.array([1, 2, 1]), "site": np.array(["a", "a", "b"])}
-    with pytest.raises(DataError, match=r"'slice'.* part the examples of 'p': .*one value for all"):
+    with pytest.raises(
+        DataError, match=r"'slice'.* has several values for the examples of 'p' .*one value per"
+    ):
         split(targets, 1, config, np.random.default_rng(0), columns, patient)
     by_site = ByColumn(nodes=0, column="site", minimum=1)
     parts = split(targets, 1, by_site, np.random.default_rng(0), columns, patient)
@@ -185,7 +187,7 @@ def test_a_column_that_parts_a_patient_is_refused() -> None:
 
 
 @given(st.integers(1, 7), st.integers(2, 14), st.integers(0, 10**6))
-def test_nodes_know_all_findings_together_and_neighbors_overlap(nodes: int, labels: int, seed: int) -> None:
+def test_nodes_together_know_all_findings(nodes: int, labels: int, seed: int) -> None:
     least = min(-(-labels // nodes) + 1, labels)
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, labels, dtype=torch.int64))
     for count in (least, labels):
@@ -198,7 +200,7 @@ def test_nodes_know_all_findings_together_and_neighbors_overlap(nodes: int, labe
     assert (part.targets == 1).all()  # the original is untouched
 
 
-def test_findings_that_leave_gaps_are_refused() -> None:
+def test_rejects_findings_that_leave_gaps() -> None:
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, 14, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"from 4 to 14, .*or set split\.findings 0 \(all\)"):
         hide_labels([part] * 5, 3, np.random.default_rng(0))
@@ -211,7 +213,7 @@ def test_findings_that_leave_gaps_are_refused() -> None:
 # Public data
 
 
-def test_one_patient_cannot_be_held_out() -> None:
+def test_rejects_holding_out_of_one_patient() -> None:
     part = TensorData(torch.zeros(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64))
     columns = {"patient": np.array(["p"] * 4)}
     data = DataSet("one", part, part, ("a", "b"), (0.5,), (0.5,), columns=columns, group_column="patient")
@@ -229,7 +231,7 @@ def made(groups: torch.Tensor | None) -> TensorData:
     return TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n), groups)
 
 
-def npz(folder: Path, group: str, **arrays: Any) -> NodeDataConfig:
+def write_npz(folder: Path, group: str, **arrays: Any) -> NodeDataConfig:
     np.savez(folder / "mine.npz", images=IMAGES, labels=[0, 1, 1, 0], **arrays)
     return NodeDataConfig(path="mine.npz", group=group)
 
@@ -237,7 +239,7 @@ def npz(folder: Path, group: str, **arrays: Any) -> NodeDataConfig:
 # --- read -----------------------------------------------------------------------------------------
 
 
-def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
+def test_csv_groups_are_not_pixels_and_are_optional(tmp_path: Path) -> None:
     header = ",".join(["patient", "label", *(f"p{i}" for i in range(16))])
     rows = [
         ",".join([f" {name}", label, *map(str, image.flatten())])
@@ -251,18 +253,18 @@ def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
     torch.testing.assert_close(data.inputs[3, 0, 3, 3].item(), 63 / 255 * 2 - 1)
 
 
-def test_a_column_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"data.group is 'ward': .* one value an example: patient"):
-        load_node_data(npz(tmp_path, "ward", patient=PATIENTS), tmp_path, SPEC)
+def test_rejects_unknown_group_columns(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"data.group = 'ward' .* one value an example: patient"):
+        load_node_data(write_npz(tmp_path, "ward", patient=PATIENTS), tmp_path, SPEC)
     (tmp_path / "mine.csv").write_text("label,p0\ncat,1\n", encoding="utf-8")
-    with pytest.raises(ArgumentError, match=r"data.group is 'ward'"):
+    with pytest.raises(ArgumentError, match=r"data.group = 'ward'"):
         load_node_data(NodeDataConfig(source="csv", path="mine.csv", group="ward"), tmp_path, SPEC)
 
 
-# --- kept -----------------------------------------------------------------------------------------
+# --- groups -----------------------------------------------------------------------------------------
 
 
-def test_subsets_and_moves_keep_groups() -> None:
+def test_subset_and_to_keep_groups() -> None:
     data = made(torch.tensor([5, 6, 5, 8, 9]))
     part = data.subset(torch.tensor([3, 0]))
     assert part.groups is not None
@@ -278,7 +280,7 @@ def test_subsets_and_moves_keep_groups() -> None:
 
 
 @given(groups=st.lists(st.integers(-3, 3), min_size=1, max_size=30), most=st.integers(2, 5))
-def test_a_limit_keeps_the_first_of_each_group(groups: list[int], most: int) -> None:
+def test_limit_keeps_the_first_examples_of_each_group(groups: list[int], most: int) -> None:
     kept = limit_groups(made(torch.tensor(groups)), most)
     before: Counter[int] = Counter()
     expected = []
@@ -291,9 +293,9 @@ def test_a_limit_keeps_the_first_of_each_group(groups: list[int], most: int) -> 
     assert max(Counter(kept.groups.tolist()).values()) <= most
 
 
-def test_limits_that_cannot_be_kept() -> None:
+def test_rejects_invalid_group_limits() -> None:
     with pytest.raises(
-        ArgumentError, match=r"invalid privacy.group_size = 3 \(expected 1, unless data.group says"
+        ArgumentError, match=r"invalid privacy.group_size = 3 \(expected 1, unless data.group names"
     ):
         limit_groups(made(None), 3)
     with pytest.raises(ArgumentError, match=r"invalid privacy.group_size = 0 \(expected 1 or more"):

@@ -1,4 +1,4 @@
-"""Tables: rows against a schema, as features; csv files and folders of them; a node's own rows."""
+"""Tables: rows, schemas and features; csv files and folders; a node's rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def of(path: Path, **options: object) -> DataSet:
 # --- rows -----------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_csv_files_by_hand(hospitals: Path) -> None:
+def test_reads_a_folder_of_csv_files(hospitals: Path) -> None:
     data = of(hospitals)
     rows = [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]
     assert data.train.inputs.tolist() == rows
@@ -82,13 +82,13 @@ def test_a_folder_of_csv_files_by_hand(hospitals: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["patient", "site"])
-def test_rejects_a_folder_in_which_some_tables_lack_a_heeded_column(hospitals: Path, column: str) -> None:
+def test_rejects_metadata_columns_that_some_tables_lack(hospitals: Path, column: str) -> None:
     (hospitals / "berlin.csv").write_text(BERLIN.replace("id", column))
     with pytest.raises(DataError, match=rf"paris\.csv: has no column '{column}'"):
         of(hospitals)
 
 
-def test_a_folder_has_tables_of_every_ending_and_no_hidden_ones(hospitals: Path) -> None:
+def test_folder_reads_all_table_suffixes_but_no_hidden_files(hospitals: Path) -> None:
     schema = read_schema(hospitals / "schema.toml")
     (hospitals / "berlin.csv").rename(hospitals / "St. Ber.CSV")
     (hospitals / "rome.tsv").write_text(PARIS.replace(",", "\t"))
@@ -103,7 +103,7 @@ def test_a_folder_has_tables_of_every_ending_and_no_hidden_ones(hospitals: Path)
         assert len(data.train) + len(data.test) == count
 
 
-def test_one_csv_and_a_schema_elsewhere(hospitals: Path) -> None:
+def test_reads_one_csv_with_a_separate_schema(hospitals: Path) -> None:
     moved = hospitals.parent / "columns.toml"
     (hospitals / "schema.toml").rename(moved)
     data = of(hospitals / "berlin.csv", schema=str(moved))
@@ -112,7 +112,7 @@ def test_one_csv_and_a_schema_elsewhere(hospitals: Path) -> None:
         of(hospitals)
 
 
-def test_a_parquet_file_is_read_as_the_csv_of_the_same_cells(hospitals: Path) -> None:
+def test_parquet_and_csv_agree(hospitals: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     as_csv = of(hospitals)
     (hospitals / "paris.csv").unlink()
@@ -138,9 +138,7 @@ def test_a_parquet_file_is_read_as_the_csv_of_the_same_cells(hospitals: Path) ->
     assert own.inputs.tolist() == [[0, 1, 1, 0, 0]]
 
 
-def test_what_is_no_parquet_file_or_cannot_be_read_is_one_line(
-    hospitals: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_errors_are_one_line(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = hospitals / "berlin.parquet"
     parquet.write_table(arrow.table({"age": []}), path)
@@ -152,11 +150,11 @@ def test_what_is_no_parquet_file_or_cannot_be_read_is_one_line(
     with pytest.raises(DataError, match=r"berlin\.parquet: cannot be read as a table"):
         of(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"only pyarrow reads this: pip install 'fedstill\[tables\]'"):
+    with pytest.raises(DataError, match=r"reading Parquet needs pyarrow: pip install 'fedstill\[tables\]'"):
         of(path)
 
 
-def test_rows_of_one_patient_are_never_parted(tmp_path: Path) -> None:
+def test_rows_of_one_patient_stay_together(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(SCHEMA, encoding="utf-8")
     lines = [f"{n % 9},{n % 9},{1 + n % 2},{('no', 'yes')[n % 2]}" for n in range(54)]
     (tmp_path / "a.csv").write_text("\n".join(["patient,age,ward,ill", *lines]), encoding="utf-8")
@@ -174,34 +172,32 @@ def test_rows_of_one_patient_are_never_parted(tmp_path: Path) -> None:
         ("no,9,inf,1,train", r"line 5: column 'age' is inf"),
         ("no,9,1,3,train", r"line 5: column 'ward' is '3' \(expected 1, 2, NA"),
         ("no,9,1,,train", r"line 5: column 'ward' is nothing"),
-        ("maybe,9,1,1,train", r"line 5: column 'ill' is 'maybe' \(expected no, yes"),
+        ("maybe,9,1,1,train", r"line 5: column 'ill' is 'maybe' \(expected no, yes\)"),
         ("no,9,1,1", r"line 5 has 4 cells \(expected 5"),
         ("no,9,1,1,later", r"split has 'later'"),
     ],
 )
-def test_a_row_that_breaks_the_schema_is_named_by_file_line_and_column(
-    hospitals: Path, line: str, said: str
-) -> None:
+def test_schema_violation_names_file_line_and_column(hospitals: Path, line: str, said: str) -> None:
     (hospitals / "berlin.csv").write_text(BERLIN + line + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=said):
         of(hospitals)
 
 
-def test_of_many_wrong_cells_the_first_of_each_column_is_named_and_the_rest_counted(hospitals: Path) -> None:
+def test_schema_violations_are_listed_by_column_and_counted(hospitals: Path) -> None:
     wrong = "no,9,old,1,train\nmaybe,9,101,1,train\nno,9,5,1,train\nno,9,-1,1,train\n"
     (hospitals / "berlin.csv").write_text(BERLIN + wrong, encoding="utf-8")
     with pytest.raises(DataError) as caught:
         of(hospitals)
     first, second = str(caught.value).split("; ")
-    assert first.endswith(r"line 5: column 'age' is old \(expected 0 to 100, or nothing (2 more such)")
-    assert second.endswith(r"line 6: column 'ill' is 'maybe' \(expected no, yes")
+    assert first.endswith(r"line 5: column 'age' is old (expected 0 to 100, or nothing) (2 more such)")
+    assert second.endswith(r"line 6: column 'ill' is 'maybe' (expected no, yes)")
     many = "".join(f'[[columns]]\nname = "c{n}"\nrange = [0, 1]\n' for n in range(7))
     (hospitals / "schema.toml").write_text(f'target = "c0"\n{many}', encoding="utf-8")
     for name in ("berlin", "paris"):
         row = ",".join(f"c{n}" for n in range(7)) + "\n" + ",".join(["x" * 3000] * 7)
         (hospitals / f"{name}.csv").write_text(row, encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"column 'c1' is x{57}\.\.\.: allowed.*; and 2 more columns$"
+        DataError, match=r"column 'c1' is x{57}\.\.\..*expected.*; and 2 more columns$"
     ) as caught:
         read_table_folder(hospitals, read_schema(hospitals / "schema.toml"))
     assert len(str(caught.value)) < 1500
@@ -213,15 +209,15 @@ def test_of_many_wrong_cells_the_first_of_each_column_is_named_and_the_rest_coun
         ("berlin.csv", "age,ill\n1,no\n", r"berlin\.csv: has no column 'ward'"),
         ("berlin.csv", "age,age,ward,ill\n1,1,1,no\n", "has column 'age' twice"),
         ("paris.csv", "age,ward,ill\n1,1,no\n", r"paris\.csv: has no column 'split'"),
-        ("schema.toml", "target = 'ill'\ncolumns = 3", r"schema\.toml: columns is 3"),
+        ("schema.toml", "target = 'ill'\ncolumns = 3", r"schema\.toml: invalid columns = 3"),
         ("schema.toml", "", r"schema\.toml: has no columns"),
         ("schema.toml", "target = 'ill'", r"schema\.toml: has no columns"),
-        ("schema.toml", SCHEMA.replace("[0, 100]", "[100, 0]"), r"schema\.toml: column 'age': range"),
+        ("schema.toml", SCHEMA.replace("[0, 100]", "[100, 0]"), r"schema\.toml: invalid column 'age': range"),
         ("schema.toml", SCHEMA + "unit = 'mg'", r"schema\.toml: unknown key 'columns\[2\]\.unit'"),
-        ("schema.toml", NUMBERS, "target 'dose' of the schema is a number: allowed for task tabular"),
+        ("schema.toml", NUMBERS, "target 'dose' of the schema is a number .*for task tabular"),
     ],
 )  # fmt: skip
-def test_files_that_are_no_table_are_one_line(hospitals: Path, name: str, text: str, said: str) -> None:
+def test_table_errors_are_one_line(hospitals: Path, name: str, text: str, said: str) -> None:
     (hospitals / name).write_text(text, encoding="utf-8")
     if text == NUMBERS:
         (hospitals / "berlin.csv").write_text("age,dose,split\n1,1,train\n", encoding="utf-8")
@@ -230,16 +226,16 @@ def test_files_that_are_no_table_are_one_line(hospitals: Path, name: str, text: 
         of(hospitals)
 
 
-def test_images_and_tables_are_not_taken_for_each_other(hospitals: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"data\.name is 'wine'"):
+def test_rejects_tables_for_image_tasks_and_vice_versa(hospitals: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"data\.name = 'wine'"):
         load(make_data_config("wine"), ClassificationConfig())
     with pytest.raises(ArgumentError, match="breast-cancer, wine or a path for task tabular"):
         load(make_data_config("digits"), TASK)
-    with pytest.raises(ArgumentError, match=r"data\.size is 8"):
+    with pytest.raises(ArgumentError, match=r"data\.size = 8"):
         of(hospitals, size=8)
 
 
-def test_numbers_of_a_table_are_scaled_by_their_range_and_divided_by_fifths(hospitals: Path) -> None:
+def test_regression_targets_are_scaled_and_stratified(hospitals: Path) -> None:
     (hospitals / "schema.toml").write_text(NUMBERS, encoding="utf-8")
     (hospitals / "paris.csv").unlink()
     cells = "\n".join(f"{age},{age / 100}" for age in range(100))
@@ -253,14 +249,14 @@ def test_numbers_of_a_table_are_scaled_by_their_range_and_divided_by_fifths(hosp
     assert max(means) - min(means) > 0.3
 
 
-# --- features follow from the row alone -------------------------------------------------------------------
+# --- features depend on the row only ----------------------------------------------------------------------
 
 ROW = st.tuples(st.one_of(st.none(), st.floats(0, 100)), st.sampled_from(("1", "2", "NA")))
 
 
 @given(st.lists(ROW, min_size=1, max_size=6), st.lists(ROW, max_size=6))
 @settings(max_examples=50, deadline=None)
-def test_a_rows_features_never_depend_on_other_rows_and_keep_the_schema(
+def test_features_of_a_row_depend_on_that_row_only(
     some: list[tuple[float | None, str]], others: list[tuple[float | None, str]]
 ) -> None:
     columns = tuple(read_columns())
@@ -286,7 +282,7 @@ def read_columns() -> list[SchemaColumn]:
     ]
 
 
-def test_numbers_of_whole_categories_are_those_categories() -> None:
+def test_numeric_cells_match_integer_categories() -> None:
     cells = {"age": [1, float("nan")], "ward": [1.0, np.float64(2)], "ill": ["no", "yes"]}
     data = encode_rows(cells, Schema("ill", tuple(read_columns())), "rows", str)
     assert data.inputs[:, 1:].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
@@ -298,15 +294,15 @@ def test_numbers_of_whole_categories_are_those_categories() -> None:
         ([1.2, 0, 1, 0, 0], r"row 0 has 1.2 for 'age' \(expected from -1 to 1"),
         ([0, 0.5, 1, 0, 0], r"has 0.5 for 'age: missing' \(expected 0 or 1"),
         ([0, 0, 0.5, 0.5, 0], r"for 'ward: 1' \(expected 0 or 1"),
-        ([0, 0, 1, 0], r"have \(4,\) features: allowed by the schema are 5"),
+        ([0, 0, 1, 0], r"have \(4,\) features \(expected 5"),
     ],
 )
-def test_features_that_no_row_has_are_refused(row: list[float], said: str) -> None:
+def test_rejects_features_outside_the_schema(row: list[float], said: str) -> None:
     with pytest.raises(DataError, match=said):
         check_features(torch.tensor([row]), Schema("ill", tuple(read_columns())), "public data")
 
 
-def test_drawn_rows_keep_the_schema_and_meet_everything() -> None:
+def test_sampled_rows_cover_the_schema() -> None:
     schema = Schema("ill", tuple(read_columns()))
     rows = sample_rows(schema, 500, torch_generator(0, "drawn"))
     check_features(rows, schema, "drawn")
@@ -319,7 +315,7 @@ def test_drawn_rows_keep_the_schema_and_meet_everything() -> None:
 # --- public data ------------------------------------------------------------------------------------------
 
 
-def test_public_rows_are_drawn_or_another_table_of_the_same_schema(hospitals: Path) -> None:
+def test_public_rows_are_sampled_or_from_a_table_of_the_same_schema(hospitals: Path) -> None:
     data = of(hospitals)
     _, noise = load_public(PublicConfig("noise", limit=7), data, TASK)
     assert noise is not None
@@ -332,10 +328,10 @@ def test_public_rows_are_drawn_or_another_table_of_the_same_schema(hospitals: Pa
         load_public(PublicConfig("wine"), data, TASK)
 
 
-# --- a node's own -----------------------------------------------------------------------------------------
+# --- nodes ------------------------------------------------------------------------------------------------
 
 
-def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) -> None:
+def test_node_checks_rows_against_the_servers_schema(hospitals: Path) -> None:
     data = of(hospitals)
     spec = InputSpec.from_data(TASK, data)
     assert InputSpec.from_dict(spec.to_dict()) == spec
@@ -363,13 +359,15 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
         ({"group": "name"}, r"invalid data\.group = 'name' \(expected a column .*: ill, id, age"),
     ],
 )
-def test_what_a_node_with_a_table_cannot_say(hospitals: Path, options: dict[str, object], said: str) -> None:
+def test_rejects_node_options_without_effect_on_tables(
+    hospitals: Path, options: dict[str, object], said: str
+) -> None:
     config = NodeDataConfig(**{"source": "csv", "path": "berlin.csv", **options})  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=said):
         node_data.load_node_data(config, hospitals, InputSpec.from_data(TASK, of(hospitals)))
 
 
-def test_a_spec_without_a_schema_or_with_another_is_refused(hospitals: Path) -> None:
+def test_rejects_specs_without_a_matching_schema(hospitals: Path) -> None:
     data = of(hospitals)
     spec = InputSpec.from_data(TASK, data)
     with pytest.raises(ArgumentError, match=r"spec\.schema"):
@@ -379,15 +377,13 @@ def test_a_spec_without_a_schema_or_with_another_is_refused(hospitals: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
-        (b"age;weight;ill\n41;70;0\n", r"its cells are divided by ';' \(expected commas"),
+        (b"age;weight;ill\n41;70;0\n", r"its cells are separated by ';' \(expected commas"),
         ("age,größe,ill\n41,170,0\n".encode("latin-1"), "it is not UTF-8: a spreadsheet saves it so"),
     ],
 )
-def test_what_a_spreadsheet_saved_otherwise_says_how_to_save_it(
-    content: bytes, told: str, tmp_path: Path
-) -> None:
+def test_spreadsheet_errors_explain_how_to_save(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_bytes(content)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         list(table_files.read_delimited_rows(tmp_path / "own.csv"))

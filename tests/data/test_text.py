@@ -1,4 +1,4 @@
-"""Texts as token ids: hand-worked ids, what is refused, and that no id depends on another private text."""
+"""Texts as token ids: known ids, errors, and independence of other private texts."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def ids_of(sentences: list[str], vocabulary: str = "") -> list[list[int]]:
 # --- words --------------------------------------------------------------------------------------------
 
 
-def test_words_by_hand() -> None:
+def test_splits_words() -> None:
     assert split_words("The U.S. isn't (all) 3rd-rate") == [
         "the", "u", ".", "s", ".", "isn't", "(", "all", ")", "3rd", "-", "rate",
     ]  # fmt: skip
     assert split_words("  \n") == []
 
 
-def test_a_list_of_words(tmp_path: Path) -> None:
+def test_reads_a_word_list(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("Film\n\n good \nfilm\n", encoding="utf-8")
     assert read_vocabulary(tmp_path / "words.txt") == ["film", "good"]
     assert ids_of(["good bad film"], str(tmp_path / "words.txt"))[0][:4] == [3, 1, 2, 0]
@@ -65,9 +65,7 @@ def test_a_list_of_words(tmp_path: Path) -> None:
 
 @given(SENTENCES, SENTENCES, SENTENCES)
 @settings(max_examples=50)
-def test_ids_of_a_text_never_depend_on_other_texts(
-    some: list[str], others: list[str], more: list[str]
-) -> None:
+def test_hashed_ids_do_not_depend_on_other_texts(some: list[str], others: list[str], more: list[str]) -> None:
     alone = ids_of(some)
     assert ids_of(some + others)[: len(some)] == alone
     assert ids_of(more + some)[len(more) :] == alone
@@ -75,7 +73,7 @@ def test_ids_of_a_text_never_depend_on_other_texts(
 
 @given(SENTENCES, SENTENCES)
 @settings(max_examples=20)
-def test_ids_by_a_public_list_never_depend_on_other_texts(
+def test_word_list_ids_do_not_depend_on_other_texts(
     tmp_path_factory: pytest.TempPathFactory, some: list[str], others: list[str]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "words.txt"
@@ -86,7 +84,7 @@ def test_ids_by_a_public_list_never_depend_on_other_texts(
 # --- tables -------------------------------------------------------------------------------------------
 
 
-def test_a_table_by_hand(tmp_path: Path) -> None:
+def test_reads_a_table_of_texts(tmp_path: Path) -> None:
     data = load_text(table(tmp_path))
     good, bad, film, a = (1 + zlib.crc32(word) % 16384 for word in (b"good", b"bad", b"film", b"a"))
     assert data.train.inputs.tolist() == [[a, good, film], [bad, 0, 0], [0, 0, 0]]
@@ -103,7 +101,7 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     assert data.note == "3 words, hashed to 16384 ids"
 
 
-def test_names_of_classes_other_columns_and_tabs(tmp_path: Path) -> None:
+def test_reads_class_names_metadata_and_tsv(tmp_path: Path) -> None:
     rows = "label\tsite\ttext\nspam\tnorth\tbuy, now\nham\tsouth\thello\nham\tnorth\thi\n"
     source = read_labeled_texts(Path(table(tmp_path, rows, "mail.tsv").name))
     assert source.classes == ("ham", "spam")
@@ -113,8 +111,8 @@ def test_names_of_classes_other_columns_and_tabs(tmp_path: Path) -> None:
     assert source.split is None
 
 
-def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
-    """In training and test parts, the limit, public data, and between nodes; word and patient agree."""
+def test_texts_of_one_patient_stay_together(tmp_path: Path) -> None:
+    """In training and test parts, with a limit, as public data, and between nodes."""
     rows = "text,label,patient\n" + "".join(f"word{n % 9},{n % 2},p{n % 9}\n" for n in range(54))
     data = load_text(replace(table(tmp_path, rows), test_fraction=0.3, train_limit=30))
     assert data.group_column == "patient"
@@ -144,38 +142,38 @@ def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
         ("text,label,split\nx,0,test\nx,1,test\n", "train part of reviews: there are no examples"),
     ],
 )
-def test_broken_tables_are_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_rejects_broken_tables(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
         load_text(table(tmp_path, content))
 
 
-def test_a_server_may_have_test_texts_alone(tmp_path: Path) -> None:
+def test_server_may_have_test_texts_only(tmp_path: Path) -> None:
     config = table(tmp_path, "text,label,split\nx,0,test\nx,1,test\n")
     assert len(load_text(config, train_needed=False).test) == 2
 
 
-def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+def test_rejects_files_that_are_not_tables(tmp_path: Path) -> None:
     (tmp_path / "broken.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="cannot be read as a table"):
         load_text(make_data_config(str(tmp_path / "broken.csv.gz")))
-    with pytest.raises(DataError, match=r"there is no .*absent\.csv"):
+    with pytest.raises(DataError, match=r"not found: .*absent\.csv"):
         load_text(make_data_config("absent.csv"))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"length": 0}, r"data\.length is 0"),
+        ({"length": 0}, r"data\.length = 0"),
         ({"words": 1}, r"invalid data\.words = 1 \(expected from 2"),
         ({"words": 9, "vocabulary": "list.txt"}, r"invalid data\.words = 9 \(expected none"),
     ],
 )
-def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, object], said: str) -> None:
+def test_rejects_options_out_of_range(tmp_path: Path, options: dict[str, object], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         load_text(replace(table(tmp_path), **options))  # type: ignore[arg-type]
 
 
-def test_a_tokenizer_from_a_folder(tmp_path: Path) -> None:
+def test_loads_a_tokenizer_from_a_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ngood\nfilm", encoding="utf-8")
     transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")

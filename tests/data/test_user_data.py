@@ -1,4 +1,4 @@
-"""Data of one's own that look like something else."""
+"""Data given by a path, including data that look like another format."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedstill.tasks.segmentation import SegmentationConfig
 SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 
 
-def folder(root: Path, count: int = 6) -> Path:
-    """Dark images of 8 x 8, all of them background."""
+def write_folder(root: Path, count: int = 6) -> Path:
+    """Write dark images of 8 x 8, all background."""
     for part in ("images", "masks"):
         (root / part).mkdir(parents=True)
         for i in range(count):
@@ -33,18 +33,18 @@ def folder(root: Path, count: int = 6) -> Path:
 
 @pytest.mark.parametrize("size", [0, 4])
 @pytest.mark.parametrize(("scale", "listed"), [(1, "0, 1, 7"), (255, "0, 7, 255")])
-def test_a_stray_value_of_a_mask_is_no_class(tmp_path: Path, scale: int, listed: str, size: int) -> None:
-    root = folder(tmp_path / "scans")
+def test_rejects_stray_mask_values(tmp_path: Path, scale: int, listed: str, size: int) -> None:
+    root = write_folder(tmp_path / "scans")
     for i in range(6):
         mask = (np.arange(64) <= i).reshape(8, 8).astype(np.uint8) * scale
         mask[7, 7] = 7 if i == 3 else 0
         Image.fromarray(mask).save(root / "masks" / f"i{i}.png")
-    told = rf"masks/i3\.png: has value 7, and all masks together have {listed}: .* without gaps"
-    with pytest.raises(DataError, match=told):
+    message = rf"masks/i3\.png: has value 7, and all masks together have {listed} .*without gaps"
+    with pytest.raises(DataError, match=message):
         load(make_data_config(str(root), size=size), SEGMENTATION)
 
 
-def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) -> None:
+def test_mask_gaps_need_class_names(tmp_path: Path) -> None:
     images, masks = np.zeros((6, 8, 8), dtype=np.uint8), np.zeros((6, 8, 8), dtype=np.uint8)
     masks[:, 0], masks[4, 1, 2] = 1, 3
     path = tmp_path / "mine.npz"
@@ -67,42 +67,44 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
         (InstancesConfig(), r"\.npz or a folder"),
         (
             ClassificationConfig(),
-            r"\.npz or \.csv or a folder; columns of numbers are learned by task.name = 'tabular'",
+            r"\.npz or \.csv or a folder; for columns of numbers use task.name = 'tabular'",
         ),
         (FINDINGS, r"\.npz or \.csv"),
     ],
 )
-def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: TaskConfig, kinds: str) -> None:
+def test_rejects_unsupported_file_formats(tmp_path: Path, task: TaskConfig, kinds: str) -> None:
     path = tmp_path / ("table.csv" if task in (SEGMENTATION, InstancesConfig()) else "table.parquet")
     path.write_text("image,Mass\n")
-    told = rf"^{path}: is no kind of file that task {task.registered_name} reads \(expected {kinds}$"
-    with pytest.raises(DataError, match=told):
+    message = rf"^{path}: unsupported format for task {task.registered_name} \(expected {kinds}\)$"
+    with pytest.raises(DataError, match=message):
         load(make_data_config(str(path)), task)
     path.unlink()
     with pytest.raises((DataError, ArgumentError)) as missing:
         load(make_data_config(str(path.with_suffix(".npz"))), task)
-    assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # asked for, and one place
+    assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # requested, and one stray pixel
 
 
-def test_a_folder_of_images_and_masks_is_not_of_two_classes(tmp_path: Path) -> None:
-    root = folder(tmp_path / "scans")
+def test_images_and_masks_are_not_two_classes(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "scans")
     with pytest.raises(DataError, match="scans: this looks like images and masks: task segmentation"):
         load(make_data_config(str(root)))
     (root / "masks").rename(root / "drawings")
     assert load(make_data_config(str(root))).classes == ("drawings", "images")
 
 
-def shot(path: Path, height: int, width: int, channels: int, value: int) -> None:
+def make_image(path: Path, height: int, width: int, channels: int, value: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     form = (height, width) if channels == 1 else (height, width, channels)
     Image.fromarray(np.full(form, value, dtype=np.uint8)).save(path)
 
 
-def test_a_folder_of_any_images_becomes_one_size_and_colored(tmp_path: Path) -> None:
+def test_mixed_images_become_one_size_and_color(tmp_path: Path) -> None:
     sizes = [(30, 41), (8, 8), (17, 12), (9, 100)]
     for name, value in (("cat", 0), ("dog", 255)):
         for number, (height, width) in enumerate(sizes):
-            shot(tmp_path / "pets" / name / f"{number}.png", height, width, 3 if number % 2 else 1, value)
+            make_image(
+                tmp_path / "pets" / name / f"{number}.png", height, width, 3 if number % 2 else 1, value
+            )
     with pytest.raises(DataError, match=r"cat/1\.png: is 8 x 8, but .*cat/0\.png is 30 x 41 .*; data\.size"):
         load(make_data_config(str(tmp_path / "pets")))
     data = load(make_data_config(str(tmp_path / "pets"), size=8))
@@ -113,10 +115,10 @@ def test_a_folder_of_any_images_becomes_one_size_and_colored(tmp_path: Path) -> 
         torch.testing.assert_close(part.inputs, white.view(-1, 1, 1, 1).expand_as(part.inputs))
 
 
-def test_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
+def test_reads_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
     lines = ["file,diagnosis,site,patient,split"]
     for number in range(8):
-        shot(tmp_path / "scans" / f"{number}.png", 8, 8, 1, 255 * (number % 2))
+        make_image(tmp_path / "scans" / f"{number}.png", 8, 8, 1, 255 * (number % 2))
         part = "test" if number > 5 else "train"
         lines.append(
             f"scans/{number}.png,{('well', 'ill')[number % 2]},{'ab'[number % 3 > 0]},p{number},{part}"
@@ -138,63 +140,61 @@ def test_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
         load(make_data_config(str(table), label="kind"))
 
 
-def test_a_table_of_numbers_is_told_what_learns_it(tmp_path: Path) -> None:
+def test_numeric_table_error_names_the_tabular_task(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     for cells in ("age,ward,label\n3,2,a\n4,1,b\n", "age,ward,x,y,label\n3,north,1,2,a\n4,south,1,2,b\n"):
         table.write_text(cells)
-        with pytest.raises(DataError, match=r"rows\.csv: .*; columns of numbers are learned by task"):
+        with pytest.raises(DataError, match=r"rows\.csv: .*; for columns of numbers use task"):
             load(make_data_config(str(table)))
 
 
-def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
+def test_reads_all_images_of_a_class(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
-        shot(tmp_path / "pets" / name / "1.png", 8, 8, 1, 0)
-        shot(tmp_path / "pets" / name / "more" / "2.png", 8, 8, 1, 0)
-        shot(tmp_path / "pets" / name / "3.gif", 8, 8, 1, 0)
+        make_image(tmp_path / "pets" / name / "1.png", 8, 8, 1, 0)
+        make_image(tmp_path / "pets" / name / "more" / "2.png", 8, 8, 1, 0)
+        make_image(tmp_path / "pets" / name / "3.gif", 8, 8, 1, 0)
         (tmp_path / "pets" / name / "notes.txt").write_text("none")
-        shot(tmp_path / "pets" / name / ".ipynb_checkpoints" / "1-checkpoint.png", 8, 8, 1, 0)
+        make_image(tmp_path / "pets" / name / ".ipynb_checkpoints" / "1-checkpoint.png", 8, 8, 1, 0)
     data = load(make_data_config(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 6
     for number in range(3):
-        shot(tmp_path / "elsewhere" / f"{number}.png", 8, 8, 1, 0)
+        make_image(tmp_path / "elsewhere" / f"{number}.png", 8, 8, 1, 0)
     (tmp_path / "pets" / "dog" / "more" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "elsewhere")
     data = load(make_data_config(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 9
-    (tmp_path / "pets" / "dog" / "up").symlink_to(tmp_path / "pets")  # whose cats would be dogs
-    with pytest.raises(DataError, match=r"dog/up: is a link to a folder that holds it"):
+    (tmp_path / "pets" / "dog" / "up").symlink_to(tmp_path / "pets")  # its cats would be dogs
+    with pytest.raises(DataError, match=r"dog/up: is a link to a folder that contains it"):
         load(make_data_config(str(tmp_path / "pets")))
     (tmp_path / "pets" / "dog" / "up").unlink()
     (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
-    with pytest.raises(
-        DataError, match=r"dog/4\.HEIC: is an image invalid that = not read \(expected \.bmp, "
-    ):
+    with pytest.raises(DataError, match=r"dog/4\.HEIC: has an unsupported image format \(expected \.bmp, "):
         load(make_data_config(str(tmp_path / "pets")))
 
 
-def test_folders_for_training_testing_and_validation(tmp_path: Path) -> None:
+def test_reads_train_test_and_validation_folders(tmp_path: Path) -> None:
     for part in ("train", "test", "val"):
         for name in ("cat", "dog"):
             for number in range(2):
-                shot(tmp_path / "pets" / part / name / f"{number}.png", 8, 8, 1, 255 * (part == "val"))
+                make_image(tmp_path / "pets" / part / name / f"{number}.png", 8, 8, 1, 255 * (part == "val"))
     place = str(tmp_path / "pets")
     assert [
         len(part) for part in (load(make_data_config(place)).train, load(make_data_config(place)).test)
     ] == [4, 4]
     measured = load(make_data_config(place, validation=0.5))
     assert len(measured.test) == 4
-    assert bool((measured.test.inputs == 1).all())  # of the source's own part
+    assert bool((measured.test.inputs == 1).all())  # of the validation part
     (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"pets: is parted into train, val \(expected train and test"):
+    with pytest.raises(DataError, match=r"pets: is divided into train, val \(expected train, test"):
         load(make_data_config(place))
     for name in ("bus", "car"):
-        shot(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
-    shot(tmp_path / "traffic" / "train" / "1.png", 8, 8, 1, 0)
+        make_image(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
+    make_image(tmp_path / "traffic" / "train" / "1.png", 8, 8, 1, 0)
     assert load(make_data_config(str(tmp_path / "traffic"))).classes == ("bus", "car", "train")
 
 
-def turned(place: Path, pixels: np.ndarray[Any, Any]) -> None:
-    """An image file whose EXIF says orientation 6 (its left is the top), and of its width that it is text."""
+def exif_image(place: Path, pixels: np.ndarray[Any, Any]) -> None:
+    """Write an image file with EXIF orientation 6, and a width that is not a number."""
     place.parent.mkdir(parents=True, exist_ok=True)
     width = struct.pack("<HHI4s", 256, 2, 4, b"two\0")
     tags = width + struct.pack("<HHIHH", 274, 3, 1, 6, 0)
@@ -207,46 +207,46 @@ def turned(place: Path, pixels: np.ndarray[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
-def test_a_photograph_is_turned_upright(tmp_path: Path, suffix: str) -> None:
+def test_photograph_is_rotated_by_exif(tmp_path: Path, suffix: str) -> None:
     pixels = np.zeros((8, 12, 3), dtype=np.uint8)
     pixels[:, :4] = 255
     for name in ("a", "b"):
-        turned(tmp_path / "photos" / name / f"1.{suffix}", pixels)
+        exif_image(tmp_path / "photos" / name / f"1.{suffix}", pixels)
     inputs = load(make_data_config(str(tmp_path / "photos"))).train.inputs
     assert inputs.shape[1:] == (3, 12, 8)
     assert inputs[:, :, :3].min() > 0.8 > -0.8 > inputs[:, :, 5:].max()
 
 
-def test_a_mask_is_turned_as_its_image_or_both_are_refused(tmp_path: Path) -> None:
+def test_rejects_masks_with_another_orientation(tmp_path: Path) -> None:
     pixels = np.zeros((8, 12), dtype=np.uint8)
     pixels[:, :4] = 255
     for number in range(2):
-        turned(tmp_path / "images" / f"{number}.png", pixels)
-        turned(tmp_path / "masks" / f"{number}.png", pixels)
+        exif_image(tmp_path / "images" / f"{number}.png", pixels)
+        exif_image(tmp_path / "masks" / f"{number}.png", pixels)
     data = load(make_data_config(str(tmp_path)), SEGMENTATION)
     assert data.train.targets[0].tolist() == [[1] * 8] * 4 + [[0] * 8] * 8
     assert bool(((data.train.inputs[:, 0] > 0) == (data.train.targets == 1)).all())
     Image.fromarray(pixels.T).save(tmp_path / "masks" / "1.png")
-    with pytest.raises(DataError, match=r"images/1\.png: is to be turned, .*, and its mask otherwise"):
+    with pytest.raises(DataError, match=r"images/1\.png: and its mask have different EXIF orientations"):
         load(make_data_config(str(tmp_path)), SEGMENTATION)
 
 
 @pytest.mark.parametrize("outer", [("site-a", "site-b"), ("one", "two")])
-def test_folders_of_sites_are_no_classes(tmp_path: Path, outer: tuple[str, str]) -> None:
+def test_rejects_site_folders_as_classes(tmp_path: Path, outer: tuple[str, str]) -> None:
     for place in outer:
         for name in ("cat", "dog"):
-            shot(tmp_path / place / name / "1.png", 8, 8, 1, 0)
-    told = f"{outer[0]} and {outer[1]} both hold a folder cat, and no image beside it"
-    with pytest.raises(DataError, match=told):
+            make_image(tmp_path / place / name / "1.png", 8, 8, 1, 0)
+    message = f"{outer[0]} and {outer[1]} have a folder cat and no images"
+    with pytest.raises(DataError, match=message):
         load(make_data_config(str(tmp_path)))
     (tmp_path / outer[0]).rename(tmp_path / "Training")
     (tmp_path / outer[1]).rename(tmp_path / "Testing")
     assert load(make_data_config(str(tmp_path))).classes == ("cat", "dog")
 
 
-def test_columns_of_a_csv_are_its_own(tmp_path: Path) -> None:
+def test_csv_columns_can_be_renamed(tmp_path: Path) -> None:
     for number in range(4):
-        shot(tmp_path / f"{number}.png", 8, 8, 1, 0)
+        make_image(tmp_path / f"{number}.png", 8, 8, 1, 0)
     table = tmp_path / "list.csv"
     table.write_text("image,Mass\n" + "".join(f"{number}.png,1\n" for number in range(4)))
     with pytest.raises(ArgumentError, match=r"invalid data\.label = 'Findngs' \(expected one column of"):
@@ -259,29 +259,29 @@ def test_columns_of_a_csv_are_its_own(tmp_path: Path) -> None:
         load(make_data_config(str(tmp_path / "mine.npz"), label="kind"))
 
 
-def test_what_looks_like_tables_is_told_which_task_reads_them(tmp_path: Path) -> None:
+def test_table_folder_error_names_the_tabular_task(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text("")
-    with pytest.raises(DataError, match=r"looks like tables, as there is a schema\.toml: task tabular"):
+    with pytest.raises(DataError, match=r"looks like tables, as there is a schema\.toml; task tabular"):
         load(make_data_config(str(tmp_path)))
 
 
-def test_what_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"'potos' \(expected one of digits, .* and there is no .*/potos"):
+def test_missing_path_error_lists_searched_paths(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"'potos' \(expected one of digits, .* not found: .*/potos"):
         load(make_data_config("potos", root=str(tmp_path)))
 
 
-def test_refuses_two_masks_of_one_name(tmp_path: Path) -> None:
-    root = folder(tmp_path / "scans")
+def test_rejects_two_masks_of_one_name(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "scans")
     Image.fromarray(np.ones((8, 8), dtype=np.uint8)).save(root / "masks" / "i3.tif")
-    with pytest.raises(DataError, match=r"i3\.tif: i3\.png is there, too"):
+    with pytest.raises(DataError, match=r"i3\.tif: i3\.png exists too"):
         load(make_data_config(str(root)), SEGMENTATION)
 
 
 @pytest.mark.parametrize("part", ["images", "masks"])
-def test_refuses_links_to_images_that_are_not_there(tmp_path: Path, part: str) -> None:
-    root = folder(tmp_path / "scans")
+def test_rejects_broken_links_to_images(tmp_path: Path, part: str) -> None:
+    root = write_folder(tmp_path / "scans")
     file = root / part / "i3.png"
     file.rename(tmp_path / "moved.png")
     file.symlink_to(tmp_path / "not fetched.png")
-    with pytest.raises(DataError, match=rf"{part}/i3\.png: is a link to nothing"):
+    with pytest.raises(DataError, match=rf"{part}/i3\.png: is a broken link"):
         load(make_data_config(str(root)), SEGMENTATION)

@@ -1,4 +1,4 @@
-"""A part of training to choose options by: nobody of it is trained on, nobody of the test part is seen."""
+"""Validation on a share of the training examples: none of it is trained on, and no test example is used."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fedstill.runs.config import load as run_config
 FEW = Digits(validation=0.25, seed=3)
 
 
-def parted(
+def prepare(
     of: np.ndarray, sites: np.ndarray, test: np.ndarray, config: DataConfig
 ) -> tuple[set[int], set[int], DataSet]:
-    """The patients in training and in what is measured on, of examples that are their patients' numbers."""
+    """Return the patients in training and in evaluation, of examples that hold their patients' numbers."""
     numbers = torch.from_numpy(of).float().view(-1, 1, 1, 1)
     source = ExampleSource(
         name="mine",
@@ -43,10 +43,10 @@ def parted(
 
 
 @given(st.integers(0, 10**6), st.floats(0.05, 0.9))
-def test_whole_patients_of_each_site_and_none_of_the_test_part(seed: int, share: float) -> None:
+def test_validation_takes_whole_training_patients_of_each_site(seed: int, share: float) -> None:
     of = np.repeat(np.arange(24), 3)
     test = of % 4 == 0
-    train, measured, data = parted(of, of % 3, test, Digits(validation=share, seed=seed))
+    train, measured, data = prepare(of, of % 3, test, Digits(validation=share, seed=seed))
     parts = [train, measured, set(of[test])]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 24
     assert {p % 3 for p in train} == {p % 3 for p in measured} == {0, 1, 2}
@@ -55,35 +55,35 @@ def test_whole_patients_of_each_site_and_none_of_the_test_part(seed: int, share:
         assert sum(p % 3 == site for p in measured) == min(max(round(6 * share), 1), 5)
 
 
-def test_a_site_with_one_training_patient_keeps_it() -> None:
+def test_site_with_one_training_patient_keeps_it() -> None:
     sites, test = np.array([0, 0, 1, 1, 1, 1]), np.array([True, False, True, False, False, False])
-    train, measured, _ = parted(np.arange(6), sites, test, FEW)
+    train, measured, _ = prepare(np.arange(6), sites, test, FEW)
     assert 1 in train
     assert len(measured) == 1
     assert measured <= {3, 4, 5}
 
 
-def test_a_patient_of_two_sites_is_set_aside_whole() -> None:
+def test_patient_of_two_sites_is_validated_whole() -> None:
     of, sites = np.array([0, 0, 1, 2, 3, 4, 5, 6]), np.array([0, 1, 0, 0, 0, 0, 0, 0])
     for seed in range(30):
-        train, measured, _ = parted(of, sites, of == 6, Digits(validation=0.4, seed=seed))
+        train, measured, _ = prepare(of, sites, of == 6, Digits(validation=0.4, seed=seed))
         assert not train & measured
 
 
-def test_a_patient_in_training_and_in_the_sources_own_validation_part_is_refused() -> None:
+def test_rejects_patients_in_training_and_validation_parts() -> None:
     of, parts = np.array([0, 1, 1, 2]), np.array([0, 0, 2, 1])
     with pytest.raises(DataError, match="patient '1' is in both parts"):
-        parted(of, np.zeros(4), parts, FEW)
+        prepare(of, np.zeros(4), parts, FEW)
 
 
-def test_without_a_site_of_two_it_is_refused() -> None:
+def test_rejects_validation_without_a_site_of_two_patients() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid data.validation = 0.25 \(expected 0, as no site has two"
     ):
-        parted(np.arange(3), np.array([0, 1, 1]), np.array([False, False, True]), FEW)
+        prepare(np.arange(3), np.array([0, 1, 1]), np.array([False, False, True]), FEW)
 
 
-def test_the_test_images_of_digits_are_neither_trained_on_nor_measured_on() -> None:
+def test_test_images_are_not_used_with_validation() -> None:
     whole, part = load(Digits(seed=3)), load(FEW)
 
     def known(data: object) -> set[bytes]:
@@ -100,7 +100,7 @@ def test_the_test_images_of_digits_are_neither_trained_on_nor_measured_on() -> N
     assert "set aside" not in whole.note
 
 
-def test_patients_are_counted_and_not_their_pictures() -> None:
+def test_note_counts_patients_not_images() -> None:
     pictures = [
         InstanceImage(
             np.zeros((3, 8, 8), np.uint8), np.eye(8, dtype=np.int32), f"s{n}", "", n > 7, patient=f"p{n // 2}"
@@ -113,19 +113,19 @@ def test_patients_are_counted_and_not_their_pictures() -> None:
     assert len(data.test) == 2
 
 
-def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:
-    """At a deployed federation, and where queries are carried by hand."""
-    said = r"invalid data\.validation = 0\.25 \(expected 0, as nodes that hold data of their own"
+def test_rejects_validation_with_node_data(tmp_path: Path) -> None:
+    """In a deployed federation, and with offline queries."""
+    said = r"invalid data\.validation = 0\.25 \(expected 0, as nodes with their own data"
     config = replace(run_config("digits-fedkd"), data=FEW)
     with pytest.raises(ArgumentError, match=said):
         run._with_kit(config, tmp_path / "kit")
     with pytest.raises(ArgumentError, match=said):
-        offline.make(config)
+        offline.build_queries(config)
 
 
-def test_a_run_says_that_it_is_measured_on_validation_data() -> None:
-    experiment, about = build.prepare(replace(run_config("digits-standalone"), data=FEW))
+def test_run_notes_validation_data() -> None:
+    experiment, about = build.build_simulation(replace(run_config("digits-standalone"), data=FEW))
     assert about["data"]["test"] == 360
     assert any(note.startswith("measured on validation data") for note in experiment.notes)
-    plain, _ = build.prepare(run_config("digits-standalone"))
+    plain, _ = build.build_simulation(run_config("digits-standalone"))
     assert not any("validation" in note for note in plain.notes)

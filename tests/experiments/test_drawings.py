@@ -66,8 +66,8 @@ def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> N
     found = {(row["method"], row["metric"]): row["value"] for row in rows}
     for method in ("fedavg", "fedmd-cg"):
         course = RunFiles.read(runs / f"{method}-seed0").metrics
-        assert found[method, "accuracy, early"] == course.central[1]
-        assert found[method, "accuracy"] == course.central[2]
+        assert found[method, "accuracy, early"] == course.main_model[1]
+        assert found[method, "accuracy"] == course.main_model[2]
         assert found[method, "local accuracy"] == course.own[2]
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"curves.svg", "omega.svg"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstill.core.compute import Compute
-from fedstill.methods._label_histogram import CountsLabels, TellsSize
+from fedstill.methods._label_histogram import CountsLabels, CountsSamples
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting, Query, declared
 from fedstill.tasks import Task
@@ -16,5 +16,5 @@ def count_labels(task: Task) -> Query:
 
 
 def count_samples() -> Query:
-    (query,) = declared(TellsSize(), NodeSetting(Classification(2), LocalConfig(), Compute()))
+    (query,) = declared(CountsSamples(), NodeSetting(Classification(2), LocalConfig(), Compute()))
     return query

@@ -163,7 +163,7 @@ def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str,
     groups = [groups for phase, groups in stacked.experiment.groups.items() if phase == "distillation"]
     assert [len(group) for group in groups[0]] == [3]
     same_networks(stacked, alone, atol=NEAR)
-    for key in ("bytes", "queries", "queries_by_name", "leaves", "turns"):
+    for key in ("bytes", "queries", "queries_by_name", "releases", "iterations"):
         assert stacked.metrics[key] == alone.metrics[key], key
     assert stacked.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=2.0)
     if not alone.experiment.side.trains_models:
@@ -315,7 +315,7 @@ def distilled_in_place(one: Setting) -> dict[str, Any]:
         policies=one.policies,
         public=None if one.public is None else some(400, 37),
     )
-    central = type(one.method).central
+    central = type(one.method).evaluated_model
     assert outcome.student is (one.student if central == "student" else None)
     networks = [one.student, *one.models]
     moved = [
@@ -368,7 +368,7 @@ def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[
     down = {kind for kind, size in kinds.items() if size["down"]}
     assert up <= set(side.released_kinds())
     assert down <= {kind for query in side.queries.values() for kind in query.sends.values()} | {"gradients"}
-    assert one.metrics["leaves"] == sorted(side.released_kinds())
+    assert one.metrics["releases"] == sorted(side.released_kinds())
     # What is declared in vain would have a policy refuse the method for nothing.
     asked = {name for name, times in one.metrics["queries_by_name"].items() if times}
     told = {kind for name in asked for kind in side.queries[name].releases.values()}

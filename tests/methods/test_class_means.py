@@ -58,9 +58,9 @@ def test_fd_learns_from_the_mean_of_those_others_that_hold_the_label() -> None:
         rows = [p[node.data.targets == label] for label in range(CLASSES)]
         told.append([each.mean(0) if len(each) else None for each in rows])
         mine = [each if each is not None else torch.zeros(CLASSES) for each in told[-1]]
-        close(memory(node, "told")["F"], torch.stack(mine))
+        close(get_buffers(node, "told")["F"], torch.stack(mine))
     for index, node in enumerate(here.nodes):
-        found = others(F_sum, memory(node, "told"), 1)
+        found = others(F_sum, get_buffers(node, "told"), 1)
         for label in range(CLASSES):
             rest = [each[label] for at, each in enumerate(told) if at != index and each[label] is not None]
             close(found[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
@@ -81,7 +81,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     config = FD(rounds=2, gamma=0.7)
     here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch a pass
     node, F_sum = here.nodes[1], here.server.state.F_sum
-    F_hat = others(F_sum, memory(node, "told"), 1)
+    F_hat = others(F_sum, get_buffers(node, "told"), 1)
     model = copy.deepcopy(node.model).requires_grad_()
     optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(2, 4):  # the second half

@@ -133,11 +133,11 @@ def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path:
     experiment = Simulation(setting(policy, PARTS, privacies=[loose] * 2))
     result = experiment.run(tmp_path)
     experiment.finish(result)
-    assert result["leaves"] == ["column sums"]
+    assert result["releases"] == ["column sums"]
     assert result["student"] is None
     log = AuditLog()
     log.open(tmp_path / FILE)
-    entries = [entry for entry in log.entries() if entry["part"] == "answer"]
+    entries = [entry for entry in log.entries() if entry["part"] == "response"]
     assert [entry["cost"] for entry in entries] == [{"gaussian(1e-06)": 1}] * 2
     assert {entry["query"] for entry in entries} == {"sum_columns"}
     log.close()

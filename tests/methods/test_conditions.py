@@ -12,7 +12,7 @@ import torch
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.federation.link_config import LinkConfig
-from fedstill.methods._label_maps import FromMaps, Maps, told, whose
+from fedstill.methods._label_maps import GeneratesFromMaps, Maps, told, whose
 from fedstill.methods._server import Server
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -30,7 +30,7 @@ def at(one: World, **changes: Any) -> Server:
 
 
 def gathered(one: World, **options: Any) -> Maps:
-    maps = Maps(FromMaps(**options), one.server)
+    maps = Maps(GeneratesFromMaps(**options), one.server)
     maps.gather(one.server)
     return maps
 
@@ -79,20 +79,20 @@ def test_drawn_maps_ask_nobody() -> None:
 def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
     public = PublicData("held-out", data.inputs, data.targets)
-    maps = Maps(FromMaps(conditions="public"), at(one, public=public))
+    maps = Maps(GeneratesFromMaps(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.label_maps(data))
     for lacking in (None, PublicData("noise", data.inputs)):
         with pytest.raises(
             ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"
         ):
-            Maps(FromMaps(conditions="public"), at(one, public=lacking))
+            Maps(GeneratesFromMaps(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid method\.map_augment = 'turn' \(expected none or mirror"
     ):
-        Maps(FromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
+        Maps(GeneratesFromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
 def test_what_was_gathered_is_remembered() -> None:
     one = world()
     maps = gathered(one)
-    other = Maps(FromMaps(), one.server)
+    other = Maps(GeneratesFromMaps(), one.server)
     assert not other.ready
     other.load(maps.state(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)

@@ -139,7 +139,7 @@ def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private:
             node.private_steps = (
                 {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
             )
-            before = critics.drawn(NodeGroup([node]), number, X) if drawn else {}
+            before = critics.sample_inputs(NodeGroup([node]), number, X) if drawn else {}
             critics.train_and_score(NodeGroup([node]), number, X, MAPS, **before)
         rates.append([node.optimizers["critic"].param_groups[0]["lr"] for node in nodes])
     expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)]  # of 2 + 3 steps

@@ -126,7 +126,7 @@ def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
         since |= dict.fromkeys(new, t)
     assert here.server.state.since.tolist() == [since.get(row, -1) for row in range(N)]
     for node in here.nodes:  # and everybody has the same ones
-        assert torch.equal(memory(node, "labels")["t_g"], here.server.state.t_g)
+        assert torch.equal(get_buffers(node, "labels")["t_g"], here.server.state.t_g)
 
 
 def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> None:

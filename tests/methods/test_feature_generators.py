@@ -18,8 +18,19 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._feature_generators import Received, diversity, draw_noise, imagined, uploaded
-from fedstill.methods._local_generators import Uploads, crossed, ensembled, kl
+from fedstill.methods._feature_generators import (
+    GlobalGenerator,
+    diversity_loss,
+    sample_noise,
+    sample_noise_and_labels,
+    stack_uploads,
+)
+from fedstill.methods._local_generators import (
+    UploadedModels,
+    crossed_distillation_loss,
+    ensemble_distillation_loss,
+    kl,
+)
 from fedstill.methods.fedcg import FedCG, ramp
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
@@ -76,8 +87,10 @@ def generator_of(config: Any, node: Node) -> nn.Module:
     return config.make_generator(node.model, node.data.inputs[:2], CLASSES)
 
 
-def received(config: Any, node: Node, t: int = 1) -> Received:
-    return Received(config, NodeGroup([node]), to_vector(generator_of(config, node)).unsqueeze(0), COUNTS, t)
+def received(config: Any, node: Node, t: int = 1) -> GlobalGenerator:
+    return GlobalGenerator(
+        config, NodeGroup([node]), to_vector(generator_of(config, node)).unsqueeze(0), COUNTS, t
+    )
 
 
 def stepped(node: Node, roles: tuple[str, ...], work: Callable[[NodeGroup], Any]) -> float:
@@ -151,13 +164,13 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     if config.aggregation != "ave*":
         transfer = transfer + config.lambda3 * slow_divergence(config, D(f), D(f_hat).detach())  # Eq. 2
     imagined = D(G(append_one_hot(z_hat, y_hat, CLASSES)).detach())
-    transfer = transfer + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
+    transfer = transfer + config.lambda1 * F.cross_entropy(sample_noise_and_labels, y_hat)  # Eq. 3
     # Round 1 is the last of 2, half of the way in 3, a quarter in 5: 1, 1/2^3, 1/4^2.
     share = {(3, 3.0): 1 / 8, (5, 2.0): 1 / 16}.get((config.rounds, config.ramp), 1.0)
     plain = plain + share * transfer
     plain.backward()
     G_sent = received(config, node)
-    loss = stepped(node, ("model",), lambda group: config.model_work(group, G_sent))
+    loss = stepped(node, ("model",), lambda group: config.make_model_step(group, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     same_slopes(node.model, model)
 
@@ -166,7 +179,7 @@ def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
     one, other = prepared(MDCG), prepared(MDCG)
     G = received(MDCG, one, 0)
     for _ in range(3):
-        stepped(one, ("model",), lambda group: MDCG.model_work(group, G))
+        stepped(one, ("model",), lambda group: MDCG.make_model_step(group, G))
         stepped(other, ("model",), lambda group: local_training.task_loss_step(TASK, LOCAL))
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
@@ -181,7 +194,7 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
     plain = plain + 0.6 * F.mse_loss(f, G(append_one_hot(z, y, CLASSES)).detach())
     plain.backward()
     G_sent = received(config, node)
-    loss = stepped(node, ("model",), lambda group: config.model_work(group, G_sent))
+    loss = stepped(node, ("model",), lambda group: config.make_model_step(group, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     same_slopes(node.model, model)
 
@@ -196,11 +209,11 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     z, z_same = (
         torch.randn(4, config.noise, generator=node.generator("z", 2, *of)) for of in ((0,), ("same", 0))
     )
-    imagined, same = (
+    sample_noise_and_labels, same = (
         model.head(G(append_one_hot(*of, CLASSES)).detach()) for of in ((z, y_hat), (z_same, y))
     )
     plain = F.cross_entropy(model(x), y, label_smoothing=0.1)
-    plain = plain + decay**2 * 0.3 * F.cross_entropy(imagined, y_hat)
+    plain = plain + decay**2 * 0.3 * F.cross_entropy(sample_noise_and_labels, y_hat)
     p = same.softmax(1).detach()
     plain = plain + decay**2 * beta * (p * (p.log() - model(x).log_softmax(1))).sum(1).mean()
     plain.backward()
@@ -222,15 +235,15 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     node = prepared(config)
     (x, y), G, before = batch(node), generator_of(config, node).train(), to_vector(node.model)
     model = copy.deepcopy(node.model)
-    z = draw_noise(NodeGroup([node]), (1, 4), config.noise, "generator", 1, 0)[0]
+    z = sample_noise(NodeGroup([node]), (1, 4), config.noise, "generator", 1, 0)[0]
     f, f_hat = model.extractor(x).detach(), G(append_one_hot(z, y, CLASSES))
     D = model.head
     plain = slow_divergence(replace(config, temperature=1.0), D(f_hat), D(f).detach())  # Eq. 5
     plain = plain + config.lambda4 * ((f_hat - f) ** 2).mean()  # Eq. 5, per value
     plain = plain + config.lambda5 * F.cross_entropy(D(f_hat), y)  # Eq. 6
-    plain = plain + config.lambda6 * diversity(form, f_hat, z, F.one_hot(y, CLASSES).float())  # Eq. 7, 8
+    plain = plain + config.lambda6 * diversity_loss(form, f_hat, z, F.one_hot(y, CLASSES).float())  # Eq. 7, 8
     plain.backward()
-    loss = stepped(node, ("generator",), lambda group: config.generator_work(group, 1))
+    loss = stepped(node, ("generator",), lambda group: config.make_generator_step(group, 1))
     assert loss == pytest.approx(plain.item(), rel=1e-4)
     same_slopes(node.modules["generator"], G, atol=1e-5)
     assert torch.equal(to_vector(node.model), before)
@@ -240,7 +253,7 @@ def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
     node = prepared(CG)
     (x, y), G, before = batch(node), generator_of(CG, node).train(), to_vector(node.model)
     critic = copy.deepcopy(node.modules["critic"])
-    z = draw_noise(NodeGroup([node]), (1, 4), CG.noise, "generator", 1, 0)[0]
+    z = sample_noise(NodeGroup([node]), (1, 4), CG.noise, "generator", 1, 0)[0]
     f, f_hat = copy.deepcopy(node.model).extractor(x).detach(), G(append_one_hot(z, y, CLASSES))
     real, fake = (torch.cat([each, F.one_hot(y, CLASSES).float()], 1) for each in (f, f_hat))
     bce = F.binary_cross_entropy_with_logits
@@ -250,7 +263,7 @@ def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
     adam.step()
     L_G = bce(critic(fake), torch.ones(4, 1))  # it would be called real
     L_G.backward()
-    loss = stepped(node, ("generator", "critic"), lambda group: CG.generator_work(group, 1))
+    loss = stepped(node, ("generator", "critic"), lambda group: CG.make_generator_step(group, 1))
     assert loss == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
     same_slopes(node.modules["generator"], G)
@@ -317,7 +330,7 @@ def test_fedgen_averages_whole_models() -> None:
 # --- at the server, against plain loops ----------------------------------------------------------
 
 
-def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, Uploads]:
+def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedModels]:
     """Unlike generators and heads, with running statistics of their own."""
     torch.manual_seed(0)
     G, D = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
@@ -330,7 +343,7 @@ def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, Uploads]:
                 mine(torch.randn(16, 4 + CLASSES))  # moves the running statistics
         generators.append(to_vector(mine))
         heads.append(to_vector(head))
-    return G.eval(), D, Uploads(G, D, torch.stack(generators), torch.stack(heads))
+    return G.eval(), D, UploadedModels(G, D, torch.stack(generators), torch.stack(heads))
 
 
 def noise_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
@@ -356,7 +369,7 @@ def test_eq_10_to_12_against_a_loop_over_nodes_and_examples(config: FedMDCG) -> 
                     far = slow_divergence(config, student, D_i(G_i(one)))
                     expected[which] += tau * far.item() / len(y)
     tau_all = torch.tensor(counts) / torch.tensor(counts).sum(0)
-    losses = crossed(uploads, G, D, c, tau_all[:, y], config.divergence)
+    losses = crossed_distillation_loss(uploads, G, D, c, tau_all[:, y], config.divergence)
     assert losses.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -368,7 +381,9 @@ def test_fedcgs_distillation_against_a_loop() -> None:
         for i in range(3):
             teacher += pi[i] * uploads.heads.modules[i](uploads.generators.modules[i](c))
         expected = slow_kl(teacher.softmax(1), D(G(c)).softmax(1)).item()
-    assert ensembled(uploads, G, D, c, torch.tensor(pi)).item() == pytest.approx(expected, rel=1e-4)
+    assert ensemble_distillation_loss(uploads, G, D, c, torch.tensor(pi)).item() == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
@@ -378,7 +393,7 @@ def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
     def learned(which: int) -> tuple[bool, ...]:
         G.zero_grad()
         D.zero_grad()
-        crossed(uploads, G, D, c, torch.full((2, len(y)), 0.5), kl)[which].backward()
+        crossed_distillation_loss(uploads, G, D, c, torch.full((2, len(y)), 0.5), kl)[which].backward()
         return tuple(
             any(w.grad is not None and bool(w.grad.abs().sum() > 1e-6) for w in net.parameters())
             for net in (G, D)
@@ -416,7 +431,7 @@ def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -
     here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
     found = here.server.step()["consistency"]
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
-    z, y = imagined(Compute(), counts, 512, 4, SEED, "consistency")
+    z, y = sample_noise_and_labels(Compute(), counts, 512, 4, SEED, "consistency")
     expected = 0.0
     for node, own in zip(here.nodes, counts, strict=True):
         with torch.no_grad():
@@ -432,7 +447,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
     server = served(config, nodes).server
     server.step()
     G, shared = server.state.G, [node.model.get_submodule(config.part) for node in nodes]
-    uploads = uploaded(shared[0], torch.stack([to_vector(each) for each in shared]))
+    uploads = stack_uploads(shared[0], torch.stack([to_vector(each) for each in shared]))
     counts = torch.tensor([[5.0, 0.0, 2.0], [1.0, 4.0, 0.0]])
     z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
     expected = 0.0
@@ -444,7 +459,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
             expected -= float(logits.softmax(0)[y[b]].log()) / 6
         found = config.generator_loss(TASK, G, uploads, z, y, counts)
     assert found[0].item() == pytest.approx(expected, rel=1e-4)
-    assert found[1].item() == pytest.approx(diversity("div0", f, z, y).item(), rel=1e-5)
+    assert found[1].item() == pytest.approx(diversity_loss("div0", f, z, y).item(), rel=1e-5)
 
 
 def test_only_fedgens_generator_learns_at_the_server() -> None:
@@ -452,7 +467,7 @@ def test_only_fedgens_generator_learns_at_the_server() -> None:
     server = served(GEN, nodes).server
     first = server.step()
     heads = torch.stack([to_vector(node.model.head) for node in nodes])
-    uploads, student = uploaded(nodes[0].model.head, heads), to_vector(server.student)
+    uploads, student = stack_uploads(nodes[0].model.head, heads), to_vector(server.student)
     losses = [GEN.teach(server, server.state, uploads, torch.ones(2, 3), t)["generator"] for t in range(5)]
     assert losses[-1] < 0.5 * first["generator"]
     assert torch.equal(student, to_vector(server.student))
@@ -478,12 +493,12 @@ WEIGHTS = {
 def test_diversity_is_eq_7_l_div_1_and_eq_8(form: Any) -> None:
     # Each pair both ways, and three of no distance; f has 2 values.
     exponent = sum(-2 * f * WEIGHTS[form](z, other) for f, z, other in PAIRS) / 9 / math.sqrt(2)
-    value = diversity(form, OUTPUTS, Z, Y).item()
+    value = diversity_loss(form, OUTPUTS, Z, Y).item()
     assert value == pytest.approx(math.exp(exponent), rel=1e-5)
     if form != "div1":  # distances per value do not grow with the number of values
-        more = diversity(form, OUTPUTS.repeat(1, 50), Z.repeat(1, 8), Y)
+        more = diversity_loss(form, OUTPUTS.repeat(1, 50), Z.repeat(1, 8), Y)
         assert more.item() == pytest.approx(value, rel=1e-4)
-    assert diversity("none", OUTPUTS, Z, Y) == 0
+    assert diversity_loss("none", OUTPUTS, Z, Y) == 0
 
 
 @pytest.mark.parametrize("form", WEIGHTS)
@@ -494,9 +509,9 @@ def test_groups_are_apart_and_equal_outputs_get_finite_gradients(form: Any) -> N
     f.requires_grad_()
     z = torch.randn(4, 30, 2, generator=generator)
     y = F.one_hot(torch.randint(3, (4, 30), generator=generator), 3).float()
-    values = diversity(form, f, z, y)
+    values = diversity_loss(form, f, z, y)
     assert values[1].item() == pytest.approx(1.0, abs=1e-3)
-    alone = torch.stack([diversity(form, f[index], z[index], y[index]) for index in range(4)])
+    alone = torch.stack([diversity_loss(form, f[index], z[index], y[index]) for index in range(4)])
     torch.testing.assert_close(values, alone, rtol=1e-4, atol=0.0)
     values.sum().backward()
     assert f.grad is not None

@@ -14,7 +14,7 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig, Precision
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._zeroth_order import directions, linearized
+from fedstill.methods._zeroth_order import directions, linearize
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedzge import FedZGE
 from fedstill.models.interface import Interface
@@ -68,7 +68,7 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
     u = directions(q, x, draw).double()
     assert torch.allclose(u.norm(dim=2), torch.ones(q, inputs).double(), atol=1e-6)
     asked = torch.cat([x.detach(), (x.detach() + 0.1 * u).flatten(0, 1)])
-    z = linearized((asked @ A.double()).unsqueeze(0), x, u, 0.1)
+    z = linearize((asked @ A.double()).unsqueeze(0), x, u, 0.1)
     torch.testing.assert_close(z[0], x @ A.double(), msg="its value is the answer")
     (found,) = torch.autograd.grad((g * z).sum(), x)
     true = g[0].double() @ A.T.double()

@@ -53,7 +53,7 @@ def test_odds_weigh_a_node_by_the_chance_that_the_input_is_its_own(critic: Any, 
     config = FedIOD(importance="odds", ensemble="probs")
     nodes = make_nodes([made("mlp:4", index) for index in range(3)], sizes=SIZES)
     server = small_world.world(config, nodes, made("mlp:4", "student"), local=LocalConfig()).server
-    server.state.histogram.gather(server)
+    server.state.histogram.fetch(server)
     d = torch.stack([critic(own) for own in OWN]).view(3, -1, 1, 1).expand(-1, -1, 2, 2)
     weights = config.weights(server, server.state, Responses(-1, server.federation.nodes, {"critic": d}))
     dense = torch.stack([n * own.log_prob(X).exp() for n, own in zip(SIZES, OWN, strict=True)])

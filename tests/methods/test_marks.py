@@ -92,13 +92,13 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
     ]
     experiment = Simulation(one)
     metrics = experiment.run(tmp_path)
-    assert (metrics["queries"], metrics["queries_by_name"], metrics["leaves"]) == (0, {}, [])
+    assert (metrics["queries"], metrics["queries_by_name"], metrics["releases"]) == (0, {}, [])
     assert metrics["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
     assert entries(tmp_path) == []
     for model, expected in zip(one.models, alone, strict=True):
         same(model, expected, rtol=1e-4, atol=1e-6)
-    assert metrics["turns"] == 0
-    assert metrics["central"] == "nodes"
+    assert metrics["iterations"] == 0
+    assert metrics["evaluated_model"] == "nodes"
     assert metrics["accuracy"] == pytest.approx(metrics["standalone"]["accuracy"]["mean"])
 
 
@@ -120,7 +120,7 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
         torch.testing.assert_close(asked_about(experiment, x), expected, rtol=1e-4, atol=1e-5)
     accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
     assert metrics["accuracy"] == metrics["ensemble"]["accuracy"] == pytest.approx(accuracy)
-    assert metrics["central"] == "ensemble"
+    assert metrics["evaluated_model"] == "ensemble"
     assert metrics["student"] is None
 
 
@@ -196,7 +196,7 @@ def test_centralized_hands_over_exactly_the_data(tmp_path: Path) -> None:
     one = setting(Centralized())
     metrics = Simulation(one).run(tmp_path)
     each = [size * (math.prod(SHAPE) * 4 + 8) for size in SIZES]  # float32 inputs and int64 labels
-    assert metrics["leaves"] == ["private data"]
+    assert metrics["releases"] == ["private data"]
     assert metrics["bytes"] == {
         "up": sum(each),
         "down": 0,

@@ -19,7 +19,7 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, build_node_side
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.tasks.classification import Classification
 
@@ -73,12 +73,12 @@ def config(method: Method, engine: str = "one-by-one") -> RunConfig:
 def test_a_state_that_could_not_be_remembered_is_refused_before_training(state: Any, line: str) -> None:
     KEPT.append(state)
     with pytest.raises(ArgumentError, match=line):
-        prepare(config(Keeps()))
+        build_simulation(config(Keeps()))
 
 
 def test_a_state_that_can_is_not() -> None:
     KEPT.append(SimpleNamespace(a=None, net=torch.nn.Linear(2, 1), table={1: torch.ones(2)}, word="x"))
-    prepare(config(Keeps()))
+    build_simulation(config(Keeps()))
     assert not KEPT
 
 
@@ -93,14 +93,14 @@ class Hasty(CountsLabels, Idle):
 def test_who_asks_before_the_first_turn_is_refused() -> None:
     line = r"^what begin of method .*:Hasty invalid asks = 'count_labels' \(expected none, .*ask in turn"
     with pytest.raises(ArgumentError, match=line):
-        prepare(config(Hasty()))
+        build_simulation(config(Hasty()))
 
 
 @pytest.mark.parametrize("rounds", [0, -3])
 def test_a_method_without_a_round_is_refused(rounds: int) -> None:
     """Its type says no range, and its student would be called trained."""
     with pytest.raises(ArgumentError, match=rf"invalid method.rounds = {rounds} \(expected 1 or more"):
-        prepare(config(Idle(rounds=rounds)))
+        build_simulation(config(Idle(rounds=rounds)))
 
 
 def test_in_a_comparison_it_is_called_by_its_class() -> None:
@@ -117,7 +117,7 @@ class Asks(Idle):
 
 
 def test_options_have_defaults_so_that_a_method_can_be_looked_at_by_its_name() -> None:
-    with pytest.raises(ArgumentError, match="a default for each option, and strength has none"):
+    with pytest.raises(ArgumentError, match="a default for each option: strength has none"):
         METHODS[f"{__name__}:Asks"]
 
 
@@ -129,7 +129,7 @@ class Posing(Idle):
 
 
 def test_an_option_cannot_say_what_the_method_is_called() -> None:
-    with pytest.raises(ArgumentError, match="without an option called name"):
+    with pytest.raises(ArgumentError, match="without options named name"):
         METHODS[f"{__name__}:Posing"]
     assert Posing().registered_name == f"{__name__}:Posing"
 

@@ -12,7 +12,13 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._logit_perturbation import dequantize, laplace, quantize, require_numbers, wire_type
+from fedstill.methods._logit_perturbation import (
+    check_no_nan,
+    dequantize,
+    index_dtype,
+    quantize,
+    sample_laplace,
+)
 
 # --- the quantizer -------------------------------------------------------------------------------
 
@@ -46,7 +52,7 @@ def test_the_papers_levels_in_one_byte_and_back(dtype: torch.dtype) -> None:
     ],
 )
 def test_the_wire_type_is_the_smallest_that_holds_every_index(levels: int, kind: torch.dtype) -> None:
-    assert wire_type(levels) is kind
+    assert index_dtype(levels) is kind
     ends = quantize(torch.tensor([-1.0, 1.0], dtype=torch.float64), levels, 1.0)
     assert ends.dtype is kind
     assert ends.tolist() == [-(levels // 2), math.ceil(levels / 2)]
@@ -74,9 +80,9 @@ def test_what_is_no_number_travels_as_such_and_is_named_at_the_server(levels: in
     z = torch.tensor([[0.5, -1.0], [math.nan, 1.0]])
     back = dequantize(quantize(z, levels, 1.0), levels, 1.0)
     assert back.isnan().tolist() == [[False, False], [True, False]]
-    require_numbers(["a"], back[:1])
+    check_no_nan(["a"], back[:1])
     with pytest.raises(NodeFault, match=r"'b'.* logits hold NaN") as caught:
-        require_numbers(["a", "b"], back)
+        check_no_nan(["a", "b"], back)
     assert caught.value.node == "b"
 
 
@@ -85,7 +91,7 @@ def test_what_is_no_number_travels_as_such_and_is_named_at_the_server(levels: in
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 7.0])
 def test_noise_is_laplace(scale: float) -> None:
-    x = laplace((20_000,), scale, torch_generator(0, "test", str(scale))).double().numpy()
+    x = sample_laplace((20_000,), scale, torch_generator(0, "test", str(scale))).double().numpy()
     assert stats.kstest(x, stats.laplace(scale=scale).cdf).pvalue > 0.01
     assert abs(x).mean() == pytest.approx(scale, rel=0.03)  # E|x| = b
     assert (x > 0).mean() == pytest.approx(0.5, abs=0.02)
@@ -96,5 +102,5 @@ def test_noise_is_finite_at_the_ends_of_the_uniform_draw(monkeypatch: pytest.Mon
         return torch.tensor([0, high - 1])
 
     monkeypatch.setattr(torch, "randint", ends)
-    x = laplace((2,), 1.0, torch.Generator())
+    x = sample_laplace((2,), 1.0, torch.Generator())
     assert x.tolist() == [pytest.approx(-52 * math.log(2)), pytest.approx(52 * math.log(2))]

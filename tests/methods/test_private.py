@@ -224,7 +224,7 @@ def test_rounds_of_training_are_refused_under_pate_and_bare_under_noise_on_outpu
 
 
 def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
-    with pytest.raises(ArgumentError, match="none where public data join its own"):
+    with pytest.raises(ArgumentError, match="none if public data are added to its own"):
         Simulation(setting("fedkd", {"labeled": True, "levels": 0}, [privately("dp-sgd")] * 3))
 
 

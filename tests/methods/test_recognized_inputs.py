@@ -181,7 +181,7 @@ def test_what_leaves_asked_and_uploaded(config: Any) -> None:
     beside = {"batch norm distance"} if config is DENSER else set()
     assert told == [{"logits", "gradients", *beside}, {"parameters"}]
     assert [len({entry["number"] for entry in one.audit.entries()}) for one in (asked, uploaded)] == [
-        config.steps * config.queries_a_step,
+        config.steps * config.queries_per_step,
         1,
     ]
 

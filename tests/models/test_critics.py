@@ -13,12 +13,12 @@ from fedstill.models.critics import PatchGAN
 
 
 @pytest.mark.parametrize(("side", "patches"), [(8, 2), (28, 7), (32, 8)])
-def test_the_critic_gives_one_value_a_patch(side: int, patches: int) -> None:
+def test_critic_returns_one_value_per_patch(side: int, patches: int) -> None:
     critic = PatchCritic(3, 4)
     assert critic(torch.randn(2, 3, side, side)).shape == (2, patches, patches)
 
 
-def test_the_published_critic() -> None:
+def test_default_critic_has_published_layers() -> None:
     critic = PatchCritic(3, 128)
     shapes = [tuple(p.shape) for name, p in critic.named_parameters() if p.ndim == 4]
     assert shapes == [(128, 3, 4, 4), (256, 128, 4, 4), (1, 256, 1, 1)]
@@ -26,7 +26,7 @@ def test_the_published_critic() -> None:
 
 
 @pytest.mark.parametrize(("norm", "mixes"), [("batch", True), ("group", False)])
-def test_group_norm_judges_each_example_by_itself(norm: Any, mixes: bool) -> None:
+def test_group_norm_critic_treats_examples_independently(norm: Any, mixes: bool) -> None:
     torch.manual_seed(0)
     critic = PatchCritic(3, 6, norm)
     x = torch.randn(5, 3, 8, 8)
@@ -36,13 +36,13 @@ def test_group_norm_judges_each_example_by_itself(norm: Any, mixes: bool) -> Non
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 2), (3, 2), (4, 8), (6, 4), (32, 8)])
-def test_as_many_groups_up_to_eight_as_divide_the_channels(width: int, groups: int) -> None:
+def test_group_norm_has_the_most_groups_up_to_eight(width: int, groups: int) -> None:
     layer = PatchCritic(1, width, "group")[3]
     assert isinstance(layer, nn.GroupNorm)
     assert (layer.num_groups, layer.num_channels) == (groups, 2 * width)
 
 
-def test_batch_norm_is_the_usual_one_with_the_same_weights() -> None:
+def test_batch_norm_equals_torch_batch_norm() -> None:
     torch.manual_seed(0)
     usual = PatchCritic(1, 4)
     assert isinstance(usual[3], nn.BatchNorm2d)
@@ -56,11 +56,11 @@ def test_batch_norm_is_the_usual_one_with_the_same_weights() -> None:
 @pytest.mark.parametrize(
     ("sides", "patches"), [((24, 24), (1, 1)), ((64, 40), (6, 3)), ((256, 256), (30, 30))]
 )
-def test_a_patchgan_gives_one_value_for_each_place_of_its_patch(sides: Any, patches: Any) -> None:
+def test_patchgan_returns_one_value_per_patch_position(sides: Any, patches: Any) -> None:
     assert PatchGAN(2, 1)(torch.randn(2, 2, *sides)).shape == (2, *patches)
 
 
-def test_a_patch_of_the_patchgan_has_70_pixels_a_side() -> None:
+def test_patchgan_patch_has_70_pixels_per_side() -> None:
     torch.manual_seed(0)
     critic, x = PatchGAN(1, 4, "group"), torch.randn(1, 1, 256, 256, requires_grad=True)
     # Group norm's statistics are of the whole image: without them a value depends on its patch alone.
@@ -71,13 +71,13 @@ def test_a_patch_of_the_patchgan_has_70_pixels_a_side() -> None:
     assert [int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1] == [70, 70]
 
 
-def test_the_published_patchgan() -> None:
+def test_default_patchgan_has_published_layers() -> None:
     shapes = [tuple(p.shape) for p in PatchGAN(6, 64).parameters() if p.ndim == 4]
     assert shapes == [(64, 6, 4, 4), (128, 64, 4, 4), (256, 128, 4, 4), (512, 256, 4, 4), (1, 512, 4, 4)]
     assert not list(PatchGAN(6, 64).buffers()), "the critic must always use the batch's own statistics"
 
 
-def test_a_patchgan_with_group_norm_judges_each_example_by_itself() -> None:
+def test_group_norm_patchgan_treats_examples_independently() -> None:
     torch.manual_seed(0)
     critic, x = PatchGAN(1, 2, "group"), torch.randn(3, 1, 32, 32)
     alone = torch.cat([critic(row.unsqueeze(0)) for row in x])

@@ -68,25 +68,25 @@ class Frame(dict[str, Any]):
         return len(self["age"])
 
 
-def seen(to: Interface, takes: str) -> Any:
-    asked: list[Any] = []
+def received_inputs(to: Interface, takes: str) -> Any:
+    received: list[Any] = []
 
     def model(x: Any) -> Any:
-        asked.append(x)
+        received.append(x)
         return np.zeros((len(x), len(to.classes)))
 
     make(model, to, input_format=takes)(ROWS)
-    return asked[-1]
+    return received[-1]
 
 
-def test_raw_rows_are_a_tables_columns_in_their_own_units() -> None:
+def test_raw_rows_have_columns_in_their_own_units() -> None:
     np.testing.assert_allclose(seen(table(), "raw"), [[75.0, 1.0], [math.nan, 2.0]])
     assert seen(table(), "inputs").tolist() == ROWS.tolist()
     with pytest.raises(ModelError, match="no raw inputs for a table without a schema"):
         seen(table(schema=False), "raw")
 
 
-def test_a_frame_has_the_columns_by_name_and_categories_as_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataframe_has_named_columns_and_categories_as_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame))
     frame = seen(table(), "frame")
     assert list(frame) == ["age", "ward"]
@@ -97,13 +97,13 @@ def test_a_frame_has_the_columns_by_name_and_categories_as_texts(monkeypatch: py
         seen(table(), "frame")
 
 
-def test_raw_images_are_pixels_from_0_to_1() -> None:
+def test_raw_images_have_pixels_from_0_to_1() -> None:
     to = Interface(TASKS["classification"]().make(2), ("a", "b"), (2, 1, 1), mean=(0.5, 0.2), std=(0.5, 0.1))
     raw = to.to_raw(np.array([[[[1.0]], [[3.0]]]], dtype=np.float32))
     np.testing.assert_allclose(raw.ravel(), [1.0, 0.5], rtol=1e-6)
 
 
-def test_numbers_of_a_raw_model_are_in_the_targets_unit() -> None:
+def test_numbers_of_a_raw_model_are_in_the_unit_of_the_target() -> None:
     class Days:
         def predict(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             return np.where(np.isnan(x[:, 0]), 10.0, x[:, 0] / 3)  # 25 days at 75
@@ -116,7 +116,7 @@ def test_numbers_of_a_raw_model_are_in_the_targets_unit() -> None:
 # --- classes ----------------------------------------------------------------------------------------------
 
 
-def test_classes_of_another_order_more_or_fewer_are_found_and_added_up() -> None:
+def test_class_map_reorders_drops_and_adds_classes() -> None:
     z = torch.tensor([[1.0, 2.0, 3.0]])
     order = ClassMap(("c", "a", "b"), ("a", "b", "c"))
     assert order(z).tolist() == [[2.0, 3.0, 1.0]]
@@ -128,7 +128,7 @@ def test_classes_of_another_order_more_or_fewer_are_found_and_added_up() -> None
     torch.testing.assert_close(merged(z).softmax(1)[0], torch.stack([shares[2], shares[0] + shares[1]]))
 
 
-def test_names_that_are_numbers_are_names_first() -> None:
+def test_class_map_prefers_names_to_numbers() -> None:
     z = torch.tensor([[1.0, 2.0]])
     assert ClassMap((2, 1), ("1", "2"))(z).tolist() == [[2.0, 1.0]]
     assert ClassMap((1, 0), ("x", "y"))(z).tolist() == [[2.0, 1.0]]
@@ -140,7 +140,7 @@ def test_names_that_are_numbers_are_names_first() -> None:
         ClassMap(("", ""), ("x", "y"))
 
 
-def test_a_network_learns_through_the_map_of_its_classes() -> None:
+def test_gradients_pass_through_the_class_map() -> None:
     net = nn.Linear(5, 3)
     model = make(net, table(), classes=("yes", "", "no"))
     assert torch.equal(model(ROWS), net(ROWS)[:, [2, 0]])
@@ -150,7 +150,7 @@ def test_a_network_learns_through_the_map_of_its_classes() -> None:
     assert named_net(ROWS).shape == (2, 2)
 
 
-def test_one_score_for_two_classes_is_of_the_second() -> None:
+def test_single_score_belongs_to_the_second_class() -> None:
     share = make(lambda x: x[:, 3], table(), output_format="probabilities")(ROWS)  # 1, 0
     assert share.argmax(1).tolist() == [1, 0]
     score = make(lambda x: x[:, 3:4] * 4, table())(ROWS)
@@ -161,7 +161,7 @@ def test_one_score_for_two_classes_is_of_the_second() -> None:
 
 
 @pytest.mark.parametrize("kind", [RandomForestClassifier, HistGradientBoostingClassifier])
-def test_a_skops_file_predicts_what_the_estimator_does(tmp_path: Path, kind: Callable[..., Any]) -> None:
+def test_skops_file_predicts_like_the_estimator(tmp_path: Path, kind: Callable[..., Any]) -> None:
     skops = pytest.importorskip("skops.io")
     estimator = kind(random_state=0).fit(X, np.array(["yes", "no"])[Y])  # in another order than the table's
     skops.dump(estimator, tmp_path / "model.skops")
@@ -171,7 +171,7 @@ def test_a_skops_file_predicts_what_the_estimator_does(tmp_path: Path, kind: Cal
 
 
 @pytest.mark.parametrize("kind", ["xgboost.XGBClassifier", "lightgbm.LGBMClassifier"])
-def test_boosted_trees_of_other_libraries_predict_what_they_do_there(tmp_path: Path, kind: str) -> None:
+def test_boosted_trees_in_skops_files_predict_like_the_library(tmp_path: Path, kind: str) -> None:
     """Tried with XGBoost 3.2.0 and LightGBM 4.7.0."""
     skops = pytest.importorskip("skops.io")
     package, _, name = kind.partition(".")
@@ -186,7 +186,7 @@ class Stranger:
     """What a file of somebody's might make, were it a pickle."""
 
 
-def test_a_skops_file_makes_nothing_of_a_type_that_is_not_trusted(tmp_path: Path) -> None:
+def test_rejects_untrusted_types_in_skops_files(tmp_path: Path) -> None:
     skops = pytest.importorskip("skops.io")
     skops.dump(Stranger(), tmp_path / "model.skops")
     with pytest.raises(ModelError, match=r"model.skops holds types .*Stranger \(expected those of scikit-"):
@@ -196,7 +196,7 @@ def test_a_skops_file_makes_nothing_of_a_type_that_is_not_trusted(tmp_path: Path
         named("model.skops", tmp_path)
 
 
-def test_an_onnx_file_gives_probabilities_where_it_calls_them_so(tmp_path: Path) -> None:
+def test_onnx_output_named_probabilities_is_read_as_such(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     weights = DRAW.normal(size=(5, 2))
     scores = torch.from_numpy(ROWS.numpy() @ weights).float()
@@ -214,7 +214,7 @@ def test_an_onnx_file_gives_probabilities_where_it_calls_them_so(tmp_path: Path)
     ("library", "load", "extra"),
     [("skops.io", predictors.load_skops, "skops"), ("onnxruntime", predictors.load_onnx, "onnx")],
 )
-def test_a_missing_library_is_named_with_its_extra(
+def test_missing_library_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, library: str, load: Callable[[Path], Any], extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
@@ -235,14 +235,14 @@ def test_a_missing_library_is_named_with_its_extra(
         ("http://127.0.0.1:99999/", "expected http://host:port/path"),
     ],
 )
-def test_what_is_no_model_is_one_line_before_and_as_it_is_made(tmp_path: Path, name: str, line: str) -> None:
+def test_invalid_model_name_is_refused_in_check_and_build(tmp_path: Path, name: str, line: str) -> None:
     with pytest.raises(FedstillError, match=line):
         custom_model.check_name(name, tmp_path, "model.name")
     with pytest.raises(FedstillError, match=line):
         named(name, tmp_path)
 
 
-def test_what_goes_with_networks_alone_is_refused_of_others_and_the_other_way_round(tmp_path: Path) -> None:
+def test_rejects_options_that_do_not_fit_the_kind_of_model(tmp_path: Path) -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid model\.input_format = 'raw' \(expected inputs for a torch.nn.Module"
     ):
@@ -254,11 +254,11 @@ def test_what_goes_with_networks_alone_is_refused_of_others_and_the_other_way_ro
         make(lambda x: x, labels)
 
 
-def test_a_file_says_of_a_model_what_a_node_file_says(tmp_path: Path) -> None:
+def test_model_file_has_the_options_of_a_node_file(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "model.toml").write_text('name = "f.onnx"\nclasses = ["yes", "no"]', encoding="utf-8")
-    said = read_model_config("own/model.toml", tmp_path, "nodes.models")
-    assert said == ModelConfig(name=str(tmp_path.resolve() / "own" / "f.onnx"), classes=("yes", "no"))
+    config = read_model_config("own/model.toml", tmp_path, "nodes.models")
+    assert config == ModelConfig(name=str(tmp_path.resolve() / "own" / "f.onnx"), classes=("yes", "no"))
     (tmp_path / "own" / "model.toml").write_text('clases = ["yes"]', encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"unknown key 'model.toml: clases'"):
         read_model_config("own/model.toml", tmp_path, "nodes.models")
@@ -269,23 +269,23 @@ def test_a_file_says_of_a_model_what_a_node_file_says(tmp_path: Path) -> None:
 # --- an endpoint ------------------------------------------------------------------------------------------
 
 
-def test_an_endpoint_is_asked_in_parts_and_names_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_endpoint_requests_are_split_and_classes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
 
     def response(query: Any) -> Any:
-        asked.append(query["inputs"])
+        requests.append(query["inputs"])
         return {"probabilities": [[0.25, 0.75]] * len(query["inputs"]), "classes": ["yes", "no"]}
 
     monkeypatch.setattr(predictors, "MAX_REQUEST_VALUES", 3 * 2)
     with serving(response) as url:
         model = named(url, Path(), input_format="raw")
-        asked.clear()
+        requests.clear()
         logits = model(ROWS.repeat(2, 1))
-    assert asked == [[[75.0, 1.0], [None, 2.0], [75.0, 1.0]], [[None, 2.0]]]
+    assert requests == [[[75.0, 1.0], [None, 2.0], [75.0, 1.0]], [[None, 2.0]]]
     torch.testing.assert_close(logits.exp(), torch.tensor([[0.75, 0.25]]).expand(4, 2))
 
 
-def test_an_endpoint_may_give_logits_or_numbers() -> None:
+def test_endpoint_returns_logits_or_numbers() -> None:
     with serving(lambda query: {"logits": [row[:2] for row in query["inputs"]]}) as url:
         assert torch.equal(named(url, Path())(ROWS), ROWS[:, :2])
     with serving(lambda query: {"numbers": [20.0] * len(query["inputs"])}) as url:
@@ -293,7 +293,7 @@ def test_an_endpoint_may_give_logits_or_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "line"),
+    ("response", "line"),
     [
         (b"<html>", "returns invalid JSON"),
         (b"[" * 100_000, "returns invalid JSON"),
@@ -309,26 +309,29 @@ def test_an_endpoint_may_give_logits_or_numbers() -> None:
         ({"logits": [[1, 2]] * 2, "classes": ["yes", "perhaps"]}, "unknown class 'perhaps'"),
     ],
 )
-def test_what_is_no_answer_is_one_line(told: Any, line: str) -> None:
-    with serving(lambda _: told) as url, pytest.raises(ModelError, match=line) as refused:
+def test_rejects_invalid_endpoint_responses_in_one_line(response: Any, line: str) -> None:
+    with serving(lambda _: response) as url, pytest.raises(ModelError, match=line) as error:
         named(url, Path())(ROWS)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
-def test_an_endpoint_that_redirects_is_away_or_says_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_redirects_failures_and_long_responses_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.zeros((2, 5))
     with serving(lambda _: {}, status=302) as url, pytest.raises(PredictorError, match="with status 302"):
         Endpoint(url)(rows)
     with pytest.raises(PredictorError, match="cannot be reached"):  # it is gone
         Endpoint(url)(rows)
     monkeypatch.setattr(predictors, "MAX_RESPONSE_BYTES", 10)
-    told = {"logits": [[1, 2]] * 2}
-    with serving(lambda _: told) as url, pytest.raises(PredictorError, match="more than 10 bytes") as refused:
+    response = {"logits": [[1, 2]] * 2}
+    with (
+        serving(lambda _: response) as url,
+        pytest.raises(PredictorError, match="more than 10 bytes") as error,
+    ):
         Endpoint(url)(rows)
-    assert public_text(refused.value) == "its data or model fail here: its own log says more"
+    assert public_text(error.value) == "its data or model failed: see its log"
 
 
-def test_an_endpoint_whose_head_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_with_endless_headers_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its lines comes in time, and there is always one more.
 
     The thread that ends the link may still be at it when the reader has found its end.
@@ -352,7 +355,7 @@ def test_an_endpoint_whose_head_never_ends_is_not_waited_for(monkeypatch: pytest
     assert time.monotonic() - since < 2
 
 
-def test_an_endpoint_that_takes_too_long_is_not_waited_for() -> None:
+def test_slow_endpoint_times_out() -> None:
     with (
         serving(lambda _: time.sleep(0.5)) as url,
         pytest.raises(PredictorError, match=r"timed out|no complete response"),
@@ -374,7 +377,7 @@ class Wrapped(nn.Module):
         return self.scale * torch.from_numpy(self.forest.predict_proba(x.detach().numpy())).float()
 
 
-def test_a_module_through_which_no_gradient_goes_is_found_out() -> None:
+def test_module_without_input_gradient_is_detected() -> None:
     forest = RandomForestClassifier(5, random_state=0).fit(X, Y)
     assert not models.carries_gradient(Wrapped(forest), (5,))
     assert not models.carries_gradient(make(forest, table()), (5,))

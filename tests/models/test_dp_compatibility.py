@@ -29,7 +29,7 @@ class Remembering(nn.Module):
         return out
 
 
-def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> None:
+def test_error_lists_every_unsuitable_layer_with_its_replacement() -> None:
     network = nn.Sequential(
         nn.Conv2d(1, 48, 3),
         nn.BatchNorm2d(48),
@@ -40,12 +40,12 @@ def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> 
         nn.InstanceNorm2d(48),
     )
     network[1].requires_grad_(False)  # frozen ones mix examples too
-    with pytest.raises(DPIncompatibleError) as told:
+    with pytest.raises(DPIncompatibleError) as error:
         check(network, "the model of node 'a'")
-    assert set(told.value.layers) == {"1", "2.0", "2.1", "3", "4", "5"}
-    assert told.value.layers["1"] == "BatchNorm2d -> GroupNorm(16, 48)"
-    assert told.value.layers["3"] == "GRU -> opacus.layers.DPGRU"
-    text = str(told.value)
+    assert set(error.value.layers) == {"1", "2.0", "2.1", "3", "4", "5"}
+    assert error.value.layers["1"] == "BatchNorm2d -> GroupNorm(16, 48)"
+    assert error.value.layers["3"] == "GRU -> opacus.layers.DPGRU"
+    text = str(error.value)
     assert text.startswith(
         "the model of node 'a' cannot be trained with DP-SGD (batch norm mixes examples): 1: BatchNorm2d -> "
         "GroupNorm(16, 48); 2.0"
@@ -54,12 +54,12 @@ def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> 
     assert "\n" not in text
 
 
-def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
+def test_batch_norm_of_flat_features_is_replaced_by_layer_norm() -> None:
     """A group norm of one feature a group is 0 whatever comes."""
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
-    with pytest.raises(DPIncompatibleError) as told:
+    with pytest.raises(DPIncompatibleError) as error:
         check(flat, "it")
-    assert told.value.layers == {"2": "BatchNorm1d -> LayerNorm(32)"}
+    assert error.value.layers == {"2": "BatchNorm1d -> LayerNorm(32)"}
     flat[2] = nn.LayerNorm(32)
     check(flat, "it", example_inputs(SHAPE))
     assert flat[:3](torch.randn(2, *SHAPE)).abs().min() > 0
@@ -69,23 +69,23 @@ def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "told"),
+    ("layer", "message"),
     [
         (nn.Dropout(0.1), "0: Dropout -> none: its random mask"),
         (nn.RReLU(), "0: RReLU -> LeakyReLU"),
         (type("Mine", (nn.BatchNorm2d,), {})(4), r"0: Mine -> GroupNorm\(4, 4\)"),
     ],
 )
-def test_layers_that_opacus_does_not_know_are_refused_too(layer: nn.Module, told: str) -> None:
-    with pytest.raises(DPIncompatibleError, match=told):
+def test_rejects_layers_that_opacus_accepts(layer: nn.Module, message: str) -> None:
+    with pytest.raises(DPIncompatibleError, match=message):
         check(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
     check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", example_inputs(SHAPE))
 
 
-def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> None:
-    with pytest.raises(DPIncompatibleError) as told:
+def test_long_list_of_layers_is_truncated_and_suitable_models_are_named() -> None:
+    with pytest.raises(DPIncompatibleError) as error:
         check(build("resnet8:4", SHAPE, 3, 0), "the model")
-    count, text = len(told.value.layers), str(told.value)
+    count, text = len(error.value.layers), str(error.value)
     assert text.count("BatchNorm2d ->") == 6 < count
     assert f"; and {count - 6} more; small-cnn, lenet5 and mlp have none of these" in text
     with pytest.raises(DPIncompatibleError) as few:
@@ -94,13 +94,13 @@ def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> No
     assert "small-cnn" not in str(few.value)
 
 
-def test_the_critic_passes_with_group_norm_only() -> None:
+def test_critic_needs_group_norm_for_dp_sgd() -> None:
     with pytest.raises(DPIncompatibleError, match=r"3: BatchNorm2d -> GroupNorm\(8, 8\)"):
         check(PatchCritic(1, 4), "the critic")
     check(PatchCritic(1, 4, "group"), "the critic", example_inputs(SHAPE))
 
 
-def test_a_layer_that_keeps_what_it_saw_is_found_by_trying() -> None:
+def test_trial_finds_layer_that_stores_inputs() -> None:
     network = nn.Sequential(nn.Flatten(), Remembering())
     with pytest.raises(DPIncompatibleError, match=r"1: 'seen' stores inputs"):
         check(network, "it", example_inputs(SHAPE))
@@ -133,12 +133,12 @@ class Listing(nn.Linear):
     ("network", "named"),
     [(Averaging(64, 3), "'mean' stores inputs"), (Listing(64, 3), "it stores its inputs")],
 )
-def test_rejects_networks_that_keep_what_they_saw_outside_of_buffers(network: nn.Module, named: str) -> None:
+def test_rejects_networks_that_store_inputs_outside_of_buffers(network: nn.Module, named: str) -> None:
     with pytest.raises(DPIncompatibleError, match=named):
         check(network, "it", example_inputs(SHAPE))
 
 
-def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
+def test_trial_finds_network_without_per_example_gradients() -> None:
     class Branching(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             out = super().forward(x.flatten(1))
@@ -153,7 +153,7 @@ def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
             check(network, "it", example_inputs(SHAPE))
 
 
-def test_without_opacus_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_opacus_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("opacus", "opacus.layers", "opacus.validators"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(FedstillError, match=r"^Opacus is not installed: pip install 'fedstill\[dp\]'$"):

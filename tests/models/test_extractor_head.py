@@ -77,7 +77,7 @@ HEADS = {
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 16)])
 @pytest.mark.parametrize("name", HEADS)
-def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tuple[int, int, int]) -> None:
+def test_split_of_built_in_network_keeps_outputs(name: str, shape: tuple[int, int, int]) -> None:
     model = build(f"{name}:6", shape, 7, 0)
     parts = split_model(model, "model")
     assert kinds(parts.head) == HEADS[name]
@@ -86,7 +86,7 @@ def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tupl
     assert count_features(parts, example_inputs(shape), "model") == first.shape[1]
 
 
-def test_every_network_of_ours_is_covered() -> None:
+def test_all_built_in_networks_are_covered() -> None:
     assert {
         *HEADS,
         "linear",
@@ -99,7 +99,7 @@ def test_every_network_of_ours_is_covered() -> None:
     } == set(MODELS.builtin)  # see test_unet.py
 
 
-def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -> None:
+def test_custom_sequential_is_split_after_its_flatten() -> None:
     model = Own(SHAPE, 3)
     parts = split_model(model, "model")
     assert (kinds(parts.extractor), kinds(parts.head)) == (
@@ -109,7 +109,7 @@ def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -
     same_function(model, parts)
 
 
-def test_the_last_flatten_with_something_learned_on_both_sides_counts() -> None:
+def test_split_is_after_last_flatten_with_parameters_on_both_sides() -> None:
     two = nn.Sequential(
         nn.Conv2d(1, 2, 3),
         nn.Flatten(),
@@ -126,14 +126,14 @@ def test_the_last_flatten_with_something_learned_on_both_sides_counts() -> None:
     same_function(last, parts)
 
 
-def test_named_layers_keep_their_names() -> None:
+def test_split_keeps_layer_names() -> None:
     layers = OrderedDict(flat=nn.Flatten(), first=nn.Linear(64, 4), act=nn.ReLU(), last=nn.Linear(4, 3))
     parts = split_model(nn.Sequential(layers), "model")
     assert [name for name, _ in parts.extractor.named_children()] == ["flat", "first", "act"]
     assert [name for name, _ in parts.head.named_children()] == ["last"]
 
 
-def test_a_layer_that_is_used_twice_is_used_twice_in_the_parts() -> None:
+def test_split_keeps_reused_layers() -> None:
     act = nn.ReLU()
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), act, nn.Flatten(), nn.Linear(144, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 3)
@@ -144,7 +144,7 @@ def test_a_layer_that_is_used_twice_is_used_twice_in_the_parts() -> None:
     same_function(model, parts)
 
 
-def test_a_network_with_extractor_and_head_parts_there() -> None:
+def test_network_with_extractor_and_head_is_split_there() -> None:
     model = Parted()
     parts = split_model(model, "model")
     assert parts.extractor is model.extractor
@@ -176,9 +176,9 @@ class OnlyNames(NoParts):
 
 
 @pytest.mark.parametrize("model", [NoParts(), OnlyNames()])
-def test_other_networks_are_refused_naming_whose(model: nn.Module) -> None:
-    said = r"model of north cannot be split (expected a network with modules 'extractor' and 'head'"
-    with pytest.raises(ModelError, match=re.escape(said)):
+def test_rejects_networks_that_cannot_be_split(model: nn.Module) -> None:
+    message = r"model of north cannot be split (expected a network with modules 'extractor' and 'head'"
+    with pytest.raises(ModelError, match=re.escape(message)):
         split_model(model, "model of north")
 
 
@@ -191,12 +191,12 @@ def test_other_networks_are_refused_naming_whose(model: nn.Module) -> None:
     ],
     ids=["one layer", "nothing learned", "empty"],
 )
-def test_a_part_with_nothing_to_learn_is_refused(model: nn.Module) -> None:
+def test_rejects_split_with_a_part_without_parameters(model: nn.Module) -> None:
     with pytest.raises(ModelError, match=r"student cannot be split \(expected two layers with parameters"):
         split_model(model, "student")
 
 
-def test_features_are_one_vector_an_input() -> None:
+def test_count_features_requires_one_vector_per_input() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
     with pytest.raises(
         ModelError, match=re.escape("extractor of student returns (2, 2, 6, 6) for two inputs")

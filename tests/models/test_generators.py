@@ -35,14 +35,14 @@ def generator() -> ConditionalGenerator:
 
 
 @pytest.mark.parametrize("sides", [(8, 8), (64, 64), (12, 32)])
-def test_images_have_the_maps_size_and_the_datas_scale(sides: tuple[int, int]) -> None:
+def test_generated_images_have_size_of_maps_and_range_of_data(sides: tuple[int, int]) -> None:
     x = generator()(torch.randn(2, 2, *sides))
     assert x.shape == (2, 3, *sides)
     assert x.min() >= -2  # (0 - 0.5) / 0.25
     assert x.max() <= 2
 
 
-def test_the_published_one_has_nine_blocks_and_the_published_size() -> None:
+def test_default_conditional_generator_has_published_size() -> None:
     G = ConditionalGenerator(3, 3, 64, (0.5,), (0.5,))
     assert sum(isinstance(layer, ResidualBlock) for layer in G.body) == 9
     convolutions = [layer for layer in G.modules() if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)]
@@ -51,7 +51,7 @@ def test_the_published_one_has_nine_blocks_and_the_published_size() -> None:
     assert weights == down + 18 * 256 * 256 * 9 + 256 * 128 * 9 + 128 * 64 * 9 + 64 * 3 * 49
 
 
-def test_each_map_gives_its_own_image_whatever_is_made_beside_it() -> None:
+def test_conditional_generator_treats_maps_independently() -> None:
     G, maps = generator(), torch.randn(3, 2, 8, 8)
     together = G(maps)
     torch.testing.assert_close(
@@ -60,20 +60,20 @@ def test_each_map_gives_its_own_image_whatever_is_made_beside_it() -> None:
     assert not torch.allclose(together[0], together[1])
 
 
-def test_gradients_reach_the_maps_and_every_weight() -> None:
+def test_gradients_reach_maps_and_all_weights() -> None:
     G, maps = generator(), torch.randn(2, 2, 8, 8, requires_grad=True)
     G(maps).square().sum().backward()
     assert maps.grad is not None
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in G.parameters())
 
 
-def test_a_condition_is_the_vector_and_then_the_one_hot_label() -> None:
+def test_append_one_hot_by_hand() -> None:
     v = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # (1, 2, 2)
     c = append_one_hot(v, torch.tensor([[2, 0]]), 3)
     assert c.tolist() == [[[1.0, 2.0, 0.0, 0.0, 1.0], [3.0, 4.0, 1.0, 0.0, 0.0]]]
 
 
-def test_the_generator_is_three_linear_layers_with_batch_norm() -> None:
+def test_feature_generator_has_three_linear_layers_with_batch_norm() -> None:
     G = FeatureGenerator(noise=4, classes=3, features=7, width=5)
     assert [type(layer).__name__ for layer in G if not isinstance(layer, nn.ReLU)] == [
         "Linear",
@@ -88,7 +88,7 @@ def test_the_generator_is_three_linear_layers_with_batch_norm() -> None:
 
 
 @pytest.mark.parametrize(("spec", "widths"), [("lenet5", (120, 84)), ("small-cnn", ())])
-def test_the_critic_has_the_heads_layers_and_one_output(spec: str, widths: tuple[int, ...]) -> None:
+def test_feature_critic_has_layers_of_the_head_and_one_output(spec: str, widths: tuple[int, ...]) -> None:
     parts = split_model(build(spec, (1, 28, 28), 10, 0), "model")
     assert hidden_widths(parts.head) == widths
     p = count_features(parts, torch.zeros(2, 1, 28, 28), "model")
@@ -99,7 +99,7 @@ def test_the_critic_has_the_heads_layers_and_one_output(spec: str, widths: tuple
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_under_autocast_the_generator_stays_in_float32(training: bool) -> None:
+def test_feature_generator_stays_in_float32_under_autocast(training: bool) -> None:
     G = FeatureGenerator(noise=4, classes=3, features=7, width=5).train(training)
     with torch.autocast("cpu", torch.bfloat16):
         f = G(torch.randn(6, 7))
@@ -117,7 +117,7 @@ SCHEMA = Schema(
 )
 
 
-def test_rows_that_are_made_are_rows_that_the_schema_allows() -> None:
+def test_generated_rows_fit_the_schema() -> None:
     torch.manual_seed(0)
     G = TableGenerator(SCHEMA, noise=6, width=8)
     w = torch.randn(200, 6)
@@ -132,7 +132,7 @@ def test_rows_that_are_made_are_rows_that_the_schema_allows() -> None:
     assert torch.equal(G(w), x), "nothing is drawn but the noise"
 
 
-def test_every_output_teaches_the_generator() -> None:
+def test_every_generated_feature_has_a_gradient() -> None:
     torch.manual_seed(0)
     G = TableGenerator(SCHEMA, noise=6, width=8)
     last = G.body[-1]
@@ -141,14 +141,14 @@ def test_every_output_teaches_the_generator() -> None:
         assert grad.abs().sum() > 0
 
 
-def test_a_choice_has_the_gradient_of_its_softmax() -> None:
+def test_straight_through_one_hot_has_gradient_of_softmax() -> None:
     scores = torch.tensor([[0.5, 2.0, 1.0]], requires_grad=True)
     (hard,) = torch.autograd.grad(straight_through_one_hot(scores)[0, 1], scores)
     (soft,) = torch.autograd.grad(scores.softmax(1)[0, 1], scores)
     assert torch.equal(hard, soft)
 
 
-def test_a_critic_says_one_value_a_row_and_with_group_norm_row_by_row() -> None:
+def test_table_critic_with_group_norm_treats_rows_independently() -> None:
     x = torch.randn(5, 6)
     assert TableCritic(6, 8)(x).shape == (5, 1)
     critic = TableCritic(6, 8, "group")

@@ -44,7 +44,7 @@ def build(spec: str, classes: int = 2, length: int = LENGTH, vocabulary: int = l
 IDS = torch.tensor([[2, 5, 7, 3, 0, 0, 0, 0], [2, 6, 7, 8, 3, 0, 0, 0]])
 
 
-def test_a_saved_model_answers_as_it_does_in_the_library(tmp_path: Path) -> None:
+def test_saved_model_has_outputs_of_the_library(tmp_path: Path) -> None:
     model = build(save(tmp_path)).eval()
     models.check_module(model, (LENGTH,), (2,), "model", "texts")
     theirs = transformers.DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
@@ -52,13 +52,13 @@ def test_a_saved_model_answers_as_it_does_in_the_library(tmp_path: Path) -> None
     torch.testing.assert_close(model(IDS), expected)
 
 
-def test_padding_says_nothing(tmp_path: Path) -> None:
+def test_padding_does_not_change_outputs(tmp_path: Path) -> None:
     model = build(save(tmp_path)).eval()
     torch.testing.assert_close(model(IDS[:1]), model(IDS[:1, :4]))
     assert torch.isfinite(model(torch.zeros_like(IDS))).all()
 
 
-def test_a_head_of_other_classes_gives_way_to_a_new_one_from_the_seed(tmp_path: Path) -> None:
+def test_head_with_other_classes_is_replaced_by_seeded_head(tmp_path: Path) -> None:
     spec = save(tmp_path)
     one, same = (build(spec, classes=5).eval() for _ in range(2))
     assert one(IDS).shape == (2, 5)
@@ -68,7 +68,7 @@ def test_a_head_of_other_classes_gives_way_to_a_new_one_from_the_seed(tmp_path: 
         assert torch.equal(value, body[name])
 
 
-def test_roberta_takes_texts_as_long_as_the_positions_that_its_tokens_have(tmp_path: Path) -> None:
+def test_roberta_length_limit_excludes_unused_positions(tmp_path: Path) -> None:
     config = transformers.RobertaConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=12, num_labels=2,
@@ -80,12 +80,12 @@ def test_roberta_takes_texts_as_long_as_the_positions_that_its_tokens_have(tmp_p
         build(f"hf:{tmp_path}", length=11, vocabulary=20)
 
 
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+def test_rejects_pickled_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="safetensors"):
         build(save(tmp_path, safe=False))
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_rejects_model_with_too_few_tokens_or_positions(tmp_path: Path) -> None:
     spec = save(tmp_path)
     with pytest.raises(ModelError, match="has 9 tokens and the data have 8193"):
         build(spec, vocabulary=8193)
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         build(f"hf:{tmp_path / 'empty'}")
 
 
-def test_its_own_tokenizer_makes_the_ids(tmp_path: Path) -> None:
+def test_tokenizer_of_the_model_makes_token_ids(tmp_path: Path) -> None:
     where = save(tmp_path).removeprefix("hf:")
     ids, count = hugging_face.tokenize(where, ["Good films", "bad zyx", ""], 6)
     assert count == len(WORDS)
@@ -109,7 +109,7 @@ def test_its_own_tokenizer_makes_the_ids(tmp_path: Path) -> None:
         hugging_face.tokenize(str(tmp_path / "none"), ["good"], 5)
 
 
-def test_another_padding_is_swapped_for_ours_and_back() -> None:
+def test_swap_padding_is_its_own_inverse() -> None:
     ids = torch.tensor([[0, 5, 1, 1]])  # as RoBERTa: 0 begins a text and 1 pads it
     ours = hugging_face.swap_padding(ids, 1)
     assert ours.tolist() == [[1, 5, 0, 0]]
@@ -117,7 +117,7 @@ def test_another_padding_is_swapped_for_ours_and_back() -> None:
     assert torch.equal(hugging_face.swap_padding(ids, 0), ids)
 
 
-def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
+def test_image_classifier_by_name_or_object_maps_its_labels(
     tmp_path: Path,
 ) -> None:
     config = transformers.ViTConfig(
@@ -125,12 +125,12 @@ def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
         patch_size=4, num_channels=1, id2label={0: "ill", 1: "well"}, label2id={"ill": 0, "well": 1},
     )  # fmt: skip
     torch.manual_seed(0)
-    theirs = transformers.ViTForImageClassification(config).eval()
-    theirs.save_pretrained(tmp_path)
+    library_model = transformers.ViTForImageClassification(config).eval()
+    library_model.save_pretrained(tmp_path)
     x, classes = torch.randn(3, 1, 8, 8), ("well", "ill")
-    expected = theirs(pixel_values=x).logits.flip(1)
+    expected = library_model(pixel_values=x).logits.flip(1)
     to = Interface(ClassificationConfig().make(classes), classes, (1, 8, 8))
-    for said in (ModelConfig(name=f"hf:{tmp_path}"), CustomModel(source=theirs)):
-        model = custom_model.build_model(said, to, Path(), 0).eval()
+    for chosen in (ModelConfig(name=f"hf:{tmp_path}"), CustomModel(source=library_model)):
+        model = custom_model.build_model(chosen, to, Path(), 0).eval()
         torch.testing.assert_close(model(x), expected)
         assert models.carries_gradient(model, (1, 8, 8))

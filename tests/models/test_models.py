@@ -32,7 +32,7 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("side", [8, 12, 28, 32])
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_each_network_gives_one_logit_a_class(name: str, side: int, channels: int) -> None:
+def test_networks_return_one_logit_per_class(name: str, side: int, channels: int) -> None:
     width = {"lenet5": ":6", "linear": "", "unit-linear": ""}.get(name, ":8")
     network = build(f"{name}{width}", (channels, side, side), 7, 0)
     assert network(torch.randn(2, channels, side, side)).shape == (2, 7)
@@ -42,13 +42,13 @@ def test_each_network_gives_one_logit_a_class(name: str, side: int, channels: in
     ("name", "layer"), [("small-cnn", 0), ("lenet5", 0), ("bn-lenet", 0), ("resnet8", 0)]
 )
 @pytest.mark.parametrize("width", [4, 12])
-def test_the_width_is_the_first_convolutions_channels(name: str, layer: int, width: int) -> None:
+def test_width_sets_channels_of_first_convolution(name: str, layer: int, width: int) -> None:
     network = build(f"{name}:{width}", IMAGE, 3, 0)
     assert isinstance(network, nn.Sequential)
     assert network[layer].out_channels == width
 
 
-def test_the_default_resnet8_is_the_published_one() -> None:
+def test_default_resnet8_has_published_size() -> None:
     network = build("resnet8", (3, 32, 32), 10, 0)
     assert isinstance(network, nn.Sequential)
     assert network[0].weight.shape == (128, 3, 3, 3)
@@ -63,7 +63,7 @@ def test_the_default_resnet8_is_the_published_one() -> None:
     assert size(network) == sum(blocks)
 
 
-def test_the_batch_norm_lenet_is_the_one_of_the_published_code() -> None:
+def test_batch_norm_lenet_matches_published_code() -> None:
     network = build("bn-lenet", (1, 28, 28), 10, 0)
     assert isinstance(network, nn.Sequential)
     assert network[4].weight.shape == (32, 16, 3, 3)
@@ -72,7 +72,7 @@ def test_the_batch_norm_lenet_is_the_one_of_the_published_code() -> None:
     assert size(network) == convolutions + 128 * 64 + 64 + 64 * 10 + 10
 
 
-def test_the_sigmoid_lenet_is_the_one_of_the_paper() -> None:
+def test_sigmoid_lenet_matches_paper() -> None:
     network = build("sigmoid-lenet", (3, 32, 32), 100, 0)
     assert isinstance(network, nn.Sequential)
     convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
@@ -84,7 +84,7 @@ def test_the_sigmoid_lenet_is_the_one_of_the_paper() -> None:
     assert weights.std().item() == pytest.approx(12**-0.5, rel=0.01)  # of a uniform one
 
 
-def test_a_resnet8_block_adds_its_input() -> None:
+def test_resnet8_block_adds_its_input() -> None:
     block = build("resnet8:4", IMAGE, 3, 0)[3].eval()  # type: ignore[index]
     with torch.no_grad():
         block.norm2.weight.zero_()  # the residual branch says nothing
@@ -93,7 +93,7 @@ def test_a_resnet8_block_adds_its_input() -> None:
 
 
 @pytest.mark.parametrize("name", ["unit-linear", "random-conv:6", "scattering:4"])
-def test_contrast_is_nothing_to_a_network_on_features_of_unit_norm(name: str) -> None:
+def test_networks_on_unit_norm_features_ignore_contrast(name: str) -> None:
     network = build(name, IMAGE, 3, 0)
     x = torch.randn(5, *IMAGE)
     assert not network(x).any(), "first weights are 0"
@@ -109,7 +109,7 @@ def test_contrast_is_nothing_to_a_network_on_features_of_unit_norm(name: str) ->
     assert (network(x.flip(-1)) - network(x)).abs().max() > 0.1
 
 
-def test_random_filters_never_learn_sum_to_0_and_are_drawn_from_the_seed() -> None:
+def test_random_filters_are_frozen_centered_and_seeded() -> None:
     filters = [next(build("random-conv:6", IMAGE, 3, seed).parameters()) for seed in (0, 0, 1)]
     assert torch.equal(filters[0], filters[1])
     assert not torch.equal(filters[0], filters[2])
@@ -122,13 +122,13 @@ def test_random_filters_never_learn_sum_to_0_and_are_drawn_from_the_seed() -> No
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 12, 20), (1, 28, 28), (3, 4, 4)])
-def test_the_generator_makes_any_size_that_4_divides(channels: int, height: int, width: int) -> None:
+def test_generator_supports_sizes_divisible_by_4(channels: int, height: int, width: int) -> None:
     stats = (0.5,) * channels
     generator = Generator((channels, height, width), 100, 4, stats, stats)
     assert generator(torch.randn(3, 100)).shape == (3, channels, height, width)
 
 
-def test_the_published_generator() -> None:
+def test_default_generator_has_published_layers() -> None:
     generator = Generator((3, 32, 32), 100, 128, (0.5,) * 3, (0.5,) * 3)
     assert generator.linear.weight.shape == (256 * 8 * 8, 100)
     convolutions = [layer for layer in generator.body if isinstance(layer, nn.Conv2d)]
@@ -138,7 +138,7 @@ def test_the_published_generator() -> None:
     assert norms == [256, 128, 64]
 
 
-def test_generated_images_fill_the_data_sets_normalized_range_and_no_more() -> None:
+def test_generated_images_stay_within_normalized_range() -> None:
     mean, std = (0.25, 0.5, 0.75), (0.5, 0.25, 0.125)
     generator = Generator((3, 8, 8), 10, 4, mean, std)
     last = [layer for layer in generator.body if isinstance(layer, nn.Conv2d)][-1]
@@ -154,7 +154,7 @@ def test_generated_images_fill_the_data_sets_normalized_range_and_no_more() -> N
 # --- build ---------------------------------------------------------------------------------------
 
 
-def test_first_weights_follow_from_seed_and_names() -> None:
+def test_initial_weights_follow_from_seed_and_names() -> None:
     first = build("mlp:8", IMAGE, 3, 0, "model", 1)
     assert same_weights(first, build("mlp:8", IMAGE, 3, 0, "model", 1))
     assert not same_weights(first, build("mlp:8", IMAGE, 3, 1, "model", 1))
@@ -172,7 +172,7 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_module")
-def test_a_users_own_factory_is_found_by_its_import_path_and_seeded() -> None:
+def test_custom_factory_is_imported_and_seeded() -> None:
     network = build("my_networks:linear", IMAGE, 3, 0, "model", 1)
     assert network(torch.zeros(2, *IMAGE)).shape == (2, 3)
     assert same_weights(network, build("my_networks:linear", IMAGE, 3, 0, "model", 1))
@@ -181,7 +181,7 @@ def test_a_users_own_factory_is_found_by_its_import_path_and_seeded() -> None:
 
 @pytest.mark.usefixtures("own_module")
 @pytest.mark.parametrize("spec", ["resnet9", ""])
-def test_what_cannot_be_built_is_named(spec: str) -> None:
+def test_rejects_unknown_model_names(spec: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         build(spec, IMAGE, 3, 0)
     line = str(caught.value)
@@ -200,7 +200,7 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
         ("resnet", "one of small-cnn, .*; did you mean 'resnet8'"),
     ],
 )
-def test_a_width_and_a_slip_are_told_from_a_name_that_is_unknown(spec: str, words: str) -> None:
+def test_rejects_invalid_width_and_suggests_close_name(spec: str, words: str) -> None:
     with pytest.raises(ArgumentError, match=rf"^invalid model = '{spec}' \(expected {words}"):
         build(spec, IMAGE, 3, 0)
 
@@ -214,7 +214,7 @@ def test_a_width_and_a_slip_are_told_from_a_name_that_is_unknown(spec: str, word
         ("my_networks:number", "a function or class, which 'number' of .* is not"),
     ],
 )
-def test_a_factory_that_is_not_there_is_one_line(spec: str, words: str) -> None:
+def test_rejects_missing_factory_in_one_line(spec: str, words: str) -> None:
     with pytest.raises(ArgumentError, match=rf"^invalid model = '{spec}' \(expected {words}"):
         build(spec, IMAGE, 3, 0)
 
@@ -222,7 +222,7 @@ def test_a_factory_that_is_not_there_is_one_line(spec: str, words: str) -> None:
 # --- check ---------------------------------------------------------------------------------------
 
 
-def test_a_fitting_model_passes_and_keeps_its_mode_and_statistics() -> None:
+def test_check_keeps_mode_and_statistics() -> None:
     model = build("resnet8:4", IMAGE, 3, 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for mode in (True, False):
@@ -243,7 +243,7 @@ def test_a_fitting_model_passes_and_keeps_its_mode_and_statistics() -> None:
         (nn.Conv2d(3, 3, 1), r"model of a cannot take inputs"),
     ],
 )
-def test_a_model_that_does_not_fit_gets_one_clear_line(model: nn.Module, words: str) -> None:
+def test_rejects_model_with_wrong_shapes_in_one_line(model: nn.Module, words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
         check_module(model, IMAGE, (3,), "model of a")
     assert "\n" not in str(caught.value)

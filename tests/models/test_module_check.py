@@ -75,14 +75,16 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_module_that_cannot_be_trained_here_is_one_line_that_says_why(case: str) -> None:
-    make, said = REFUSED[case]
-    with pytest.raises(ModelError, match=f"the model.*{said}" if "of the" not in said else said) as caught:
+def test_rejects_untrainable_modules_in_one_line(case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(
+        ModelError, match=f"the model.*{message}" if "of the" not in message else message
+    ) as caught:
         check_module(make(), SHAPE, (3,), "the model")
     assert "\n" not in str(caught.value)
 
 
-def test_the_trial_leaves_a_module_and_random_draws_as_they_were() -> None:
+def test_check_keeps_module_and_random_state() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(3)
@@ -106,7 +108,7 @@ def test_the_trial_leaves_a_module_and_random_draws_as_they_were() -> None:
         lambda: nn.Sequential(nn.Flatten(), torch.nn.utils.parametrizations.weight_norm(nn.Linear(16, 3))),
     ],
 )
-def test_what_can_take_part_is_let_in(model: Callable[[], nn.Module]) -> None:
+def test_accepts_suitable_modules(model: Callable[[], nn.Module]) -> None:
     check_module(model(), SHAPE, (3,), "the model")
 
 
@@ -120,7 +122,7 @@ def test_what_can_take_part_is_let_in(model: Callable[[], nn.Module]) -> None:
         (nn.LayerNorm(16), (16,), False),
     ],
 )
-def test_batch_norm_over_one_value_needs_two_examples(
+def test_batch_norm_of_one_value_needs_two_examples(
     layer: nn.Module, shape: tuple[int, ...], wanted: bool
 ) -> None:
     assert needs_two_examples(layer, shape) is wanted
@@ -135,7 +137,7 @@ OLD = {
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("how", OLD)
-def test_networks_with_older_reparametrizations_are_copied_after_a_forward(how: str) -> None:
+def test_reparametrized_networks_are_copied_after_forward(how: str) -> None:
     model = nn.Sequential(OLD[how](nn.Linear(4, 3)))
     x = torch.rand(2, 4)
     model(x)  # keeps a weight with its graph
@@ -146,7 +148,7 @@ def test_networks_with_older_reparametrizations_are_copied_after_a_forward(how: 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("how", OLD)
-def test_networks_with_older_reparametrizations_are_of_one_architecture(how: str) -> None:
+def test_reparametrized_networks_have_equal_architectures(how: str) -> None:
     one, other, plain = OLD[how](nn.Linear(4, 3)), OLD[how](nn.Linear(4, 3)), nn.Linear(4, 3)
     one(torch.rand(2, 4))
     assert architecture_key(one) == architecture_key(other) != architecture_key(plain)
@@ -158,7 +160,7 @@ class Scaled(nn.Module):
         self.inner, self.scale, self.activation = nn.Linear(4, 3), torch.full((3,), scale), lambda x: x
 
 
-def test_attributes_count_by_what_they_hold_for_averages_and_by_identity_for_stacking() -> None:
+def test_attributes_compare_by_value_for_averaging_and_by_identity_for_stacking() -> None:
     one, same, other = Scaled(1.0), Scaled(1.0), Scaled(2.0)
     assert architecture_key(one) == architecture_key(same) != architecture_key(other)
     assert stacking_key(one) != stacking_key(same)

@@ -25,7 +25,7 @@ def lived(spec: str, seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("spec", ["mlp:8", "small-cnn:4", "resnet8:4"])
-def test_a_vector_holds_all_of_a_network_and_gives_it_back(spec: str) -> None:
+def test_vector_round_trip_restores_network(spec: str) -> None:
     one, other = lived(spec, 1), lived(spec, 2)
     vector = to_vector(one)
     assert vector.dtype == torch.float32
@@ -37,7 +37,7 @@ def test_a_vector_holds_all_of_a_network_and_gives_it_back(spec: str) -> None:
     assert torch.equal(to_vector(other), vector)
 
 
-def test_counts_of_batches_are_in_it_and_stay_whole_numbers() -> None:
+def test_vector_keeps_batch_counts_as_integers() -> None:
     one, other = lived("resnet8:4", 1), lived("resnet8:4", 2)
     assert one.state_dict()["1.num_batches_tracked"] == 3
     mean = weighted_mean(torch.stack([to_vector(one), to_vector(other)]), torch.tensor([1.0, 3.0]))
@@ -50,7 +50,7 @@ def test_counts_of_batches_are_in_it_and_stay_whole_numbers() -> None:
     )  # behind the convolution come 4 weights, 4 biases, 4 means
 
 
-def test_a_vector_is_a_copy_and_loading_is_in_place() -> None:
+def test_vector_is_a_copy_and_loading_is_in_place() -> None:
     model = nn.Linear(2, 3)
     vector = to_vector(model)
     kept, place = vector.clone(), model.weight.data_ptr()
@@ -64,7 +64,7 @@ def test_a_vector_is_a_copy_and_loading_is_in_place() -> None:
     assert model.weight.requires_grad
 
 
-def test_a_network_with_channels_last_gives_the_same_vector() -> None:
+def test_channels_last_network_has_equal_vector() -> None:
     model = build("small-cnn:4", (3, 8, 8), 3, 0)
     other = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert torch.equal(to_vector(other), to_vector(model))
@@ -73,7 +73,7 @@ def test_a_network_with_channels_last_gives_the_same_vector() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 8, 10])
-def test_a_vector_of_another_length_is_refused_and_nothing_changed(length: int) -> None:
+def test_rejects_vector_of_wrong_length_without_changes(length: int) -> None:
     model = nn.Linear(2, 3)
     before = to_vector(model)
     with pytest.raises(ArgumentError, match=rf"invalid parameters = \({length},\) \(expected \(9,\)"):
@@ -83,7 +83,7 @@ def test_a_vector_of_another_length_is_refused_and_nothing_changed(length: int) 
     assert torch.equal(to_vector(model), before)
 
 
-def test_the_weighted_mean_by_hand() -> None:
+def test_weighted_mean_by_hand() -> None:
     vectors = torch.tensor([[1.0, 0.0], [3.0, 4.0], [5.0, -8.0]])
     mean = weighted_mean(vectors, torch.tensor([1.0, 2.0, 1.0]))
     torch.testing.assert_close(mean, torch.tensor([3.0, 0.0]))

@@ -54,7 +54,7 @@ def regression() -> Any:
     return make_pipeline(StandardScaler(), LogisticRegression(max_iter=50)).fit(FLAT[:300], LABELS[:300])
 
 
-def test_logits_are_the_logarithm_of_an_estimators_probabilities(regression: Any) -> None:
+def test_logits_are_log_probabilities_of_the_estimator(regression: Any) -> None:
     predictor = Predictor(regression, DIGITS)
     probabilities = regression.predict_proba(FLAT[300:350])
     logits = predictor(IMAGES[300:350])
@@ -69,7 +69,7 @@ def test_logits_are_the_logarithm_of_an_estimators_probabilities(regression: Any
     torch.testing.assert_close(logits.softmax(1)[high], back, rtol=1e-4, atol=1e-4)
 
 
-def test_an_estimator_that_knows_few_classes_gives_the_others_nothing() -> None:
+def test_unknown_classes_have_minimum_probability() -> None:
     few = LABELS[:300] % 4 == 2  # 2 and 6
     estimator = LogisticRegression().fit(FLAT[:300][few], LABELS[:300][few])
     logits = Predictor(estimator, DIGITS)(IMAGES[300:320])
@@ -81,7 +81,7 @@ def test_an_estimator_that_knows_few_classes_gives_the_others_nothing() -> None:
     assert (logits[:, others] == math.log(MIN_PROBABILITY)).all()
 
 
-def test_classes_are_found_by_name_whatever_their_order() -> None:
+def test_classes_are_matched_by_name() -> None:
     names = np.array(["one", "zero"])[(LABELS[:100] == 0).astype(int)]
     estimator = LogisticRegression().fit(FLAT[:100], names)  # sorted: one, zero
     logits = Predictor(estimator, of("zero", "one"))(IMAGES[:50])
@@ -90,7 +90,7 @@ def test_classes_are_found_by_name_whatever_their_order() -> None:
         Predictor(estimator, of("zero", "two"))
 
 
-def test_scores_without_probabilities_are_logits() -> None:
+def test_decision_function_scores_are_logits() -> None:
     machine = LinearSVC(random_state=0).fit(FLAT[:300], LABELS[:300])
     logits = Predictor(machine, DIGITS)(IMAGES[:20])
     torch.testing.assert_close(logits, torch.from_numpy(machine.decision_function(FLAT[:20])).float())
@@ -101,7 +101,7 @@ def test_scores_without_probabilities_are_logits() -> None:
     torch.testing.assert_close(logits.softmax(1), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_function_gets_images_and_gives_logits() -> None:
+def test_function_receives_images_and_returns_logits() -> None:
     seen = []
 
     def scores(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -119,7 +119,7 @@ class Session:
     """What onnxruntime offers, with a batch size of its own."""
 
     def __init__(self, sizes: list[Any], kind: str = "tensor(float)", outputs: str = "logits") -> None:
-        self.inputs, self.outputs, self.asked = (
+        self.inputs, self.outputs, self.calls = (
             [SimpleNamespace(name="x", shape=sizes, type=kind)],
             outputs,
             [],
@@ -133,33 +133,33 @@ class Session:
 
     def run(self, names: None, feed: dict[str, np.ndarray[Any, Any]]) -> list[Any]:
         x = feed["x"]
-        self.asked.append((x.shape, x.dtype))
+        self.calls.append((x.shape, x.dtype))
         rows = x.reshape(len(x), -1)[:, :10]
         if self.outputs == "map":
             return [rows.argmax(1), [dict(enumerate(row)) for row in rows.tolist()]]
         return [rows.argmax(1), rows] if self.outputs == "logits" else [rows.argmax(1)]
 
 
-def test_an_onnx_session_gets_the_form_and_the_batches_that_it_was_made_for() -> None:
+def test_onnx_session_receives_its_input_shape_and_batch_size() -> None:
     expected = IMAGES[:5].flatten(1)[:, :10]
     free = Session(["N", 1, 8, 8])
     assert torch.equal(Predictor(free, DIGITS)(IMAGES[:5]), expected)
-    assert free.asked[-1] == ((5, 1, 8, 8), np.float32)
+    assert free.calls[-1] == ((5, 1, 8, 8), np.float32)
     rows_of_two = Session([2, 64], "tensor(double)")
     assert torch.equal(Predictor(rows_of_two, DIGITS)(IMAGES[:5]), expected)
-    assert rows_of_two.asked == [((2, 64), np.float64)] * (1 + 3)  # once to see what it gives
+    assert rows_of_two.calls == [((2, 64), np.float64)] * (1 + 3)  # once to see what it gives
 
     mapped = Predictor(Session([None, 64], outputs="map"), DIGITS, ModelConfig(output_format="logits"))
     assert torch.equal(mapped(IMAGES[:5]), expected)
 
 
 @pytest.mark.parametrize("sizes", [["N", 3, 8, 8], ["N", 63], ["N", 1, 8], [1, 8, 8, 64, 1]])
-def test_an_onnx_session_of_another_form_is_refused(sizes: list[Any]) -> None:
+def test_rejects_onnx_session_with_other_input_shape(sizes: list[Any]) -> None:
     with pytest.raises(ModelError, match="the ONNX model takes inputs"):
         Predictor(Session(sizes), DIGITS)
 
 
-def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp_path: Any) -> None:
+def test_onnxruntime_outputs_equal_exported_model(tmp_path: Any) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     model = models.build("mlp:8", SHAPE, 10, 0).eval()
@@ -183,12 +183,12 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
         (Session(["N", 64], outputs="none"), r"returns no floats \(B, classes\)"),
     ],
 )
-def test_what_is_no_classifier_is_one_line(source: Any, line: str) -> None:
+def test_rejects_invalid_predictors_in_one_line(source: Any, line: str) -> None:
     with pytest.raises(ModelError, match=line):
         models.check_module(Predictor(source, DIGITS), SHAPE, (10,), "model")
 
 
-def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
+def test_predictor_refuses_inputs_with_gradient(regression: Any) -> None:
     predictor = Predictor(regression, DIGITS)
     assert predictor.differentiable is False
     x = IMAGES[:2].clone().requires_grad_()
@@ -199,7 +199,7 @@ def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
     assert not predictor(IMAGES[:2]).requires_grad
 
 
-def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
+def test_predictor_is_accepted_as_model_of_a_node(regression: Any) -> None:
     predictor = Predictor(regression, DIGITS)
     models.check_module(predictor, SHAPE, (10,), "model")
     assert list(predictor.parameters()) == []
@@ -217,7 +217,7 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     assert predict(predictor, IMAGES[:5], compute).equal(predictor(IMAGES[:5]))
 
 
-def test_two_nodes_with_predictors_are_never_stacked(regression: Any) -> None:
+def test_predictors_are_never_stacked(regression: Any) -> None:
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     nodes = [
         Node(name, data, Predictor(regression, DIGITS), Gate(name, PolicyConfig(), AuditLog()), 0)
@@ -226,7 +226,7 @@ def test_two_nodes_with_predictors_are_never_stacked(regression: Any) -> None:
     assert [[node.name for node in group] for group in group_by_architecture(nodes)] == [["a"], ["b"]]
 
 
-def test_forests_teach_a_student_by_predictions_alone() -> None:
+def test_forests_teach_a_student_by_predictions() -> None:
     forests = [
         RandomForestClassifier(30, random_state=seed).fit(FLAT[rows], LABELS[rows])
         for seed, rows in enumerate((slice(0, 400), slice(400, 800)))
@@ -245,7 +245,7 @@ def test_forests_teach_a_student_by_predictions_alone() -> None:
     teachers = np.mean([100 * forest.score(FLAT[1300:], LABELS[1300:]) for forest in forests])
     assert outcome.result["local"]["accuracy"]["mean"] == pytest.approx(teachers)
     assert outcome.result["accuracy"] > 60
-    assert set(outcome.result["leaves"]) <= {"label counts", "logit range", "logits"}
+    assert set(outcome.result["releases"]) <= {"label counts", "logit range", "logits"}
     with pytest.raises(MethodRefused, match="its model is frozen"):
         fedstill.distil(
             [(IMAGES[:400], targets[:400])],

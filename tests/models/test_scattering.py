@@ -47,21 +47,21 @@ def modulus(u: list[list[float]], psi: list[list[complex]]) -> list[list[float]]
     ]
 
 
-def test_coefficients_are_those_of_the_definition() -> None:
+def test_scattering_coefficients_match_definition() -> None:
     image = torch.randn(1, 1, H, W, generator=torch.Generator().manual_seed(0))
-    told = WaveletModuli(H, W, L)(image)[0]
-    assert told.shape == (1 + 2 * L + L * L, H // 4, W // 4)
+    coefficients = WaveletModuli(H, W, L)(image)[0]
+    assert coefficients.shape == (1 + 2 * L + L * L, H // 4, W // 4)
     low = lambda u: gaussian_averages(H) @ torch.tensor(u, dtype=torch.float64) @ gaussian_averages(W).T  # noqa: E731
     u = image[0, 0].tolist()
-    torch.testing.assert_close(told[0].double(), low(u), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(coefficients[0].double(), low(u), atol=1e-5, rtol=1e-4)
     fine, coarse = (modulus(u, wavelet(j, 1)) for j in (0, 1))
-    torch.testing.assert_close(told[1 + 1].double(), low(fine), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(told[1 + L + 1].double(), low(coarse), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(coefficients[1 + 1].double(), low(fine), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(coefficients[1 + L + 1].double(), low(coarse), atol=1e-5, rtol=1e-4)
     second = modulus(fine, wavelet(1, 3))
-    torch.testing.assert_close(told[1 + 2 * L + L + 3].double(), low(second), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(coefficients[1 + 2 * L + L + 3].double(), low(second), atol=1e-5, rtol=1e-4)
 
 
-def test_averages_are_of_gaussians_about_every_fourth_place() -> None:
+def test_averages_are_gaussian_around_every_fourth_position() -> None:
     rows = gaussian_averages(8)
     torch.testing.assert_close(rows.sum(1), torch.ones(2, dtype=torch.float64))
     assert rows[1].argmax() == 4
@@ -69,7 +69,7 @@ def test_averages_are_of_gaussians_about_every_fourth_place() -> None:
     torch.testing.assert_close(rows[0].roll(4), rows[1])
 
 
-def test_wavelets_see_no_brightness_and_their_spectra_are_real() -> None:
+def test_wavelets_sum_to_zero_and_have_real_spectra() -> None:
     psi = morlet(H, W, 1, 2, L)
     assert psi.sum().abs() < 1e-12
     assert torch.fft.fft2(psi).imag.abs().max() < 1e-12
@@ -80,36 +80,36 @@ def test_wavelets_see_no_brightness_and_their_spectra_are_real() -> None:
     assert flat.view(1, 3, per, 2, 3)[:, :, 1:].abs().max() < 1e-5
 
 
-def test_many_angles_on_few_pixels_are_no_less_periodic() -> None:
+def test_wavelets_with_many_angles_are_periodic() -> None:
     assert torch.fft.fft2(morlet(8, 8, 1, 3, 32)).imag.abs().max() < 1e-5
 
 
-def test_pieces_of_many_images_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_coefficients_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, images = WaveletModuli(H, W, L), torch.randn(5, 2, H, W)
     whole = transform(images)
     monkeypatch.setattr("fedstill.models.scattering.PIXELS_PER_BATCH", 2 * H * W * 2)  # two images
     torch.testing.assert_close(transform(images), whole, atol=1e-6, rtol=1e-5)
 
 
-def test_what_a_node_is_asked_for_gradients_of_is_counted_whole() -> None:
+def test_memory_estimate_covers_input_gradients() -> None:
     """Nothing before the last layer learns, but gradients go through all of it to an input."""
     least = 4 * (1 + 2 * L + L * L) * H * W  # float32 of each modulus
     assert bytes_per_input(build(f"scattering:{L}", (1, H, W), 3, 0), (1, H, W)) > least
 
 
-def test_images_smaller_than_what_is_averaged_over_are_refused() -> None:
+def test_rejects_images_smaller_than_averaging_squares() -> None:
     with pytest.raises(ModelError, match=r"invalid image size 3 x 28 \(expected 4 or more"):
         build("scattering", (1, 3, 28), 3, 0)
 
 
-def test_a_shift_by_four_pixels_shifts_coefficients_by_one() -> None:
+def test_shift_by_four_pixels_shifts_coefficients_by_one() -> None:
     transform, image = WaveletModuli(H, W, L), torch.randn(2, 1, H, W)
     torch.testing.assert_close(
         transform(image.roll(4, -1)), transform(image).roll(1, -1), atol=1e-5, rtol=1e-4
     )
 
 
-def test_only_the_linear_layer_learns_and_only_it_is_kept() -> None:
+def test_only_the_linear_layer_has_parameters() -> None:
     network = build("scattering:4", (1, H, W), 3, 0)
     assert list(network.state_dict()) == ["4.weight"]
     assert network.state_dict()["4.weight"].shape == (3, 25 * 2 * 3)

@@ -32,14 +32,14 @@ def texts(count: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 @given(count=st.integers(1, LENGTH - 1), seed=st.integers(0, 1000))
 @settings(max_examples=15, deadline=None)
-def test_padding_says_nothing(name: str, count: int, seed: int) -> None:
+def test_padding_does_not_change_outputs(name: str, count: int, seed: int) -> None:
     model = network(name)
     ids = torch.randint(1, VOCABULARY, (2, count), generator=torch.Generator().manual_seed(seed))
     padded = F.pad(ids, (0, LENGTH - count))
     torch.testing.assert_close(model(padded), model(ids))
 
 
-def test_the_transformer_reads_order_and_the_bag_does_not() -> None:
+def test_transformer_depends_on_word_order_and_bag_does_not() -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
     turned = ids.flip(1)
     assert (network("transformer:16")(ids) - network("transformer:16")(turned)).abs().max() > 1e-6
@@ -47,7 +47,7 @@ def test_the_transformer_reads_order_and_the_bag_does_not() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_text_of_padding_alone_has_a_finite_answer_and_gradient(name: str) -> None:
+def test_text_of_padding_only_has_finite_output_and_gradient(name: str) -> None:
     model = network(name)
     out = model(torch.zeros(2, LENGTH, dtype=torch.int64))
     out.square().sum().backward()
@@ -55,7 +55,7 @@ def test_a_text_of_padding_alone_has_a_finite_answer_and_gradient(name: str) -> 
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_attention_is_that_of_torch() -> None:
+def test_attention_equals_torch() -> None:
     torch.manual_seed(0)
     ours, theirs = Attention(8).double(), nn.MultiheadAttention(8, 4, batch_first=True).double()
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_attention_is_that_of_torch() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_part_in_extractor_and_head(name: str) -> None:
+def test_text_classifiers_split_into_extractor_and_head(name: str) -> None:
     model = network(name)
     parts, ids = split_model(model, "model"), texts(3)
     torch.testing.assert_close(parts(ids), model(ids))
@@ -78,13 +78,13 @@ def test_they_part_in_extractor_and_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "mlp:8", "nothing", "hf:"])
-def test_networks_for_images_are_refused_for_texts(name: str) -> None:
+def test_rejects_image_networks_for_texts(name: str) -> None:
     with pytest.raises(ArgumentError, match="transformer, bag"):
         models.build(name, (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
 
 
 @pytest.mark.parametrize("name", ["transformer", "bag"])
-def test_networks_for_texts_are_refused_for_images(name: str) -> None:
+def test_rejects_text_networks_for_images(name: str) -> None:
     with pytest.raises(ArgumentError, match="as inputs are images"):
         models.build(name, (1, 8, 8), CLASSES, 0)
 
@@ -97,7 +97,7 @@ def knows_none(shape: tuple[int, ...], classes: int) -> nn.Module:
     return own(shape, classes, 5)
 
 
-def test_ones_own_network_is_told_how_many_tokens_there_are() -> None:
+def test_custom_network_receives_vocabulary_size() -> None:
     model = models.build(f"{__name__}:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
     models.check_module(model, (LENGTH,), (CLASSES,), "model", "texts")
     with pytest.raises(ModelError, match="cannot be built"):

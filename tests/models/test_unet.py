@@ -19,7 +19,7 @@ def unet(shape: tuple[int, int, int] = (1, 16, 16), classes: int = 3, width: int
 
 @pytest.mark.parametrize("sides", [(4, 4), (8, 8), (12, 20), (16, 8), (64, 32), (28, 28)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_value_for_each_class_and_pixel(channels: int, sides: tuple[int, int]) -> None:
+def test_unet_returns_one_logit_per_class_and_pixel(channels: int, sides: tuple[int, int]) -> None:
     model = build("unet:4", (channels, *sides), 5, 0)
     assert model(torch.randn(2, channels, *sides)).shape == (2, 5, *sides)
     check_module(model, (channels, *sides), (5, *sides), "model")
@@ -37,13 +37,13 @@ def test_a_value_for_each_class_and_pixel(channels: int, sides: tuple[int, int])
         ((6, 6), 1),
     ],
 )
-def test_levels_follow_from_the_sides(sides: tuple[int, int], depth: int) -> None:
+def test_unet_depth_follows_from_image_size(sides: tuple[int, int], depth: int) -> None:
     assert unet_depth(*sides) == depth
     latent = unet((1, *sides)).extractor.encoder(torch.zeros(1, 1, *sides))
     assert latent.shape == (1, 4 * 2**depth, sides[0] // 2**depth, sides[1] // 2**depth)
 
 
-def test_the_published_width_has_the_published_channels_and_size() -> None:
+def test_published_width_has_published_channels_and_size() -> None:
     model = UNet((1, 64, 64), 2, 64)
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     widths = [layer.out_channels for layer in convolutions]
@@ -53,7 +53,7 @@ def test_the_published_width_has_the_published_channels_and_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(31.03e6, rel=1e-3)
 
 
-def test_what_is_fine_reaches_the_output_beside_the_bottom() -> None:
+def test_skip_connections_carry_fine_detail() -> None:
     """With a silent bottom the output still depends on the input, pixel by pixel."""
     model = unet()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_what_is_fine_reaches_the_output_beside_the_bottom() -> None:
     assert not torch.equal(model(a), model(b))
 
 
-def test_it_parts_before_its_last_layer_and_computes_the_same() -> None:
+def test_unet_splits_before_its_last_layer() -> None:
     model = unet()
     parts = split_model(model, "model")
     assert isinstance(parts, Split)
@@ -81,7 +81,7 @@ def test_it_parts_before_its_last_layer_and_computes_the_same() -> None:
 # --- with batch norm ------------------------------------------------------------------------------
 
 
-def test_with_batch_norm_it_starts_as_the_other_and_answers_by_what_its_training_met() -> None:
+def test_batch_norm_unet_uses_running_statistics_in_evaluation() -> None:
     plain, model = build("unet:4", (1, 16, 16), 3, 0), build("bn-unet:4", (1, 16, 16), 3, 0)
     ours = dict(model.named_parameters())
     assert all(torch.equal(ours[name], value) for name, value in plain.named_parameters())
@@ -100,7 +100,7 @@ def test_with_batch_norm_it_starts_as_the_other_and_answers_by_what_its_training
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_residual_one_begins_as_the_identity_also_in_parts(channels: int) -> None:
+def test_residual_unet_is_identity_at_initialization(channels: int) -> None:
     model, x = build("residual-unet:4", (channels, 16, 16), channels, 0), torch.randn(2, channels, 16, 16)
     torch.testing.assert_close(model(x), x)
     parts = split_model(model, "model")
@@ -109,7 +109,7 @@ def test_a_residual_one_begins_as_the_identity_also_in_parts(channels: int) -> N
     check_module(model, (channels, 16, 16), (channels, 16, 16), "model")
 
 
-def test_a_residual_one_learns_what_to_add() -> None:
+def test_residual_unet_learns_the_residual() -> None:
     model, x = build("residual-unet:4", (1, 8, 8), 1, 0), torch.randn(8, 1, 8, 8)
     y, adam = x + x.roll(1, 3), torch.optim.Adam(model.parameters(), 1e-2)
     first = (model(x) - y).abs().mean().item()
@@ -123,6 +123,6 @@ def test_a_residual_one_learns_what_to_add() -> None:
     assert loss.item() < 0.5 * first
 
 
-def test_a_residual_one_of_other_channels_is_refused() -> None:
+def test_rejects_residual_unet_with_other_channels() -> None:
     with pytest.raises(ModelError, match=r"2 output channels \(expected 1, as many as its input has"):
         build("residual-unet:4", (1, 8, 8), 2, 0)

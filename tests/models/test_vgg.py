@@ -17,13 +17,13 @@ VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
 VGG19 = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
 
 
-def weights(places: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
+def weights(indices: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
     """A tiny network in the form of a published one: 2 channels, then 3, 4, ..."""
     generator, channels, tensors = torch.Generator().manual_seed(seed), 3, {}
-    for index, place in enumerate(places):
-        wide = 2 + index % 4
-        tensors[f"features.{place}.weight"] = torch.randn(wide, channels, 3, 3, generator=generator)
-        tensors[f"features.{place}.bias"] = torch.randn(wide, generator=generator)
+    for position, index in enumerate(indices):
+        wide = 2 + position % 4
+        tensors[f"features.{index}.weight"] = torch.randn(wide, channels, 3, 3, generator=generator)
+        tensors[f"features.{index}.bias"] = torch.randn(wide, generator=generator)
         channels = wide
     return {**tensors, "classifier.0.weight": torch.zeros(4, 4)}
 
@@ -34,28 +34,28 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "vgg.safetensors"
 
 
-def plainly(
-    tensors: dict[str, torch.Tensor], places: Sequence[int], x: torch.Tensor
+def layer_outputs(
+    tensors: dict[str, torch.Tensor], indices: Sequence[int], x: torch.Tensor
 ) -> dict[int, torch.Tensor]:
-    """Layer by layer at torchvision's places: what each layer gives."""
+    """Layer by layer at torchvision's indices: what each layer gives."""
     given = {}
-    for place in range(places[-1] + 2):
-        if place in places:
-            x = F.conv2d(x, tensors[f"features.{place}.weight"], tensors[f"features.{place}.bias"], padding=1)
-        elif place - 1 in places:
+    for index in range(indices[-1] + 2):
+        if index in indices:
+            x = F.conv2d(x, tensors[f"features.{index}.weight"], tensors[f"features.{index}.bias"], padding=1)
+        elif index - 1 in indices:
             x = x.relu()
         else:
             x = F.max_pool2d(x, 2)
-        given[place] = x
+        given[index] = x
     return given
 
 
-@pytest.mark.parametrize(("places", "told"), [(VGG16, (3, 8, 15, 22)), (VGG19, (3, 8, 15, 24))])
-def test_activations_are_those_of_torchvisions_layers(
-    places: Sequence[int], told: Sequence[int], tmp_path: Path
+@pytest.mark.parametrize(("indices", "output_indices"), [(VGG16, (3, 8, 15, 22)), (VGG19, (3, 8, 15, 24))])
+def test_activations_match_torchvision_layers(
+    indices: Sequence[int], output_indices: Sequence[int], tmp_path: Path
 ) -> None:
     """relu3_3 of VGG-19 is not the last one of its block."""
-    tensors = weights(places)
+    tensors = weights(indices)
     save_file(tensors, tmp_path / "w.safetensors")
     features = load_vgg(tmp_path / "w.safetensors", (0.5,) * 3, (0.25,) * 3)
     x = torch.randn(2, 3, 16, 16)
@@ -63,15 +63,15 @@ def test_activations_are_those_of_torchvisions_layers(
     imagenet = (pixels - torch.tensor(IMAGENET_MEAN).view(-1, 1, 1)) / torch.tensor(IMAGENET_STD).view(
         -1, 1, 1
     )
-    given = plainly(tensors, places, imagenet)
-    found = features(x)
-    assert len(found) == 4
-    for mine, place in zip(found, told, strict=True):
-        torch.testing.assert_close(mine, given[place], rtol=1e-4, atol=1e-4)
+    given = layer_outputs(tensors, indices, imagenet)
+    activations = features(x)
+    assert len(activations) == 4
+    for activation, index in zip(activations, output_indices, strict=True):
+        torch.testing.assert_close(activation, given[index], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vgg16", "vgg19"])
-def test_it_is_torchvisions_network(name: str, tmp_path: Path) -> None:
+def test_features_equal_torchvision_network(name: str, tmp_path: Path) -> None:
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
     theirs = getattr(models, name)(weights=None).features.eval()
@@ -81,13 +81,13 @@ def test_it_is_torchvisions_network(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(load_vgg(tmp_path / "w")(x)[1], theirs[:9](scaled), rtol=1e-4, atol=1e-5)
 
 
-def test_gray_images_are_taken_three_times(path: Path) -> None:
+def test_gray_images_are_repeated_three_times(path: Path) -> None:
     features, gray = load_vgg(path), torch.rand(2, 1, 16, 16)
     for mine, theirs in zip(features(gray), features(gray.expand(-1, 3, -1, -1)), strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_it_is_frozen_and_draws_nothing(path: Path) -> None:
+def test_features_are_frozen_and_use_no_randomness(path: Path) -> None:
     torch.manual_seed(3)
     expected = torch.randn(2)
     torch.manual_seed(3)
@@ -97,12 +97,12 @@ def test_it_is_frozen_and_draws_nothing(path: Path) -> None:
     assert not any(p.requires_grad for p in features.parameters())
 
 
-def test_half_precision_is_read_as_single(tmp_path: Path) -> None:
+def test_half_precision_weights_are_read_as_float32(tmp_path: Path) -> None:
     save_file({name: tensor.half() for name, tensor in weights(VGG16).items()}, tmp_path / "w")
     assert all(p.dtype == torch.float32 for p in load_vgg(tmp_path / "w").parameters())
 
 
-def test_the_loss_of_each_pair_by_hand(path: Path) -> None:
+def test_perceptual_loss_by_hand(path: Path) -> None:
     features = load_vgg(path)
     x, y = torch.rand(3, 1, 16, 16, requires_grad=True), torch.rand(3, 1, 16, 16)
     losses = perceptual_loss(features, x, y)
@@ -122,7 +122,7 @@ def test_the_loss_of_each_pair_by_hand(path: Path) -> None:
 # --- what is refused -------------------------------------------------------------------------------
 
 
-def test_no_such_file_and_no_safetensors(tmp_path: Path) -> None:
+def test_rejects_missing_file_and_other_formats(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="file not found"):
         load_vgg(tmp_path / "none")
     (tmp_path / "text").write_text("weights")
@@ -142,7 +142,7 @@ def test_no_such_file_and_no_safetensors(tmp_path: Path) -> None:
         ("features.7.bias", torch.full((5,), torch.nan), "features.7 holds NaN"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(
+def test_error_names_weights_that_do_not_fit(
     name: str, value: torch.Tensor | None, line: str, tmp_path: Path
 ) -> None:
     tensors = {key: tensor for key, tensor in weights(VGG16).items() if key != name}
@@ -152,6 +152,6 @@ def test_weights_that_do_not_fit_are_named(
 
 
 @pytest.mark.parametrize("channels", [0, 2, 4])
-def test_images_that_it_cannot_see_are_refused_when_it_is_loaded(path: Path, channels: int) -> None:
+def test_rejects_images_with_other_channel_counts(path: Path, channels: int) -> None:
     with pytest.raises(ArgumentError, match=f"inputs of {channels} channels .* .expected none: .* 1 or 3"):
         load_vgg(path, (0.5,) * channels, (0.5,) * channels)

@@ -200,7 +200,7 @@ def test_what_a_method_of_somebody_elses_lacks_is_one_line(
         ("Bare", "a frozen dataclass"),
         ("Loose", "a frozen"),
         ("Untitled", "with title: ClassVar"),
-        ("Silent", "one with a method asks"),
+        ("Silent", "a class with a method asks"),
     ):
         with pytest.raises(ArgumentError, match=rf"^invalid method = 'careless:{name}' \(expected .*{said}"):
             METHODS[f"careless:{name}"]

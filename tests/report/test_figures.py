@@ -52,8 +52,8 @@ def test_accuracy_of_rounds_has_the_nodes_own_models(tmp_path: Path) -> None:
     figure = figures.accuracy(str(run))
     shown = lines_of(figure)
     assert shown["average"] == [(1.0, 81.0), (2.0, 82.0)]
-    assert shown["nodes' own"] == [(1.0, 61.0), (2.0, 62.0)]
-    assert "nodes' own models" not in shown  # a line, not a level
+    assert shown["local models"] == [(1.0, 61.0), (2.0, 62.0)]
+    assert "local models (mean)" not in shown  # a curve instead of a horizontal line
     assert figure.axes[0].get_xlabel() == "round"
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_measured_nothing_on_its_way_has_no_curve(tmp_path: Path) -> 
     for draw in (figures.accuracy, figures.losses, figures.local_losses):
         with pytest.raises(figures.NothingToDraw):
             draw(tmp_path)
-    with pytest.raises(figures.NothingToDraw, match="nothing that a figure could show"):
+    with pytest.raises(figures.NothingToDraw, match="no data for any figure"):
         figures.write(tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
     spots = [
         Point(1, "a", Spread(60), 1e6, Spread(50)),
         Point(2, "b", Spread(80), 0.25e6, Spread(60)),
-        Point(1, "a", Spread(90), 0, Spread(70), joined=True),
+        Point(1, "a", Spread(90), 0, Spread(70), connected=True),
     ]
     lines = compare_figures.plot_against_leakage(spots, AUC).axes[0].lines
     sizes = {tuple(line.get_xydata()[0]): 0.0 for line in lines if len(line.get_xydata()) == 1}
@@ -172,7 +172,7 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
     axes = compare_figures.plot_against_leakage(spots, AUC, width=width).axes[0]
     boxes = []
     for text in axes.texts:
-        if text.get_text() != "guessing":
+        if text.get_text() != "random guessing":
             x, y = plotting.to_pixels(axes, text.xy)
             half = (3.0 * len(text.get_text()), 9.0)
             boxes.append((x + text.xyann[0], y + text.xyann[1], *half))
@@ -208,7 +208,7 @@ def test_colors_in_a_page_are_those_of_its_style_sheet() -> None:
     style = (Path(plotting.__file__).parent / "style.css.j2").read_text()
     style += (Path(plotting.__file__).parent / "compare.html.j2").read_text()
     assert told.count("<use ") == len(spots)
-    for color, variable in plotting.VARIABLES.items():
+    for color, variable in plotting.CSS_VARIABLES.items():
         assert color not in told
         assert f"--{variable}: {color};" in style
 

@@ -153,15 +153,15 @@ def drawn(page: Page, *alts: str) -> list[str]:
 
 def test_the_sentence_comes_first_and_nothing_is_called_safe(tmp_path: Path) -> None:
     text = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion()).text
-    part = text[text.index("Leakage: what attacks got") :]
+    part = text[text.index("Leakage: results of attacks") :]
     assert part.startswith(
-        "Leakage: what attacks got For whoever is in charge of the data "
-        "What left north was enough to work out an image of it. How to read: nothing here is called safe. "
-        "Each figure says that this attack, at this strength, got this; another may get more."
+        "Leakage: results of attacks Summary for data owners "
+        "What left north was enough to work out an image of it. How to read: each metric is what this attack, "
+        "with this strength, achieved; a stronger attack may achieve more, so no run is called safe."
     )
-    assert "Formal guarantee of privacy: no guarantee." in part
-    assert "each release (data sizes and parameters) heard as it left its node\u2019s gate" in part
-    assert "The repetition is the run: what was heard has the bytes that its audit log counts" in part
+    assert "Formal privacy guarantee: no guarantee." in part
+    assert "each release (data sizes and parameters) was recorded after its node\u2019s gate" in part
+    assert "The repetition equals the run: its releases have the bytes of the audit log" in part
     assert "fedstill attack runs/x The attacks took 1 min 12 s on 2-core x86_64, Linux." in part
     assert '"attacks": [ "dlg", "inverting" ]' in part
 
@@ -169,9 +169,9 @@ def test_the_sentence_comes_first_and_nothing_is_called_safe(tmp_path: Path) -> 
 def test_what_was_heard_and_the_audit_log_can_disagree(tmp_path: Path) -> None:
     why = "north: 10 bytes of logits by the audit log, 12 heard"
     text = attacked(tmp_path, a_head(audit=why, epsilon=2.9951)).text
-    assert f"The repetition is not the run of this folder: {why}." in text
-    assert "The repetition is the run" not in text
-    assert "Formal guarantee of privacy: epsilon 3 at most, at each node." in text  # rounded up
+    assert f"The repetition differs from the run of this folder: {why}." in text
+    assert "The repetition equals the run" not in text
+    assert "Formal privacy guarantee: epsilon at most 3 at each node." in text  # rounded up
 
 
 def test_inversion_stands_beside_a_guess(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_inversion_stands_beside_a_guess(tmp_path: Path) -> None:
         "Sent by a node all parameters "
         "The adversary also knows the weights sent to the node, and the protocol "
         "Attacked round 0, 1 local step of sgd; 4 victims with 1 image each",
-        "Attack Tried on PSNR Labels right Time DLG all parameters 31.2 \u00b1 4.0 dB 3 of 4 3.1 s "
+        "Attack Target PSNR Labels right Time DLG all parameters 31.2 \u00b1 4.0 dB 3 of 4 3.1 s "
         "Inverting gradients all parameters 22.0 \u00b1 1.5 dB 4 of 4 3.1 s "
-        "Without attacking 9.8 dB, guessed",
+        "Baseline without attack 9.8 dB, guessed",
         "victim 1 victim 2 victim 3 victim 4 original DLG 30.1 dB 31.1 dB 32.1 dB 31.8 dB "
         "Inverting gradients 22.0 dB 23.5 dB 20.5 dB 22.0 dB",
     ):
@@ -208,7 +208,7 @@ def test_images_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
     stacks: Stacks = {"inversion.original": pictures(16, 0), "inversion.dlg": pictures(16, 1)}
     page = attacked(tmp_path, a_head(inversion=part), stacks)
     assert len(drawn(page, "original")) == len(drawn(page, "DLG")) == MAX_IMAGES == 10
-    assert "The first 10; 6 more count above." in page.text
+    assert "The first 10 images; 6 more are included in the metrics above." in page.text
     assert "victim 1, image 4 victim 2, image 1" in page.text
     assert "20.0 dB 21.0 dB" in page.text
     assert "30.0 dB" not in page.text  # of the eleventh
@@ -225,7 +225,7 @@ def test_membership_has_its_errors_and_what_records_cannot_tell(tmp_path: Path) 
         "LiRA student 61.2% (58.3 to 64.1) 2.8% (2.0 to 3.8) 40 of 1,437; false alarms: 3 of 360 "
         "0.8% (0.4 to 1.5) 12 of 1,437; false alarms: 0 of 360",
         "loss threshold student 51.0% (47.7 to 54.4) not told from guessing 1.0% (0.5 to 1.6)",
-        "Without attacking 50% 1% 0.1%",
+        "Baseline without attack 50% 1% 0.1%",
         "0.1% false alarms cannot be told from fewer than 1,000 others: "
         "that column counts members found without any false alarm.",
     ):
@@ -263,7 +263,7 @@ def test_scores_and_label_counts(tmp_path: Path) -> None:
         "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 it lacks no class "
         "told as absent, but there: one",
     ):
-        assert told in text.replace("without it 1 at least ", ""), told
+        assert told in text.replace("baseline 1 at least ", ""), told
     nobody = generated()
     nobody["memorization"]["scores"]["student"] = None
     assert "the student 7.70" not in attacked(tmp_path, a_head(**nobody)).text
@@ -299,7 +299,7 @@ def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
         {"attack": "counts", "reason": "no <counts> left"},
     ]
     text = attacked(tmp_path, a_head(inversion=an_inversion(), skipped=skipped), of_inversion()).text
-    part = text[text.index("Not tried") :]
+    part = text[text.index("Skipped attacks") :]
     assert "memorization : the server made no images." in part
     assert "counts : no <counts> left." in part
     assert "membership" not in part
@@ -310,11 +310,11 @@ def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
 def test_missing_pictures_are_said(tmp_path: Path) -> None:
     told = a_head(inversion=an_inversion(), **generated())
     page = attacked(tmp_path, told)
-    missing = "No pictures: leakage.safetensors is not in the run\u2019s folder."
+    missing = "No images: leakage.safetensors is not in the run\u2019s folder."
     assert page.text.count(missing) == 2
     assert "31.2 \u00b1 4.0" in page.text
     page = attacked(tmp_path, told, of_inversion())
-    assert "the file of pictures holds none of these that can be shown" in page.text
+    assert "the file has no images of this attack that can be shown" in page.text
     assert len(drawn(page, "original")) == 4
     assert drawn(page, "generated") == []
     two = {name: np.repeat(stack, 2, axis=1) for name, stack in of_inversion().items()}

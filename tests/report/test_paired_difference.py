@@ -42,9 +42,9 @@ def test_seeds_are_averaged_case_by_case_and_cases_without_a_score_left_out(tmp_
 
 def test_models_of_one_run_are_compared(tmp_path: Path) -> None:
     run = a_run(tmp_path / "a", told(10.0, 20.0, ensemble=[11.0, 21.0]))
-    assert paired_difference([run], [run], than="ensemble").mean == -1.0
+    assert paired_difference([run], [run], second_model="ensemble").mean == -1.0
     with pytest.raises(ArgumentError, match="centralized"):
-        paired_difference([run], [run], of="centralized")
+        paired_difference([run], [run], first_model="centralized")
 
 
 def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Path) -> None:
@@ -63,17 +63,21 @@ def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Pat
     first = [run("a", seed, reached) for seed, reached in enumerate((70.0, 80.0, 90.0))]
     second = [run("b", seed, reached) for seed, reached in enumerate((69.0, 78.8, 89.2))]
     found = seed_difference(first, second[::-1])
-    assert (found.mean, found.half, found.told) == (pytest.approx(1.0), pytest.approx(0.497, abs=1e-3), True)
+    assert (found.mean, found.half_width, found.significant) == (
+        pytest.approx(1.0),
+        pytest.approx(0.497, abs=1e-3),
+        True,
+    )
     assert str(found) == "+1.0 ± 0.5 over 3 seeds"
     assert not seed_difference(first[:2], second[:2]).significant, "two seeds may agree by chance"
     for ours, theirs, allowed in (
-        (first, second[:2], "runs of seeds 0, 1, 2"),
-        ([], [], "of which each has one"),
-        ([first[0], first[0]], second[:1], "each with a seed of its own"),
+        (first, second[:2], "seeds 0, 1, 2"),
+        ([], [], "as in first"),
+        ([first[0], first[0]], second[:1], "different seeds"),
     ):
         with pytest.raises(ArgumentError, match=allowed):
             seed_difference(ours, theirs)
-    with pytest.raises(ArgumentError, match="seed_difference compares any, over seeds"):
+    with pytest.raises(ArgumentError, match="seed_difference compares any runs"):
         paired_difference([first[0]], [second[0]])
 
 
@@ -85,8 +89,8 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
         ([run], [other], "2 cases"),
         ([run, other], [run], "2 cases"),
         ([run], [bare], "by case"),
-        ([unsaid], [run], "a score of"),
-        ([], [run], "one or more"),
+        ([unsaid], [run], "a score for"),
+        ([], [run], "at least one run"),
     ):
         with pytest.raises(ArgumentError, match=allowed):
             paired_difference(first, second)

@@ -192,7 +192,7 @@ def test_a_seed_that_is_missing_is_said(folder: Path) -> None:
     (folder / "50-skew_ed" / "fedavg-seed1" / "result.json").unlink()
     write_text(folder / "not_run.json", json.dumps({"50-skew_ed/fedavg-seed2": "stopped: a limit"}))
     rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
-    assert rows["fedavg"].reason() == "stopped: a limit (seed 2); not finished (seed 1)"
+    assert rows["fedavg"].missing_reason() == "stopped: a limit (seed 2); not finished (seed 1)"
     assert rows["fedavg"].spread("accuracy") == Spread(80.0, None)
 
 
@@ -212,12 +212,12 @@ def test_the_terminal_tables(folder: Path, width: int) -> None:
     line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
     told = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
     assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip()) == told
-    assert "FedAvg, accuracy: the paper has 82.5 ± 0.7, the gap is +1.5" in text
-    assert "FedAvg, local accuracy: the paper has 75.0, the gap is -3.0" in text
+    assert "FedAvg, accuracy: paper 82.5 ± 0.7, gap +1.5" in text
+    assert "FedAvg, local accuracy: paper 75.0, gap -3.0" in text
     assert re.search(r"FedAvg +data sizes, parameters +same architecture", text)
     whole = " ".join(text.split())
     assert "few: refused: few cannot run: node-1: <no> & never" in whole
-    assert "Not on equal terms: few has other run options (split.nodes = 3)." in whole
+    assert "Unequal conditions: few has other run options (split.nodes = 3)." in whole
     assert "A & B 2020, Table 3" in whole
 
 
@@ -258,14 +258,14 @@ def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
     for told in (
         "50% skew_ed",
         "2 FedAvg student 84.0 ± 4.0 72.0 ± 2.0 2.0 kB 500 B 41 12.5 82.5 ± 0.7 +1.5 75.0 -3.0 "
-        "leaves: data sizes, parameters needs: same architecture seed 0 seed 1 seed 2",
+        "releases: data sizes, parameters needs: same architecture seed 0 seed 1 seed 2",
         "4 few FedIOD, student refused: few cannot run: node-1: <no> & never",
         "digits, 5 nodes, Dirichlet alpha 0.1",
         "made up for a test",
-        "Not on equal terms: few has other run options (split.nodes = 3).",
+        "Unequal conditions: few has other run options (split.nodes = 3).",
         "fedstill compare <mine>.toml",
         "fedavg, local accuracy 75.0: A & B 2020, Table 4",
-        "mean ± sample deviation, 3 seeds",
+        "mean ± sample standard deviation over 3 seeds",
     ):
         assert told in page.text, told
     labels = page.attributes("aria-label")
@@ -273,7 +273,7 @@ def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
         "Accuracy against bytes. Standalone 62.0%, 0 B; FedAvg 84.0%, 2.5 kB; FedIOD 91.0%, 40.0 kB."
         in labels
     )
-    assert "Accuracy over the share of the run. At the end: FedAvg 84.0%; FedIOD 91.0%." in labels
+    assert "Accuracy over the fraction of the run. Final values: FedAvg 84.0%; FedIOD 91.0%." in labels
     links = [link for link in page.attributes("href") if not link.startswith("data:")]
     assert links[0] == "50-skew_ed/standalone-seed0/report.html"
     assert len(links) == 9
@@ -318,21 +318,20 @@ def test_epsilon_is_the_most_over_nodes_and_seeds(folder: Path) -> None:
     assert by_label["fediod"].epsilon() is None
     assert by_label["fediod"].epsilon_text() == "no guarantee"
     assert by_label["standalone"].epsilon_text() == "nothing released"
-    assert summary.privacy() == (
-        "Of 6 runs in which anything left the nodes 5 have a formal guarantee of privacy (see epsilon), "
-        "the others none."
+    assert summary.privacy_sentence() == (
+        "5 of 6 runs with releases have a formal privacy guarantee (see epsilon)."
     )
     write_comparison(folder, a_plan())
     page = Page((folder / "compare.html").read_text(encoding="utf-8")).text
-    assert summary.privacy() in page
-    assert "There is no formal guarantee" not in page
+    assert summary.privacy_sentence() in page
+    assert "There is no formal privacy guarantee" not in page
     finished = [row for row in records(folder / "compare.csv") if row["status"] == "finished"]
     runs = {(row["method"], row["seed"]): row for row in finished}
     assert [runs["fedavg", str(seed)]["epsilon"] for seed in range(3)] == ["3.0", "2.5", "4.0"]
     assert runs["fediod", "0"]["epsilon"] == runs["fediod", "0"]["delta"] == ""
     means = {row["method"]: row for row in records(folder / "compare-summary.csv") if row["seeds"] == "3"}
-    assert (means["fedavg"]["epsilon_most"], means["fedavg"]["delta"]) == ("4.0", "1e-05")
-    assert means["fediod"]["epsilon_most"] == ""
+    assert (means["fedavg"]["epsilon_max"], means["fedavg"]["delta"]) == ("4.0", "1e-05")
+    assert means["fediod"]["epsilon_max"] == ""
 
 
 def test_all_forms_have_a_column_where_there_is_an_epsilon(folder: Path) -> None:
@@ -341,9 +340,7 @@ def test_all_forms_have_a_column_where_there_is_an_epsilon(folder: Path) -> None
             protect(folder, f"{method}-seed{seed}", 2.0)
     plan = a_plan()
     summary = summarize(folder, plan)
-    assert summary.privacy() == (
-        "What left the nodes has a formal guarantee of privacy in every run: see epsilon."
-    )
+    assert summary.privacy_sentence() == ("All runs have a formal privacy guarantee (see epsilon).")
     head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
     assert "| seconds | epsilon | paper |" in head
     assert all(row.count("|") == head.count("|") for row in rows)
@@ -376,13 +373,18 @@ def test_no_method_is_bold_where_seeds_explain_it(folder: Path) -> None:
     # Differences 4, 1 and 7: 4 +- 4.303 * 3 / sqrt(3)
     level = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 85.0, 95.0])
     assert level.best(level.metric) == set()
-    assert level.verdicts() == ["Accuracy: FedIOD is level with FedAvg (4.0 [-3.5, 11.5])."]
+    assert level.verdicts() == [
+        "Accuracy: FedIOD is not significantly better than FedAvg (4.0 [-3.5, 11.5])."
+    ]
 
 
 def test_two_seeds_are_said_to_tell_little(folder: Path) -> None:
     few = two_methods(folder, [80.0, 84.0], [84.0, 90.0])  # 5 +- 12.706
-    [told] = few.verdicts()
-    assert told.startswith("Accuracy: FedIOD is level with FedAvg (5.0 [-7.7, 17.7]). Two seeds tell little")
+    [verdict] = few.verdicts()
+    start = (
+        "Accuracy: FedIOD is not significantly better than FedAvg (5.0 [-7.7, 17.7]). Two seeds are too few"
+    )
+    assert verdict.startswith(start)
 
 
 def test_who_is_first_by_mean_and_behind_in_every_common_seed_is_not_called_first(folder: Path) -> None:
@@ -395,7 +397,7 @@ def test_who_is_first_by_mean_and_behind_in_every_common_seed_is_not_called_firs
     )
     [setting] = summarize(folder, plan).settings
     [told] = setting.verdicts()
-    assert told.startswith("Accuracy: FedIOD is level with FedAvg (-2.0 [")
+    assert told.startswith("Accuracy: FedIOD is not significantly better than FedAvg (-2.0 [")
     assert setting.best(setting.metric) == set(), "nor is it bold"
 
 
@@ -403,7 +405,10 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), though both methods vary by more from seed to seed
     first = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 87.0, 93.0])
     assert first.best(first.metric) == {"fediod"}
-    assert first.verdicts() == ["Accuracy: FedIOD is first, 4.0 [1.5, 6.5] above FedAvg."]
+    assert first.verdicts() == [
+        "Accuracy: FedIOD is significantly better than all other methods; the smallest difference is "
+        "4.0 [1.5, 6.5], to FedAvg."
+    ]
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
     summary = summarize(folder, plan)
     assert first.verdicts()[0] in printed(summary, 80)
@@ -413,13 +418,13 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     assert first.verdicts()[0] in Page(render_comparison_page(summary)).text
     write_comparison(folder, plan)
     pair = next(row for row in records(folder / "compare-pairs.csv") if row["metric"] == "accuracy")
-    assert (pair["method"], pair["than"], pair["seeds"], pair["told_apart"]) == (
+    assert (pair["method"], pair["other_method"], pair["seeds"], pair["significant"]) == (
         "fedavg",
         "fediod",
         "3",
         "True",
     )
-    assert [round(float(pair[name]), 1) for name in ("difference", "low", "high")] == [-4.0, -6.5, -1.5]
+    assert [round(float(pair[name]), 1) for name in ("difference", "ci_low", "ci_high")] == [-4.0, -6.5, -1.5]
 
 
 def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
@@ -436,7 +441,9 @@ def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
         drawn(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
     [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == set()
-    assert setting.verdicts() == ["Accuracy: FedIOD is level with FedAvg (3.0 [-5.6, 11.6])."]
+    assert setting.verdicts() == [
+        "Accuracy: FedIOD is not significantly better than FedAvg (3.0 [-5.6, 11.6])."
+    ]
     drawn(folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19)  # of other cases: nothing pairs them
     [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == {"fediod"}

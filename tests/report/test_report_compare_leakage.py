@@ -112,7 +112,7 @@ def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
     _, fedavg, fediod = summary.entries
     assert fedavg.strongest_attack(AUC) is None
     assert summary.notes[-1] == (
-        "Not attacked yet with the options of this comparison: Standalone, seed 0; Standalone, seed 1; "
+        "Not yet attacked with the options of this comparison: Standalone, seed 0; Standalone, seed 1; "
         "Standalone, seed 2; FedAvg, seed 1; FedIOD, seed 2."
     )
     assert fediod.strongest_attack(AUC) is None  # that one is of an attack with other options
@@ -161,7 +161,7 @@ def test_the_terminal_has_them_below(folder: Path, width: int) -> None:
     rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.startswith(" FedAvg ")]
     metrics = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
     assert ["FedAvg", *metrics] in rows
-    assert "Nothing here is called safe." in " ".join(text.split())
+    assert "no method is called safe." in " ".join(text.split())
 
 
 def test_a_run_that_did_not_run_has_no_figures_in_any_form(folder: Path) -> None:
@@ -184,14 +184,14 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
     for told in (
         "Accuracy against leakage",
         "Membership AUC % TPR % at 1% Responses\u2019 AUC % PSNR dB Memorization p",
-        "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - leaves:",
-        "12.5 - - - - - leaves:",
-        "What an adversary got",
-        "FedAvg <one> left. Seed 0. Tried: inversion by DLG, iDLG (4 victims, 1 image each); "
+        "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - releases:",
+        "12.5 - - - - - releases:",
+        "Results of attacks",
+        "FedAvg <one> left. Seed 0. Attacks: inversion by DLG, iDLG (4 victims, 1 image each); "
         "membership by Loss, LiRA (16 shadow models, each of a federation).",
-        "Not tried: inversion: no <parameters> left.",
-        "Nothing here is called safe: these attacks, at this strength, got this.",
-        "Not in it, for want of a figure: Standalone.",
+        "Skipped: inversion: no <parameters> left.",
+        "stronger ones may get more, so no method is called safe.",
+        "Without both metrics, not shown: Standalone.",
     ):
         assert told in page.text, told
     label = (
@@ -207,9 +207,9 @@ def test_nothing_attacked_yet_can_be_shown(folder: Path) -> None:
     for file in folder.rglob("leakage.json"):
         file.unlink()
     page = Page(write_comparison(folder, a_plan()).read_text(encoding="utf-8"))
-    assert ": no run has both figures." in page.text
-    assert "What an adversary got" not in page.text
-    assert "Areas are bytes" not in page.text
+    assert ": no run has both metrics." in page.text
+    assert "Results of attacks" not in page.text
+    assert "Areas: bytes" not in page.text
     assert records(folder / "compare.csv")[0]["memorization_p"] == ""
 
 
@@ -261,7 +261,7 @@ def test_the_strength_names_what_was_tried() -> None:
     def read(found: dict[str, Any]) -> Leakage:
         return load_record(Leakage, found, Path("leakage.json"))
 
-    assert describe_attacks(read({"audit": None})) == "Nothing was tried."
+    assert describe_attacks(read({"audit": None})) == "No attack was run."
     assert describe_attacks(
         read(
             a_leakage(
@@ -269,7 +269,8 @@ def test_the_strength_names_what_was_tried() -> None:
             )
         )
     ) == (
-        "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); memorization in pixels."
+        "Attacks: membership by Loss, LiRA offline (16 shadow models, each of a federation); "
+        "memorization in pixels."
     )
     reasons = [{"attack": name, "reason": "no images"} for name in ("memorization", "scores")]
     assert skipped_texts(read({"audit": None, "skipped": reasons})) == ["memorization, scores: no images"]

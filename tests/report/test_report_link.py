@@ -1,4 +1,4 @@
-"""How the nodes were reached, as the report and the terminal say it."""
+"""Communication with nodes, as the report and the terminal say it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ RESULT: dict[str, Any] = {
 
 
 def test_a_run_in_one_process_has_no_link_to_report() -> None:
-    assert communication_time.parts(Result()) == []
-    assert communication_time.message_cost(Result()) is None
-    assert communication_time.time_split(Result()) is None
+    assert communication_time.time_parts(Result()) == []
+    assert communication_time.message_cost_text(Result()) is None
+    assert communication_time.time_parts_text(Result()) is None
 
 
 def test_the_bar_is_as_long_as_its_parts_and_says_them() -> None:
@@ -54,8 +54,8 @@ def test_the_terminal_says_where_the_time_went_and_who_was_left_out() -> None:
     console = Console(record=True, width=200)
     print_table(RESULT, console)
     told = console.export_text()
-    assert "of it:             start and end 4.0 s, local training 1.0 s, nodes 2.0 s, waiting 0.5 s" in told
-    assert "10 rounds of messages, 500 ms and 2.0 kB each; the link took 12.5% of the run" in told
+    assert "time by activity:  start and end 4.0 s, local training 1.0 s, nodes 2.0 s, waiting 0.5 s" in told
+    assert "10 message rounds, 500 ms and 2.0 kB each; the link took 12.5% of the run's time" in told
     assert "north:             left out at query 7: logits hold <NaN>" in told
     assert "east:              back at query 9" in told
 
@@ -63,12 +63,12 @@ def test_the_terminal_says_where_the_time_went_and_who_was_left_out() -> None:
 def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     page = write_report(tmp_path).read_text()
-    assert "How the nodes were reached" in page
+    assert "Communication with nodes" in page
     assert "logits hold &lt;NaN&gt;" in page
     assert "<NaN>" not in page
     quiet = {key: value for key, value in RESULT.items() if key not in ("link", "events")}
     (tmp_path / "result.json").write_text(json.dumps(quiet))
-    assert "How the nodes were reached" not in write_report(tmp_path).read_text()
+    assert "Communication with nodes" not in write_report(tmp_path).read_text()
 
 
 def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
@@ -91,10 +91,12 @@ def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
 
 def test_what_was_waited_for_absent_nodes_is_not_the_links() -> None:
     waited = {**RESULT, "link": {**RESULT["link"], "absent": 5.0}}
-    told = {part.key: part for part in communication_time.parts(Result.from_record(waited))}
+    told = {part.key: part for part in communication_time.time_parts(Result.from_record(waited))}
     assert (told["absent"].seconds, told["absent"].share) == (5.0, 0.2)
     assert told["link"].share == 0.1
-    assert "absent nodes 5.0 s, link 2.5 s" in str(communication_time.time_split(Result.from_record(waited)))
+    assert "absent nodes 5.0 s, link 2.5 s" in str(
+        communication_time.time_parts_text(Result.from_record(waited))
+    )
     assert 'class="part absent" x="30.00%" width="20.00%"' in str(
         communication_time.time_bar(Result.from_record(waited))
     )

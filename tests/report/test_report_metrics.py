@@ -73,14 +73,14 @@ def test_the_page_is_about_the_tasks_figures(tmp_path: Path) -> None:
     page = read(folder)
     for told in (
         "Student Dice 75.4% on 360 test examples",
-        "Gain over standalone +10.3 points a node alone reaches 65.0% ± 3.3",
+        "Gain over standalone +10.3 points a standalone node reaches 65.0% ± 3.3",
         "Model Dice Sens. Spec. HD95 ↓ Dice, 0 to 100%",
         "65.0% ± 3.3 69.3% ± 4.7 99.3% ± 0.1 24.6 px ± 3.6",
         "75.4% 79.5% not measured 11.8 px",
         "Dice over the steps of distillation",
-        "Parameters Examples Dice alone",
+        "Parameters Examples Dice (standalone)",
         "north small-cnn 24,330 703 61.7%",
-        "What each node's images show",
+        "Classes in each node's images",
     ):
         assert told in page.text, told
     assert "ccuracy" not in page.text
@@ -103,7 +103,7 @@ def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
     text = read(a_folder(tmp_path, {**segmented(), "sites": sites})).text
     assert "Dice % breast <liver> student 80.5 not measured north 77.9 not measured" in text
     assert "HD95 ↓ px breast <liver> student 11.2 not measured north 12.3 not measured" in text
-    assert "centralized 7" not in text[text.index("Site by site") : text.index("The other figures")]
+    assert "centralized 7" not in text[text.index("Metrics by site") : text.index("Other metrics by site")]
 
 
 def test_findings_stand_by_themselves(tmp_path: Path) -> None:
@@ -114,12 +114,12 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
     source = write_report(a_folder(tmp_path, result)).read_text(encoding="utf-8")
     text = Page(source).text
     assert "AUC of each finding" in text
-    assert "each on the findings that its node knows" in text
+    assert "on the findings in its node\u2019s data only" in text
     assert "Effusion 70.0% 80.0% 55.0%" in text  # the mean of 60 and 50
     assert "<Mass> not measured 60.0% 40.0%" in text  # of the one node that has a figure
     drawn = source[source.index(">Effusion<") : source.index("&lt;Mass&gt;</th>")]
     assert 'width="70.00%"' in drawn
-    assert '<line class="mark" x1="80.00%" x2="80.00%"' in drawn
+    assert '<line class="centralized" x1="80.00%" x2="80.00%"' in drawn
     assert '<line class="mean" x1="55.00%" x2="55.00%"' in drawn
     assert drawn.count('class="node"') == 2
     assert "one may have several, or none" in text
@@ -187,14 +187,12 @@ def test_each_figure_has_its_own_best(folder: Path) -> None:
 
 def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
     lines = markdown(summarize(folder, a_plan(1))).splitlines()
-    head = (
-        "| method | judged by | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down | queries |"
-    )
+    head = "| method | evaluated model | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down | queries |"
     assert any(line.startswith(head) and "paper, HD95 | gap, HD95 |" in line for line in lines)
     start = "| Standalone | nodes | 65.0 ± 3.0 | - | 69.0 ± 4.0 | 99.0 ± 0.5 | 24.0 ± 3.5 |"
     assert any(line.startswith(start) for line in lines)  # over the nodes, as there is one seed
     assert any(line.startswith("| FedAvg | student | 74.0 | 72.5 | 79.0 | - | 10.0 |") for line in lines)
-    assert "Dice: one seed alone, so no order is told." in lines
+    assert "Dice: only one seed, so no significance test." in lines
     [fediod] = [line for line in lines if line.startswith("| FedIOD |")]
     assert fediod.endswith(" 75.4 | -0.4 | 111.8 | -100.8 |")
 
@@ -259,33 +257,33 @@ def test_the_chosen_figure_leads_and_the_majority_guess_is_a_mark(tmp_path: Path
     # What is brief stands in a terminal: the leading figure first.
     assert re.search(r"AUC % +accuracy % +balanced acc\. %\s", text)
     assert re.search(r"student \(FedIOD\) +88\.0 +90\.0 +77\.0\s", text)
-    assert re.search(r"majority guess +50\.0 +85\.0 +50\.0\s", text)
+    assert re.search(r"majority class +50\.0 +85\.0 +50\.0\s", text)
     page = read(a_folder(tmp_path, classified()))
     assert "Student AUC 88.0%" in page.text
     assert "Model AUC Accuracy Balanced acc. Macro F1 AUPRC ECE ↓ AUC, 0 to 100%" in page.text
-    assert "always the most common class of the test data 50.0% 85.0% 50.0% 46.0% 85.0% 0.0%" in page.text
+    assert "always the most frequent class of the test data 50.0% 85.0% 50.0% 46.0% 85.0% 0.0%" in page.text
 
 
 def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> None:
     page = read(a_folder(tmp_path, classified()))
-    assert "True class clear <ill> Right clear 2 1 66.7% <ill> 0 17 100.0%" in page.text
-    told = "Share of right answers over confidence: 55.0% sure, 50.0% right; 98.0% sure, 100.0% right."
+    assert "True class clear <ill> Recall clear 2 1 66.7% <ill> 0 17 100.0%" in page.text
+    told = "Reliability diagram: confidence 55.0%, accuracy 50.0%; confidence 98.0%, accuracy 100.0%."
     assert told in page.attributes("aria-label")
-    assert "18 answers, 98.0% sure: 100.0% right" in page.text
+    assert "18 predictions, confidence 98.0%: accuracy 100.0%" in page.text
     del (result := classified())["confusion"], result["calibration"]
     (other := tmp_path / "older").mkdir()
-    assert "How the student answers" not in read(a_folder(other, result)).text
+    assert "Predictions of the student" not in read(a_folder(other, result)).text
 
 
 def test_intervals_stand_below_the_leading_figure_and_below_the_terminals_table(tmp_path: Path) -> None:
     kept = {"level": 95, "draws": 400, "cases": 20, "global_model": [71.25, 97.04], "nodes": None,
             "ensemble": None, "centralized": None}  # fmt: skip
     result = {**classified(), "intervals": kept}
-    assert "by test cases: student (FedIOD) 71.2 to 97.0 (95% interval over 20 test cases)" in " ".join(
+    assert "intervals: student (FedIOD) 71.2 to 97.0 (95% interval over 20 test cases)" in " ".join(
         printed(result).split()
     )
     text = read(a_folder(tmp_path, result)).text
     assert "Student AUC 88.0% on 360 test examples; 95% interval 71.2 to 97.0" in text
-    assert "the central model that the server trained 88.0% 71.2 to 97.0 90.0% 77.0%" in text
-    assert "Below each AUC: its 95% interval over 20 test cases" in text
-    assert "by test cases" not in printed(classified())
+    assert "the global model trained by the server 88.0% 71.2 to 97.0 90.0% 77.0%" in text
+    assert "Below each AUC: 95% interval over 20 test cases" in text
+    assert "intervals" not in printed(classified())

@@ -53,12 +53,12 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
     node = "north \u00b7 Utrecht"  # a reader of the page's text makes all spaces alike
     for listed in (
         f"{node} 80.0",  # site by site
-        f"{node} patient\u2019s accuracy 2.0%",  # below a picture
+        f"{node} accuracy of the patient 2.0%",  # below a picture
         f"{node} 700 3 0",  # what it holds
         f"{node} 0.333",  # over the losses of its training
         f"{node} 5 10.0 kB",  # what left it
         f"{node} label counts 80 B , logits 10.0 kB",  # what that cost
-        f"{node} protects its records",
+        f"Mechanism of {node}",
         f"{node}: ",  # what was paid
         f"{node} left out at query 3",
         f"{node} small-cnn",  # its model
@@ -70,7 +70,9 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
 def test_nodes_that_a_figure_is_over_are_written_so_too() -> None:
     result = of_sites()
     result["standalone"]["accuracy"]["nodes"] = ["north"]
-    assert compare_models(Result.from_record(result))[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
+    assert compare_models(Result.from_record(result))[0].description.endswith(
+        "(only north \u00b7\u00a0Utrecht)"
+    )
 
 
 def a_run(folder: Path, **split: Any) -> dict[str, Any]:

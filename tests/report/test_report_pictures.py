@@ -55,11 +55,11 @@ def test_outlines_of_truth_and_predictions_are_drawn_on_the_image(tmp_path: Path
     page = Page(source)
     for told in (
         "Best case patient 7, Utrecht, slice 5 of 30",
-        "Worst case patient 9, Utrecht, slice 5 of 30, 6 \u00d7 8 of its 60 \u00d7 80 pixels",
-        "student patient\u2019s Dice 66.7%",
-        "north patient\u2019s Dice not measured",
-        "best, the median and the worst test case of the student, by Dice",
-        "orange: truth alone blue: prediction alone white: both agree",
+        "Worst case patient 9, Utrecht, slice 5 of 30, 6 \u00d7 8 of 60 \u00d7 80 pixels",
+        "student Dice of the patient 66.7%",
+        "north Dice of the patient not measured",
+        "best, median and worst test case of the student, by Dice",
+        "orange: truth only blue: prediction only white: both agree",
     ):
         assert told in page.text, told
     images = [attrs["href"] or "" for tag, attrs in page.tags if tag == "image" and "id" in attrs]
@@ -73,9 +73,9 @@ def test_outlines_of_truth_and_predictions_are_drawn_on_the_image(tmp_path: Path
     assert set(links) <= {f"#{name}" for name in names}
     drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "sight"]
     assert [attrs["aria-label"] for attrs in drawings[:3]] == [
-        "the image with the true outline",
-        "the image with the true outline and that of student",
-        "the image with the true outline and that of north",
+        "image with the true outline",
+        "image with the true outline and that of student",
+        "image with the true outline and that of north",
     ]
     assert {attrs["viewBox"] for attrs in drawings if "viewBox" in attrs} <= {"0 0 8 6"}
 
@@ -107,7 +107,7 @@ def simulated(color: str) -> list[npt.NDArray[np.float64]]:
 def test_the_three_lines_have_colors_that_everybody_tells_apart(tmp_path: Path) -> None:
     segmented(tmp_path, a_case())
     source = write_report(tmp_path).read_text(encoding="utf-8")
-    styles = ("truth", "made", "both")
+    styles = ("truth", "prediction", "both")
     legend = [re.findall(rf"\.{style} {{ stroke: (#[0-9a-f]{{6}})", source) for style in styles]
     drawn = ["#{:02x}{:02x}{:02x}".format(*color[:3]) for color in OUTLINE_COLORS[2:]]
     assert legend == [[color] for color in drawn]  # in light and in dark, in the legend and in the pictures
@@ -119,15 +119,15 @@ def test_a_score_says_what_it_is_of(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case(), a_case(part=None, parts=None), a_case(part=None, size=[60, 80]))
     found = build_image_section(tmp_path, Result.from_record(result))
     assert found is not None
-    told = [case["judged"] for case in found["cases"]]
-    assert told == ["patient\u2019s Dice", "Dice", "whole picture\u2019s Dice"]
+    told = [case["metric"] for case in found["cases"]]
+    assert told == ["Dice of the patient", "Dice", "Dice of the whole image"]
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     segmented(tmp_path, a_case())
     (tmp_path / "pictures.safetensors").unlink()
     text = read(tmp_path).text
-    assert "the run kept pictures of test cases, but pictures.safetensors is not in its folder" in text
+    assert "the run stored images of test cases, but pictures.safetensors is not in its folder" in text
     assert "Best case" not in text
 
 
@@ -173,7 +173,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "pictures.safetensors")
     found = build_image_section(tmp_path, Result.from_record(result))
     assert found is not None
-    assert found["most"] == "20.0%"
+    assert found["max_error"] == "20.0%"
     shades = []
     for case in found["cases"]:
         assert [panel["name"] for panel in case["panels"]] == ["truth", "measured, zero-filled", "student"]
@@ -183,7 +183,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
     assert shades[1] == 255
     assert shades[0] in (127, 128)
     page = read(tmp_path)
-    assert "how far it is from the truth, 0 20.0% of white, or more" in page.text
+    assert "absolute error, 0 20.0% of white, or more" in page.text
     assert "error of student" in page.attributes("alt")
 
 
@@ -199,7 +199,7 @@ def test_generated_images_stand_over_the_maps_they_were_made_from(tmp_path: Path
     )
     page = read(folder)
     labels = page.attributes("aria-label")
-    assert sum(label == "the label maps that they were made from" for label in labels) == 1
+    assert sum(label == "label maps of the generated inputs" for label in labels) == 1
     assert "3 generated inputs at step 4" in labels
     sources = [attrs["src"] or "" for tag, attrs in page.tags if tag == "img"]
     kinds = [decoded(source)[0] for source in sources if decoded_is_indexed(source)]

@@ -93,7 +93,7 @@ def test_a_run_costs_what_its_dearest_node_pays() -> None:
 
 def test_page_lists_each_node_with_price_budget_and_what_left(tmp_path: Path) -> None:
     page = folder_of(tmp_path, told(a_node("north", 3.0), a_node("south", 5.0)))
-    assert "What left each node has a formal guarantee of privacy" in page.text
+    assert "The releases of each node have a formal privacy guarantee" in page.text
     # 1 - (1 - 1e-5) / (e^3 + 1) = 0.952575, up; e^5: 0.993307, up
     kinds = "label counts 80 B , logits 10.0 kB , gradients 30.0 kB"
     assert f"north {kinds} pate 3 1e-05 95.3% 8 5" in page.text
@@ -121,7 +121,7 @@ def test_nodes_that_differ_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_node_without_a_guarantee_is_named(tmp_path: Path) -> None:
     page = folder_of(tmp_path, told(a_node("north", 3.0), unprotected_node("south")))
-    assert "There is no formal guarantee of privacy for south" in page.text
+    assert "There is no formal privacy guarantee for south" in page.text
     assert "none no guarantee 9 releases without none set" in page.text
     assert "How north protects" in page.text
 
@@ -131,7 +131,7 @@ def test_without_any_mechanism_the_page_says_what_it_always_said(tmp_path: Path)
     result = told(unprotected_node("north"), unprotected_node("south"))
     result["privacy"]["text"] = "no guarantee"
     assert page_of(tmp_path / "bare", result).text == plain.text
-    assert "There is no formal guarantee of privacy: see below" in plain.text
+    assert "There is no formal privacy guarantee (see Privacy below)" in plain.text
 
 
 def test_a_price_that_the_audit_log_does_not_know_is_found(tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) 
     every = [result, {**told(a_node("north", 3.0), unprotected_node("south")), "bytes": result["bytes"]}]
     for number, one in enumerate(every):  # without any mechanism, and with one at a node
         text = only_result(tmp_path / str(number), one).text
-        assert "Label maps are the outlines of what is in private images, one map an image." in text
-        assert "They went on to all other nodes." in text
-        assert "Comparisons with real images were on" in text
-        assert "from which a server can work out the node's image itself" in text
+        assert "Label maps, which show the outlines in private images, were released: one per image." in text
+        assert "They were sent to all other nodes." in text
+        assert "Nodes compared the server's images with their own images" in text
+        assert "from which a server can reconstruct the node's image" in text
 
 
 def test_no_more_is_said_of_images_than_left() -> None:
@@ -268,6 +268,6 @@ def test_no_more_is_said_of_images_than_left() -> None:
     assert "other nodes" not in told_maps  # no query has maps with it
     returned = {"returned": ["label maps"]}
     (told_maps,) = image_notes(Result.from_record({**_crossed("asyndgan", "label maps"), **returned}))
-    assert told_maps.endswith("Each went back to its own node only.")
+    assert told_maps.endswith("Each was returned to its own node only.")
     (compared,) = image_notes(Result.from_record(_crossed("fediod", "difference")))
     assert "gradients" not in compared.lower()

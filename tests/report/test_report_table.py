@@ -40,7 +40,9 @@ IN_ROUNDS: dict[str, Any] = {
 
 def test_a_run_in_rounds_shows_what_it_has() -> None:
     text = printed(IN_ROUNDS)
-    assert re.search(r"nodes' own models +70.0% ± 2.0\s+average \(FedPer\) +88.2%\s+centralized +96.9%", text)
+    assert re.search(
+        r"local models \(mean\) +70.0% ± 2.0\s+average \(FedPer\) +88.2%\s+centralized +96.9%", text
+    )
     assert "not measured" not in text
 
 
@@ -52,7 +54,7 @@ def test_nodes_that_trained_alone_are_one_line() -> None:
         "standalone": {"accuracy": {"mean": 70.0}},
     }
     text = printed(alone)
-    assert re.search(r"nodes' mean \(FedPer\) +70.0% ± 2.0", text)
+    assert re.search(r"local models \(FedPer\) +70.0% ± 2.0", text)
     assert text.count("70.0%") == 1
 
 
@@ -107,8 +109,8 @@ def test_table_holds_every_figure() -> None:
     assert line("student (FedIOD)").endswith(" 93.4%")
     assert line("teachers' ensemble").endswith(" 92.5%")
     assert line("centralized").endswith(" 96.9%")
-    assert line("left the nodes").endswith(" 8.1 MB")
-    assert line("came to the nodes").endswith(" 16.4 kB")
+    assert line("bytes from nodes").endswith(" 8.1 MB")
+    assert line("bytes to nodes").endswith(" 16.4 kB")
     assert line("time").endswith(" 3 min 12 s")
 
 

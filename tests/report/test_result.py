@@ -76,9 +76,9 @@ def test_a_text_of_a_kind_of_its_own_is_a_text() -> None:
 
 def test_what_a_run_does_not_have_is_told_from_what_was_not_measured() -> None:
     without = Result.from_record({**a_result(), "standalone": None})
-    assert "standalone" in without.missing
-    assert "ensemble" not in without.missing
-    assert Result.from_record({}).missing == frozenset()
+    assert "standalone" in without.absent_keys
+    assert "ensemble" not in without.absent_keys
+    assert Result.from_record({}).absent_keys == frozenset()
     assert Result.from_record({"centralized": {"accuracy": None}, "more": {"later": 1}}).centralized == {
         "accuracy": None
     }

@@ -47,13 +47,13 @@ def test_it_says_how_far_the_run_is_and_what_it_reaches(tmp_path: Path) -> None:
     assert "31 of 400" in page.text
     assert "Accuracy so far 80.0% best so far 81.5%" in page.text
     assert "about 6 min 9 s" in page.text  # 369 steps at 30 s for 30
-    assert "120 ms in all: link 3.0 s" in page.text
+    assert "120 ms in total: link 3.0 s" in page.text
     assert page.attributes("http-equiv") == ["Content-Security-Policy", "refresh"]
     assert "script" not in {tag for tag, _ in page.tags}
 
 
 def test_of_a_run_that_stopped_it_says_why(tmp_path: Path) -> None:
-    assert "It stopped: node 'a' says no" in read(going_on(tmp_path, error="node 'a' says no")).text
+    assert "The run stopped: node 'a' says no" in read(going_on(tmp_path, error="node 'a' says no")).text
 
 
 def test_nothing_that_a_server_or_a_node_has_written_becomes_markup(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"method": {"name": "fediod", "taus": 1}}, "unknown key 'method.taus': did you mean 'method.tau'?"),
         ({"method": {}}, r"invalid method.name = '' \(expected one of standalone"),
         ({"method": "fediod"}, r"invalid method = 'fediod' \(expected a table"),
-        ({"seed": "1"}, r"invalid seed = '1' \(expected a whole number"),
+        ({"seed": "1"}, r"invalid seed = '1' \(expected an integer"),
         ({"seed": -1}, r"invalid seed = -1 \(expected 0 or more"),
         ({"name": "a/b"}, r"invalid name = 'a/b' \(expected letters, digits"),
         ({"task": {"name": "ranking"}}, r"unknown task 'ranking' \(expected classification, text"),
@@ -171,10 +171,10 @@ def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) 
     ("values", "line"),
     [
         ({"choice": "c"}, r"invalid x.choice = 'c' \(expected one of 'a', 'b'"),
-        ({"number": True}, r"invalid x.number = True \(expected one of 'auto' or a whole number"),
-        ({"pair": [1]}, r"invalid x.pair = [1] \(expected a list of a whole number, a number"),
-        ({"pair": [1.5, 2]}, r"invalid x.pair[0] = 1.5 \(expected a whole number"),
-        ({"inner": {"size": 1.5}}, r"invalid x.inner.size = 1.5 \(expected a whole number or 'none'"),
+        ({"number": True}, r"invalid x.number = True \(expected one of 'auto' or an integer"),
+        ({"pair": [1]}, r"invalid x.pair = [1] \(expected a list of an integer, a number"),
+        ({"pair": [1.5, 2]}, r"invalid x.pair[0] = 1.5 \(expected an integer"),
+        ({"inner": {"size": 1.5}}, r"invalid x.inner.size = 1.5 \(expected an integer or 'none'"),
         # A part that names itself by the end of its path is completed, and never misnamed.
         ({"inner": {"rate": -1}}, r"invalid x.inner.rate = -1.0 \(expected 0 or more"),
     ],

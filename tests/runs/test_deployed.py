@@ -13,7 +13,7 @@ pytest.importorskip("nvflare")
 from fedstill.data.loading import load
 from fedstill.federation.admin import Admin
 from fedstill.runs.config import from_dict
-from fedstill.runs.deployed import _waits_for, unused_data_note
+from fedstill.runs.deployed import _waiting_reason, unused_data_note
 
 
 class Connected:
@@ -25,8 +25,10 @@ class Connected:
 
 def test_a_node_that_left_before_the_job_began_is_named() -> None:
     admin = cast(Admin, Connected())
-    assert _waits_for(admin, ["north", "east", "south", "west"]).startswith("waiting for east, west, which")
-    assert _waits_for(admin, ["north"]) == "waiting: FLARE begins once all these nodes are free"
+    assert _waiting_reason(admin, ["north", "east", "south", "west"]).startswith(
+        "waiting for east, west, which"
+    )
+    assert _waiting_reason(admin, ["north"]) == "waiting: FLARE begins once all these nodes are free"
 
 
 def test_what_a_server_does_not_test_on_is_said(tmp_path: Path) -> None:

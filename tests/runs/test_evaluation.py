@@ -93,7 +93,7 @@ def test_models_are_told_apart_case_by_case() -> None:
     everything = torch.stack([torch.zeros(4, 2, 2), torch.ones(4, 2, 2)], 1)
     told = look.details(Outputs(everything, ensemble=-everything), ())["cases"]
     assert told["names"] == ["p1", "p3"]
-    assert told["central"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
+    assert told["global_model"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
     assert told["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
     assert told["centralized"] is None
 
@@ -107,7 +107,7 @@ def test_labels_are_told_one_by_one() -> None:
     )
     assert told["labels"] == {
         "names": ["Edema", "Mass"],
-        "central": [100.0, None],  # nobody is without a mass
+        "global_model": [100.0, None],  # nobody is without a mass
         "centralized": None,
         "nodes": {"a": [0.0, None]},
     }
@@ -127,8 +127,8 @@ def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
     assert look.compute_metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
     told = look.details(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
     assert told["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
-    assert told["labels"]["central"] == told["labels"]["centralized"] == [100.0, 0.0]
-    assert told["sites"]["central"] == {"A": {"auc": 50.0}}
+    assert told["labels"]["global_model"] == told["labels"]["centralized"] == [100.0, 0.0]
+    assert told["sites"]["global_model"] == {"A": {"auc": 50.0}}
     assert told["sites"]["nodes"] == {"a": {"A": {"auc": 100.0}}, "b": {"A": {"auc": 50.0}}}
 
 
@@ -173,7 +173,7 @@ def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
     assert found["centralized"] == [100.0, 100.0]
     assert found["nodes"] == [50.0, 50.0]  # one always right, one never
     # The standard error of 80 % over 400 cases is 2 points.
-    assert found["central"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
+    assert found["global_model"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
     judged = load_file(tmp_path / "draws.safetensors")["judged"]
     assert judged.shape == (bootstrap_weights.DRAWS,)
     assert judged.std().item() == pytest.approx(2.0, rel=0.1)

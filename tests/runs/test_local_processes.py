@@ -303,12 +303,12 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
     held = os.open("out", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     config = tiny("fedavg")
-    experiment, _ = build.prepare(config)
+    experiment, _ = build.build_simulation(config)
     for start in (
         lambda: local_processes.rehearse(config, experiment, Path("out"), ProgressBar(False)),
         lambda: deployed.submit(config, Path("out"), ProgressBar(False), TrackerGroup()),
     ):
-        with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
+        with pytest.raises(RunFolderError, match="out is in use: another process runs this run"):
             start()
     os.close(held)
     assert not list(Path("out").iterdir())
@@ -383,13 +383,13 @@ def test_the_page_of_a_rehearsal_shows_what_its_server_has_measured(
         (home / "runs" / run).mkdir(parents=True, exist_ok=True)
         with (home / "runs" / run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(TURNS[len(shown)]) + "\n")
-        shown.append(MetricsLog.read(out / "metrics.jsonl").central)
+        shown.append(MetricsLog.read(out / "metrics.jsonl").main_model)
         raise DeployError("stopped")
 
     monkeypatch.setattr(local_processes, "_simulate", stop)
     for _ in range(2):
         with pytest.raises(DeployError, match="stopped"):
-            local_processes.rehearse(config, build.prepare(config)[0], out, ProgressBar(False))
+            local_processes.rehearse(config, build.build_simulation(config)[0], out, ProgressBar(False))
     assert shown == [{1.0: 10.0}, {1.0: 10.0, 2.0: 20.0}]
 
 
@@ -409,7 +409,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     results = live.run()
     live.finish({**live.about(), **results}, keep_state=True)
     (folder / "out").mkdir()
-    experiment, about = build.prepare(config)
+    experiment, about = build.build_simulation(config)
     found = local_processes._looked_into(
         experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, ProgressBar(False)
     )
@@ -523,7 +523,7 @@ def test_a_tracker_that_cannot_begin_stops_a_run_before_a_job_is_handed_in(
     server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hears, "fails", "start")
-    with pytest.raises(FedstillError, match="cannot begin: the server of trackers is gone"):
+    with pytest.raises(FedstillError, match="cannot start: the server of trackers is gone"):
         begin("--track", hears)
     assert server.handed_in == []
 
@@ -535,4 +535,4 @@ def test_a_tracker_that_fails_as_it_is_told_of_the_end_is_in_the_result(
     begin("--track", hears)
     told = json.loads(Path("out/result.json").read_text())
     assert told["accuracy"] == 80.0
-    assert told["notes"] == [f"tracker {hears!r} failed and was let go: the server of trackers is gone"]
+    assert told["notes"] == [f"tracker {hears!r} failed and was disabled: the server of trackers is gone"]

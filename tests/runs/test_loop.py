@@ -62,7 +62,7 @@ class Looping(Simulation):
 def test_maps_are_kept_beside_what_was_made_of_them(tmp_path: Path, told: bool) -> None:
     maps = torch.arange(3, dtype=torch.uint8).view(3, 1, 1).expand(3, 4, 4) if told else None
     table = {"method": {"name": "fediod"}, "evaluation": {"every": 1, "samples": 2, "centralized": False}}
-    run = Looping(build.prepare(from_dict(table))[0].setting)
+    run = Looping(build.build_simulation(from_dict(table))[0].setting)
     run.maker = Maker(maps)
     run.run(tmp_path)
     result: dict[str, Any] = {}
@@ -100,12 +100,12 @@ def test_the_best_evaluation_is_told_beside_the_last_where_it_is_asked_for(tmp_p
         "evaluation": {"every": 1, "centralized": False},
         "engine": {"threads": 1},
     }
-    plain = Simulation(build.prepare(from_dict(table))[0].setting)
+    plain = Simulation(build.build_simulation(from_dict(table))[0].setting)
     with pytest.raises(FedstillError, match="no server yet"):
         plain.server.step()
     assert not any("best" in note for note in plain.run().get("notes", ()))
     asked = {**table, "evaluation": {**table["evaluation"], "best": True}}
-    simulation = Simulation(build.prepare(from_dict(asked))[0].setting)
+    simulation = Simulation(build.build_simulation(from_dict(asked))[0].setting)
     told = simulation.run(tmp_path)
     seen = {line["accuracy"]: line["step"] for line in simulation.records.metrics if "accuracy" in line}
     assert len(seen) == 3

@@ -80,7 +80,7 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
     alone = outcome.result["local"]["accuracy"]["per_node"]
     assert max(alone) < 85  # a third of the classes is unknown to each
     assert outcome.result["accuracy"] > max(alone) + 5
-    assert set(outcome.result["leaves"]) <= {"label counts", "logits"}
+    assert set(outcome.result["releases"]) <= {"label counts", "logits"}
 
 
 def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more() -> None:

@@ -44,7 +44,7 @@ class Heard(Loopback):
 
 def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
-    local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
+    local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
     for node in NAMES:
         file = folder / "nodes" / node / "node.toml"
         text = file.read_text()
@@ -73,7 +73,7 @@ def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
 
 def test_what_a_configuration_says_of_nodes_is_not_read(tmp_path: Path) -> None:
     config = tiny("fediod")
-    experiment, _ = build.prepare(config)
+    experiment, _ = build.build_simulation(config)
     experiment.run()
     other = changed(config, nodes={"models": ["resnet8:4"], "local": {"epochs": 9}}, split={"nodes": 50})
     server = live(other, Heard(nodes(config, tmp_path)), tmp_path)
@@ -85,7 +85,7 @@ def test_it_tells_what_nodes_told_and_nothing_else(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), Heard(hosts), tmp_path)
     results = server.run()
-    sizes = [len(part) for part in build.prepare(tiny("fediod"))[0].setting.parts]
+    sizes = [len(part) for part in build.build_simulation(tiny("fediod"))[0].setting.parts]
     assert [node["examples"] for node in results["nodes"]] == sizes
     assert [sum(node["label_counts"]) for node in results["nodes"]] == sizes
     assert [node["name"] for node in results["nodes"]] == list(NAMES)
@@ -204,7 +204,7 @@ def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> N
         live(config, link, tmp_path).run()
     assert refused(link)
     # With it, the same folder goes on, to the figures of a run that was never stopped.
-    experiment, _ = build.prepare(config)
+    experiment, _ = build.build_simulation(config)
     experiment.run()
     link.away = ()
     server = live(config, link, tmp_path)

@@ -21,7 +21,7 @@ from fedstill.core.errors import DataError, MethodRefused, RunFolderError
 from fedstill.core.run_writer import RunWriter
 from fedstill.models import SmallCNN
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.run import resume
 from tests.audited import edit, entries
@@ -123,9 +123,9 @@ def test_the_audit_log_has_one_line_a_release_and_its_sums_are_the_results(finis
 
 
 def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
-    from fedstill.runs.build import prepare
+    from fedstill.runs.build import build_simulation
 
-    experiment, _ = prepare(load_toml(finished / "config.toml"))
+    experiment, _ = build_simulation(load_toml(finished / "config.toml"))
     student = SmallCNN((1, 8, 8), 10, 8)
     student.load_state_dict(load_file(finished / "student.safetensors"))
     student.eval()
@@ -252,7 +252,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_written(
 def test_a_method_that_cannot_learn_the_task_is_told_before_trifles() -> None:
     table = {"method": {"name": "asyndgan"}, "data": {"name": "digits"}, "split": {"nodes": 100_000}}
     with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: every node: it makes images from"):
-        prepare(from_dict(table))
+        build_simulation(from_dict(table))
 
 
 def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
@@ -269,7 +269,7 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
         bare = ("--evaluation.centralized", "false")
         assert fedstill_run("digits-fediod", *SHORT, *bare, "--out", str(out)) == 130
     assert "to go on: fedstill run --resume" in capsys.readouterr().err
-    assert "It stopped: it was interrupted, and goes on with --resume" in (out / "report.html").read_text()
+    assert "It stopped: interrupted; continue with --resume" in (out / "report.html").read_text()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     kept = (out / "audit.sqlite").read_bytes()
     edit(out / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 2")
@@ -320,7 +320,7 @@ def test_classes_are_measured_site_by_site_of_the_column_that_parts_the_nodes(
     split = (
         {"name": "column", "column": column, "nodes": 0} if column == "ward" else {"name": "iid", "nodes": 2}
     )
-    run, about = prepare(
+    run, about = build_simulation(
         from_dict(
             {"method": {"name": "fediod"}, "data": {"name": str(tmp_path / "data.npz")}, "split": split}
         )
@@ -338,8 +338,8 @@ def test_data_of_one_class_are_for_public_images_alone(tmp_path: Path) -> None:
     name = str(tmp_path / "one.npz")
     table = {"method": {"name": "fedkd"}, "nodes": {"models": ["mlp:4"]}, "student": {"model": "mlp:4"}}
     with pytest.raises(DataError, match=r"the only invalid class = 0 \(expected 2 or more"):
-        prepare(from_dict({**table, "data": {"name": name}}))
-    begun, _ = prepare(from_dict({**table, "public": {"name": name}}))
+        build_simulation(from_dict({**table, "data": {"name": name}}))
+    begun, _ = build_simulation(from_dict({**table, "public": {"name": name}}))
     assert begun.public is not None
     assert len(begun.public.inputs) == 24  # but for its test part
 

@@ -47,9 +47,9 @@ def test_methods_learn_when_an_event_comes(tmp_path: Path, method: str, options:
     reached = alone if result["concordance"] is None else result
     assert reached["concordance"] > 70, "chance is 50"
     assert reached["brier"] < 0.2, "one half for everybody at all times is 0.25"
-    low, high = result["intervals"]["nodes" if method == "standalone" else "central"]
+    low, high = result["intervals"]["nodes" if method == "standalone" else "global_model"]
     assert low < reached["concordance"] < high
-    by_site = result["sites"]["nodes"]["node-1"] if alone else result["sites"]["central"]
+    by_site = result["sites"]["nodes"]["node-1"] if alone else result["sites"]["global_model"]
     assert set(by_site) == {"site-0", "site-1", "site-2"}
     assert set(by_site["site-2"]) == {"concordance", "brier"}
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

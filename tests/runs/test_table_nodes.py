@@ -135,7 +135,7 @@ def test_nodes_with_a_csv_of_their_own_give_the_figures_of_the_simulation(
     tmp_path: Path, method: str
 ) -> None:
     config = run_of(tmp_path, method)
-    simulation, _ = build.prepare(config)
+    simulation, _ = build.build_simulation(config)
     simulation.run()
     server = live(config, Heard(hosts(config, tmp_path)), tmp_path)
     server.run()

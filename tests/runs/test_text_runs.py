@@ -65,7 +65,7 @@ def test_nodes_of_different_architectures_teach_a_third_one(reviews: Path, tmp_p
 
 def test_what_leaves_are_logits_and_counts_never_words(reviews: Path, tmp_path: Path) -> None:
     assert run(reviews, tmp_path, "--method.epochs", "1") == 0
-    assert set(result_of(tmp_path)["leaves"]) == {"label counts", "logit range", "logits"}
+    assert set(result_of(tmp_path)["releases"]) == {"label counts", "logit range", "logits"}
 
 
 @pytest.mark.parametrize(

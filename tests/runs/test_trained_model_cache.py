@@ -18,7 +18,7 @@ from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
 from fedstill.node import local_training
 from fedstill.runs import run
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_model_cache import TrainedModels
@@ -106,7 +106,7 @@ def test_models_are_asked_once_about_the_test_part(tmp_path: Path) -> None:
     """Their own figures and their ensemble's follow from the same answers, and so do another run's."""
     asked: list[str] = []
     for of, once in ((FEDKD, ["node-0", "node-1", "node-2", "centralized"]), (FEDIOD, [])):
-        simulation: Simulation = prepare(config(of))[0]
+        simulation: Simulation = build_simulation(config(of))[0]
         simulation.trained = TrainedModels(tmp_path, config(of))
         tested = simulation.test.inputs.untyped_storage().data_ptr()
 
@@ -144,14 +144,14 @@ def test_a_run_goes_on_in_the_groups_that_it_began_with_though_there_are_more_co
 ) -> None:
     """Else the steps that a stack has done would be those of its first node."""
     many = config({"name": "standalone"}, split={"name": "dirichlet", "nodes": 4, "alpha": 1.0}, nodes=MANY)
-    whole = prepare(many)[0].run(None)
+    whole = build_simulation(many)[0].run(None)
 
     monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
     monkeypatch.setattr(Simulation, "_save", stopping(Simulation._save))
     with pytest.raises(KeyboardInterrupt):
-        prepare(many)[0].run(tmp_path)
+        build_simulation(many)[0].run(tmp_path)
     monkeypatch.undo()
-    later = prepare(many)[0]
+    later = build_simulation(many)[0]
     later.compute.workers = Workers(4)  # where four nodes are not stacked
     results = later.run(tmp_path)
     assert results["standalone"] == whole["standalone"]
@@ -168,8 +168,8 @@ def stopping(save: Callable[[Simulation], None]) -> Callable[[Simulation], None]
 
 
 def files(of: RunConfig, about: object = 0) -> Path | None:
-    simulation: Simulation = prepare(of)[0]
-    return TrainedModels(Path("trained"), of).file([[node] for node in simulation.nodes], about)
+    simulation: Simulation = build_simulation(of)[0]
+    return TrainedModels(Path("trained"), of).model_file([[node] for node in simulation.nodes], about)
 
 
 def test_nodes_that_would_train_otherwise_have_models_of_their_own() -> None:
@@ -183,10 +183,10 @@ def test_nodes_that_would_train_otherwise_have_models_of_their_own() -> None:
     ]
     found = [files(other) for other in others]
     assert len({*found, files(base), files(base, "another span")}) == 5
-    one, other = (prepare(base)[0] for _ in range(2))
+    one, other = (build_simulation(base)[0] for _ in range(2))
     with torch.no_grad():
         next(other.nodes[1].model.parameters()).view(-1)[0] += 1e-6
-    keys = [TrainedModels(Path("trained"), base).file([made.nodes]) for made in (one, other)]
+    keys = [TrainedModels(Path("trained"), base).model_file([made.nodes]) for made in (one, other)]
     assert keys[0] != keys[1]
 
 

@@ -134,7 +134,7 @@ def test_predictions_have_one_line_per_example(run: Path, command: Main, tmp_pat
     assert json.loads(out) == {"answers": 3, "file": str(tmp_path / "answers.csv")}
     lines = list(csv.DictReader((tmp_path / "answers.csv").open(encoding="utf-8")))
     assert [line["example"] for line in lines] == ["0", "1", "2"]
-    assert [line["answer"] for line in lines[:2]] == ["yes", "no"]
+    assert [line["prediction"] for line in lines[:2]] == ["yes", "no"]
     assert all(float(line["no"]) + float(line["yes"]) == pytest.approx(1, abs=1e-5) for line in lines)
     (tmp_path / "new.csv").write_text("sex,age\nf,190\n", encoding="utf-8")
     code, _, err = command("predict", run, tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
@@ -208,7 +208,7 @@ def test_model_card_omits_unreleased_counts(run: Path, tmp_path: Path) -> None:
 
     def card(*leaves: str, mechanism: str = "none") -> str:
         privacy = {"nodes": [{"name": "node-0", "mechanism": mechanism}]}
-        file.write_text(json.dumps({**result, "leaves": leaves, "privacy": privacy}), encoding="utf-8")
+        file.write_text(json.dumps({**result, "releases": leaves, "privacy": privacy}), encoding="utf-8")
         return model_card(tmp_path / "run", "rows", "")
 
     assert "| node | examples | no | yes |" in card("label counts", "parameters")

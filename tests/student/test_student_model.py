@@ -20,7 +20,7 @@ from fedstill.data import load, make_data_config, new_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
-from fedstill.runs.run_warnings import digests
+from fedstill.runs.run_warnings import input_hashes
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.export import export
 from fedstill.student.predict import predict
@@ -187,7 +187,7 @@ def test_survival_predictions_are_survival_probabilities(tmp_path: Path) -> None
 def test_map_predictions_are_exported_but_not_written_to_csv(tmp_path: Path) -> None:
     spec = InputSpec(TASKS["segmentation"](), ("background", "tumor"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))
-    with pytest.raises(MethodRefused, match="answers with maps"):
+    with pytest.raises(MethodRefused, match="predicts maps"):
         predict(student, "x.npz", NewDataOptions(), tmp_path / "a.csv")
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
     with pytest.raises(ModelError, match="'unet' cannot be exported as huggingface"):
@@ -273,7 +273,7 @@ def test_maps_are_resized_as_in_run(tmp_path: Path) -> None:
     run = load(make_data_config(str(tmp_path / "scans.npz"), size=8), task)
     data = load_labeled(str(tmp_path / "scans.npz"), InputSpec.from_data(task, run), NewDataOptions(fit=True))
     own = torch.cat([run.train.inputs, run.test.inputs])
-    assert set(digests(own)) == set(digests(data.inputs))
+    assert set(input_hashes(own)) == set(input_hashes(data.inputs))
     _, pixels = load_unlabeled(
         str(tmp_path / "scans.npz"), InputSpec.from_data(task, run), NewDataOptions(fit=True)
     )

@@ -16,17 +16,17 @@ from fedstill.tasks.multi_label import MultiLabel
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation
 
-IMAGES, WHOLE = torch.zeros(2, 1, 8, 12), (2, 8, 12)
+IMAGES, MAP_SHAPE = torch.zeros(2, 1, 8, 12), (2, 8, 12)
 CLASSES, FINDINGS, MAPS = (
     torch.tensor([0, 2]),
     torch.tensor([[0, 1, -1], [-1, -1, -1]]),
-    torch.zeros(WHOLE).long(),
+    torch.zeros(MAP_SHAPE).long(),
 )
 IDS = torch.tensor([[4, 1, 0], [0, 0, 0]])  # an empty text among them
 ONE, MANY, MAP = Classification(3), MultiLabel(3), Segmentation(3)
 TEXT, RECONSTRUCTION = TextClassification(3), Reconstruction()
-SPOILT = IMAGES.clone()
-SPOILT[1, 0, 3, 3] = math.nan
+NAN_IMAGES = IMAGES.clone()
+NAN_IMAGES[1, 0, 3, 3] = math.nan
 MAP_5, MAP_NEGATIVE = MAPS.clone(), MAPS.clone()
 MAP_5[1, 2:4, 2:4], MAP_NEGATIVE[0, 0, 0] = 5, -1
 
@@ -43,12 +43,12 @@ MAP_5[1, 2:4, 2:4], MAP_NEGATIVE[0, 0, 0] = 5, -1
         (ONE, torch.zeros(2, 3, 8, 12), CLASSES),
     ],
 )
-def test_sound_data_pass(task: Task, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+def test_accepts_valid_data(task: Task, inputs: torch.Tensor, targets: torch.Tensor) -> None:
     task.check(TensorData(inputs, targets), "train")
 
 
 @pytest.mark.parametrize(
-    ("task", "inputs", "targets", "said"),
+    ("task", "inputs", "targets", "message"),
     [
         (ONE, IMAGES[:0], CLASSES[:0], "there are no examples"),
         (ONE, IMAGES[:, 0], CLASSES, r"inputs are float32 of shape \(2, 8, 12\) \(expected float32"),
@@ -62,7 +62,7 @@ def test_sound_data_pass(task: Task, inputs: torch.Tensor, targets: torch.Tensor
         (MAP, IMAGES[..., :10], MAPS[..., :10], "images are 8 x 10"),
         (ONE, IMAGES[:, :0], CLASSES, r"\(2, 0, 8, 12\) \(expected one or more of each"),
         (ONE, IMAGES, CLASSES[:1], "2 inputs but 1 targets"),
-        (MANY, SPOILT, FINDINGS, "1 examples hold NaN or infinity, the first is example 1"),
+        (MANY, NAN_IMAGES, FINDINGS, "1 examples hold NaN or infinity, the first is example 1"),
         (ONE, -1 / IMAGES.abs(), CLASSES, "2 examples hold NaN or infinity, the first is example 0"),
         (ONE, IMAGES, CLASSES.int(), r"targets are int32 of shape .* \(expected one int64 class index"),
         (ONE, IMAGES, CLASSES[:, None], r"targets are int64 of shape \(2, 1\)"),
@@ -84,11 +84,13 @@ def test_sound_data_pass(task: Task, inputs: torch.Tensor, targets: torch.Tensor
         (RECONSTRUCTION, IMAGES, IMAGES[..., :8], "expected equal ones"),
         (RECONSTRUCTION, IMAGES[:, :, :4], IMAGES[:, :, :4], r"images are 4 x 12 \(expected 8 x 8 or more"),
         (RECONSTRUCTION, IMAGES, IMAGES + 1.5, r"targets lie in 1\.5\.\.1\.5"),
-        (RECONSTRUCTION, IMAGES, SPOILT, "targets as inputs: 1 examples hold NaN"),
+        (RECONSTRUCTION, IMAGES, NAN_IMAGES, "targets as inputs: 1 examples hold NaN"),
     ],
 )
-def test_each_fault_has_its_line(task: Task, inputs: torch.Tensor, targets: torch.Tensor, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
+def test_rejects_invalid_data_in_one_line(
+    task: Task, inputs: torch.Tensor, targets: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
         task.check(TensorData(inputs, targets), "train of x")
     assert str(caught.value).startswith("train of x: ")
     assert "\n" not in str(caught.value)

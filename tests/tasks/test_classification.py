@@ -18,7 +18,7 @@ TASK = Classification(3)
 SURE = 1e4
 
 
-def test_the_loss_is_each_models_own_mean_cross_entropy() -> None:
+def test_loss_is_mean_cross_entropy_per_model() -> None:
     outputs = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2]])
     expected = torch.stack([F.cross_entropy(outputs[g], targets[g]) for g in range(2)])
@@ -27,21 +27,21 @@ def test_the_loss_is_each_models_own_mean_cross_entropy() -> None:
     torch.testing.assert_close(losses, expected)
 
 
-def test_smoothing_spreads_its_share_of_the_label_over_all_classes() -> None:
+def test_label_smoothing_spreads_share_over_all_classes() -> None:
     outputs = torch.tensor([[[2.0, 0.0, 0.0]]])
     log_q = outputs[0, 0].log_softmax(0)
     expected = -(0.7 * log_q[0] + 0.3 * log_q.mean())
     torch.testing.assert_close(TASK.loss(outputs, torch.tensor([[0]]), 0.3), expected[None])
 
 
-def test_counts_name_every_class_even_an_absent_one() -> None:
+def test_counts_include_absent_classes() -> None:
     data = TensorData(torch.zeros(4, 1, 8, 8), torch.tensor([1, 1, 0, 1]))
     counts = TASK.counts(data)
     assert counts.tolist() == [1.0, 3.0, 0.0]
     assert counts.dtype == torch.float32
 
 
-def test_confidence_is_low_where_nodes_are_sure_and_uniqueness_where_they_differ() -> None:
+def test_confidence_and_uniqueness_losses_by_hand() -> None:
     pi = torch.tensor([0.5, 0.5])
     unsure, sure = torch.zeros(2, 1, 3), torch.tensor([[[SURE, 0.0, 0.0]], [[SURE, 0.0, 0.0]]])
     split = torch.tensor([[[SURE, 0.0, 0.0]], [[0.0, SURE, 0.0]]])
@@ -51,7 +51,7 @@ def test_confidence_is_low_where_nodes_are_sure_and_uniqueness_where_they_differ
     assert TASK.uniqueness_loss(split, pi).item() == pytest.approx(-math.log(2))
 
 
-def test_balance_is_lowest_for_a_batch_that_shows_all_classes_alike() -> None:
+def test_balance_loss_is_lowest_for_even_batch() -> None:
     each_once = SURE * torch.eye(3)
     assert TASK.balance_loss(each_once).item() == pytest.approx(-math.log(3))
     lopsided = SURE * torch.eye(3)[[0, 0, 1]]
@@ -72,21 +72,21 @@ OUTPUTS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 5.0], [1.0,
 TARGETS = torch.tensor([0, 1, 2, 2])
 
 
-def test_figures_by_hand() -> None:
-    told = TASK.compute_metrics(OUTPUTS, TARGETS)
-    assert list(told) == [metric.key for metric in TASK.metrics]
-    assert told["accuracy"] == 75.0
-    assert told["balanced_accuracy"] == pytest.approx(100 * (1 + 1 + 1 / 2) / 3)
-    assert told["macro_f1"] == pytest.approx(100 * (2 / 3 + 1 + 2 / 3) / 3)
+def test_classification_metrics_by_hand() -> None:
+    metrics = TASK.compute_metrics(OUTPUTS, TARGETS)
+    assert list(metrics) == [metric.key for metric in TASK.metrics]
+    assert metrics["accuracy"] == 75.0
+    assert metrics["balanced_accuracy"] == pytest.approx(100 * (1 + 1 + 1 / 2) / 3)
+    assert metrics["macro_f1"] == pytest.approx(100 * (2 / 3 + 1 + 2 / 3) / 3)
     # Classes 0 and 1 are above all others. Of class 2 one of four pairs ties (0.212 both).
-    assert told["auc"] == pytest.approx(100 * (1 + 1 + 3.5 / 4) / 3)
+    assert metrics["auc"] == pytest.approx(100 * (1 + 1 + 3.5 / 4) / 3)
     sure = OUTPUTS.double().softmax(1).amax(1)  # the second and the last in one bin, half of them right
     off = (1 - sure[0]) + (1 - sure[2]) + 2 * (sure[1] - 0.5)
-    assert told["ece"] == pytest.approx(100 * off.item() / 4)
+    assert metrics["ece"] == pytest.approx(100 * off.item() / 4)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_figures_are_those_of_scikit_learn_and_torchmetrics(classes: int) -> None:
+def test_metrics_equal_scikit_learn_and_torchmetrics(classes: int) -> None:
     from sklearn import metrics
     from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -104,33 +104,33 @@ def test_figures_are_those_of_scikit_learn_and_torchmetrics(classes: int) -> Non
             torch.from_numpy(p), torch.from_numpy(true), num_classes=p.shape[1], n_bins=15
         ).item(),
     }
-    told = {name: classification.METRIC_FUNCTIONS[name](p, true) for name in expected}
-    assert told == pytest.approx({name: 100 * value for name, value in expected.items()})
+    values = {name: classification.METRIC_FUNCTIONS[name](p, true) for name in expected}
+    assert values == pytest.approx({name: 100 * value for name, value in expected.items()})
     labels = range(p.shape[1])
     counts = metrics.confusion_matrix(true, p.argmax(1), labels=labels).tolist()
     assert classification.confusion_counts(p, true) == counts
 
 
-def test_of_two_classes_auprc_is_of_the_second() -> None:
+def test_auprc_of_two_classes_is_of_the_second() -> None:
     p = torch.tensor([0.9, 0.8, 0.3, 0.1])  # of class 1; the first and the third are: 1 and 2/3
     outputs = torch.stack([(1 - p).log(), p.log()], 1)
-    told = Classification(2).compute_metrics(outputs, torch.tensor([1, 0, 1, 0]))
-    assert told["auprc"] == pytest.approx(100 * (1 + 2 / 3) / 2)
-    assert told["auc"] == pytest.approx(75.0)
+    metrics = Classification(2).compute_metrics(outputs, torch.tensor([1, 0, 1, 0]))
+    assert metrics["auprc"] == pytest.approx(100 * (1 + 2 / 3) / 2)
+    assert metrics["auc"] == pytest.approx(75.0)
 
 
-def test_inputs_are_ranked_where_probabilities_are_1_to_the_last_digit() -> None:
+def test_ranking_works_for_saturated_probabilities() -> None:
     task, targets = Classification(2), torch.tensor([0, 1, 1, 0])
     margins = torch.tensor([40.0, 60.0, 80.0, 45.0])
-    for beside in (0.0, 1e4):
-        told = task.compute_metrics(torch.stack([torch.full((4,), beside), beside + margins], 1), targets)
-        assert (told["auc"], told["auprc"]) == (100.0, 100.0)
+    for offset in (0.0, 1e4):
+        metrics = task.compute_metrics(torch.stack([torch.full((4,), offset), offset + margins], 1), targets)
+        assert (metrics["auc"], metrics["auprc"]) == (100.0, 100.0)
     # What is as far apart ties, wherever it lies.
     alike = torch.tensor([[0.0, 1.5], [7.25, 8.75], [-3.5, -2.0], [0.0, 1.5]])
     assert task.compute_metrics(alike, targets)["auc"] == 50.0
 
 
-def test_what_cannot_be_said_is_nan() -> None:
+def test_undefined_metrics_are_nan() -> None:
     one_class = TASK.compute_metrics(OUTPUTS, torch.zeros(4, dtype=torch.int64))
     assert math.isnan(one_class["auc"])
     assert math.isnan(one_class["auprc"])
@@ -140,18 +140,18 @@ def test_what_cannot_be_said_is_nan() -> None:
     assert math.isnan(broken["ece"])
     assert all(map(math.isnan, broken.values()))
     for metric in ("accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"):
-        drawn = Classification(
+        resampled = Classification(
             3, metric
         ).bootstrap_metric(  # type: ignore[arg-type]
             torch.cat([OUTPUTS[:3], torch.full((1, 3), math.nan)]), TARGETS, None, np.ones((2, 4))
         )
-        assert np.isnan(drawn).all()
+        assert np.isnan(resampled).all()
     assert TASK.compute_metrics(torch.tensor([[math.inf, 0.0, 0.0]]), torch.tensor([0]))["accuracy"] == 100.0
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric: str, classes: int) -> None:
+def test_chosen_metric_is_primary_and_weights_repeat_inputs(metric: str, classes: int) -> None:
     task = ClassificationConfig(metric=metric).make(classes)  # type: ignore[arg-type]
     assert (task.metric, len(task.metrics)) == (metric, 6)
     rng = np.random.default_rng(0)
@@ -162,47 +162,47 @@ def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric
     ](p, true)
     weights = rng.integers(0, 3, (5, 40))
     weights[0, true == 0] = 0  # a draw without a class
-    found = classification.weighted_metric(metric, p, true, weights.astype(float))
-    each = [
+    values = classification.weighted_metric(metric, p, true, weights.astype(float))
+    expected = [
         classification.METRIC_FUNCTIONS[metric](p.repeat(times, 0), true.repeat(times)) for times in weights
     ]
-    assert found == pytest.approx(each, nan_ok=True)
+    assert values == pytest.approx(expected, nan_ok=True)
 
 
-def test_the_majority_guess_knows_shares_and_no_input() -> None:
-    told = TASK.compute_metrics(TASK.prior_outputs(TARGETS), TARGETS)
-    assert told == pytest.approx(
+def test_prior_outputs_use_class_frequencies_only() -> None:
+    metrics = TASK.compute_metrics(TASK.prior_outputs(TARGETS), TARGETS)
+    assert metrics == pytest.approx(
         {"accuracy": 50.0, "balanced_accuracy": 100 / 3, "macro_f1": 200 / 9, "auc": 50.0,
          "auprc": 100 / 3, "ece": 0.0}
     )  # fmt: skip
 
 
-def test_answers_are_counted_by_true_class_and_by_confidence() -> None:
-    told = TASK.extra_results(OUTPUTS, TARGETS)
-    assert told["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
-    assert [each["examples"] for each in told["calibration"]] == [2, 1, 1]  # two are 58 % sure
-    assert [each["accuracy"] for each in told["calibration"]] == [50.0, 100.0, 100.0]
+def test_confusion_matrix_and_calibration_curve_by_hand() -> None:
+    results = TASK.extra_results(OUTPUTS, TARGETS)
+    assert results["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert [bin["examples"] for bin in results["calibration"]] == [2, 1, 1]  # two are 58 % sure
+    assert [bin["accuracy"] for bin in results["calibration"]] == [50.0, 100.0, 100.0]
     assert Classification(31).extra_results(torch.zeros(1, 31), torch.tensor([0]))["confusion"] is None
 
 
-def test_uneven_classes_are_told_with_their_shares() -> None:
+def test_advice_for_uneven_classes_names_their_shares() -> None:
     names = ("clear", "ill")
     assert Classification(2).metric_advice(torch.tensor([0, 1, 1, 0, 1]), names) is None
     uneven = torch.tensor([1] * 9 + [0])
-    told = Classification(2).metric_advice(uneven, names)
-    assert told is not None
-    assert "ill is 90.0% of the examples and clear 10.0%, where an even share is 50.0%" in told
-    assert "task.metric = auc or balanced_accuracy" in told
+    advice = Classification(2).metric_advice(uneven, names)
+    assert advice is not None
+    assert "ill is 90.0% of the examples and clear 10.0%, where an even share is 50.0%" in advice
+    assert "task.metric = auc or balanced_accuracy" in advice
     assert Classification(2, "auc").metric_advice(uneven, names) is None
 
 
-def test_tasks_are_made_by_name() -> None:
+def test_task_is_made_by_name() -> None:
     assert ClassificationConfig().make(7).classes == 7
     with pytest.raises(UnknownName, match="unknown task 'juggling'"):
         TASKS["juggling"]
 
 
-def test_the_task_is_found_by_name_and_says_that_inputs_are_tokens() -> None:
+def test_text_task_has_token_inputs() -> None:
     task = TextConfig().make(("negative", "positive"))
     assert isinstance(task, TextClassification)
     assert (task.name, task.metric, task.form == "texts", task.condition_channels, task.classes) == (

@@ -50,7 +50,7 @@ def test_entropy_by_hand() -> None:
     torch.testing.assert_close(entropy_from_probs(logits.softmax(1), 1), torch.tensor(by_hand))
 
 
-def test_entropy_runs_along_the_axis_it_is_given() -> None:
+def test_entropy_uses_the_given_axis() -> None:
     logits = torch.zeros(2, 3, 5)
     for axis, size in enumerate(logits.shape):
         expected = torch.full([n for i, n in enumerate(logits.shape) if i != axis], math.log(size))
@@ -61,7 +61,7 @@ def test_entropy_runs_along_the_axis_it_is_given() -> None:
 # --- Eq. 3 and 4 ---------------------------------------------------------------------------------
 
 
-def test_eq3_weighs_each_nodes_entropy_by_hand() -> None:
+def test_eq3_by_hand() -> None:
     coin, sure = torch.zeros(2), torch.tensor([SURE, 0.0])
     quarter = logits_of(0.25, 0.75)
     responses = torch.stack([torch.stack([coin, sure]), torch.stack([quarter, quarter])])  # (2 nodes, 2, 2)
@@ -78,7 +78,7 @@ def test_eq4_by_hand() -> None:
     assert js_divergence(responses, torch.tensor([1 / 3, 2 / 3])).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_eq4_averages_over_examples_after_mixing_nodes_not_before() -> None:
+def test_eq4_averages_over_examples_after_mixing_nodes() -> None:
     # Each example alone: full agreement. Mixed over examples there would seem to be divergence.
     responses = torch.tensor([[[SURE, 0.0], [0.0, SURE]]]).expand(2, 2, 2)
     assert js_divergence(responses, torch.tensor([0.5, 0.5])).item() == pytest.approx(0, abs=1e-6)
@@ -91,7 +91,7 @@ def test_eq4_lies_between_zero_and_the_entropy_of_pi(seed: int, nodes: int, batc
 
 
 @given(st.integers(0, 10_000))
-def test_a_nodes_offset_changes_neither_eq3_nor_eq4(seed: int) -> None:
+def test_eq3_and_eq4_ignore_logit_offsets(seed: int) -> None:
     responses, pi = random(3, 2, 4, seed=seed), random_pi(3, seed)
     moved = responses + random(3, 2, 1, seed=seed + 1, scale=50)
     torch.testing.assert_close(mean_entropy(moved, pi), mean_entropy(responses, pi))
@@ -111,9 +111,7 @@ def test_eq8_with_the_critics_ratio_by_hand() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 4))
-def test_eq8_sums_to_one_over_nodes_and_is_equal_where_nobody_has_the_class(
-    seed: int, nodes: int, batch: int
-) -> None:
+def test_eq8_sums_to_one_and_is_equal_for_absent_classes(seed: int, nodes: int, batch: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, 3, (nodes, 4), generator=generator).double()
     counts[:, 2] = 0
@@ -140,13 +138,13 @@ def test_eq9_of_log_probs_by_hand() -> None:
     torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "log_probs"), torch.tensor([expected]))
 
 
-def test_eq9_of_probs_is_the_logarithm_of_the_weighted_mean() -> None:
+def test_eq9_of_probs_is_log_of_weighted_mean() -> None:
     expected = (WEIGHTS * ANSWERS.softmax(2)).sum(0).log()
     torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "probs"), expected)
 
 
 @given(st.integers(0, 10_000))
-def test_all_but_logits_do_not_see_a_nodes_offset_but_logits_do(seed: int) -> None:
+def test_only_logits_ensemble_depends_on_logit_offsets(seed: int) -> None:
     responses = random(3, 2, 4, seed=seed)
     weights = importance_weights(random(3, 4, seed=seed + 1).exp(), random(3, 2, seed=seed + 2).exp())
     moved = responses + torch.tensor([7.0, 0.0, 0.0]).view(3, 1, 1)
@@ -175,7 +173,7 @@ def slow_consensus(responses: torch.Tensor, weights: torch.Tensor) -> torch.Tens
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 3))
-def test_consensus_equals_the_slow_loop_and_is_a_distribution(seed: int, nodes: int, batch: int) -> None:
+def test_consensus_equals_slow_loop_and_is_a_distribution(seed: int, nodes: int, batch: int) -> None:
     responses = random(nodes, batch, 4, seed=seed)
     weights = importance_weights(
         random(nodes, 4, seed=seed + 1).exp(), random(nodes, batch, seed=seed + 2).exp()
@@ -185,7 +183,7 @@ def test_consensus_equals_the_slow_loop_and_is_a_distribution(seed: int, nodes: 
     torch.testing.assert_close(out.exp().sum(1), torch.ones(batch).double())
 
 
-def test_consensus_turns_away_from_the_node_that_cannot_know() -> None:
+def test_consensus_downweights_node_without_the_class() -> None:
     # The first node holds classes 0 and 1, and takes everything for a 0. Two others know a 2.
     weights = importance_weights(torch.tensor([[9.0, 9.0, 0.0], [1.0, 1.0, 9.0], [1.0, 1.0, 9.0]]))
     for_query = logits_of(0.02, 0.02, 0.96)
@@ -196,7 +194,7 @@ def test_consensus_turns_away_from_the_node_that_cannot_know() -> None:
     assert ensemble(responses, weights, "consensus").exp()[0, 2] > max(by_class) + 0.1
 
 
-def test_no_gradient_flows_through_the_shares_of_a_consensus() -> None:
+def test_consensus_shares_have_no_gradient() -> None:
     responses = random(2, 3, 4).requires_grad_()
     even = importance_weights(torch.ones(2, 4).double())  # equal weights give equal shares, whatever is said
     (grad,) = torch.autograd.grad(ensemble(responses, even, "consensus").sum(), responses)
@@ -216,14 +214,14 @@ def test_no_gradient_flows_through_the_shares_of_a_consensus() -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 3.0, 25.0])
-def test_distance_equals_torchs_kl_times_tau_squared(tau: float) -> None:
+def test_distillation_loss_equals_torch_kl_times_tau_squared(tau: float) -> None:
     student, target = random(4, 5), random(4, 5, seed=1)
     log_s, log_t = (student / tau).log_softmax(1), (target / tau).log_softmax(1)
     expected = tau**2 * F.kl_div(log_s, log_t, reduction="none", log_target=True).sum(1)
     torch.testing.assert_close(distillation_loss(student, target, tau), expected)
 
 
-def test_the_infinite_limit_by_hand() -> None:
+def test_distillation_loss_with_infinite_tau_by_hand() -> None:
     student, target = torch.tensor([[1.0, 2.0, 6.0]]), torch.tensor([[0.0, 0.0, 0.0]])
     # centered: (-2, -1, 3); half the mean square: (4 + 1 + 9) / 6
     assert distillation_loss(student, target, math.inf).item() == pytest.approx(14 / 6)
@@ -231,7 +229,7 @@ def test_the_infinite_limit_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("tau", "within"), [(1e3, 2e-2), (10001.0, 2e-3), (1e6, 2e-4)])
-def test_a_large_finite_tau_tends_to_the_infinite_limit(
+def test_distillation_loss_with_large_tau_approaches_limit(
     tau: float, within: float, dtype: torch.dtype
 ) -> None:
     student, target = random(8, 10, scale=3).to(dtype), random(8, 10, seed=1, scale=3).to(dtype)
@@ -253,14 +251,14 @@ def flat(maps: torch.Tensor) -> torch.Tensor:
     return flat_nodes(maps[None])[0]
 
 
-def test_pixels_count_as_further_examples_in_eq3_and_eq4() -> None:
+def test_pixels_count_as_examples_in_eq3_and_eq4() -> None:
     responses, pi = random(K, B, C, H, W), random_pi(K)
     torch.testing.assert_close(mean_entropy(responses, pi), mean_entropy(flat_nodes(responses), pi))
     torch.testing.assert_close(js_divergence(responses, pi), js_divergence(flat_nodes(responses), pi))
 
 
 @pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
-def test_pixels_are_ensembled_each_for_itself(how: str) -> None:
+def test_pixels_are_ensembled_independently(how: str) -> None:
     responses = random(K, B, C, H, W)
     weights = importance_weights(random(K, C, seed=1).exp(), random(K, B, seed=2).exp())
     each_pixel = weights.repeat_interleave(H * W, 1)
@@ -269,7 +267,7 @@ def test_pixels_are_ensembled_each_for_itself(how: str) -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 5.0, 1e3, math.inf])
-def test_distance_of_maps_is_the_mean_over_pixels_one_value_an_input(tau: float) -> None:
+def test_distillation_loss_of_maps_is_mean_over_pixels(tau: float) -> None:
     student, target = random(B, C, H, W), random(B, C, H, W, seed=1)
     each = distillation_loss(flat(student), flat(target), tau).view(B, H * W).mean(1)
     torch.testing.assert_close(distillation_loss(student, target, tau), each)

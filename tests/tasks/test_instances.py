@@ -44,7 +44,7 @@ def one_hot(classes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     return np.stack([classes == kind for kind in range(3)]).astype(np.float32)
 
 
-def test_the_contour_is_two_pixels_of_the_object_and_none_of_the_background() -> None:
+def test_contour_is_two_pixels_inside_the_object() -> None:
     classes = classes_from_objects(draw_objects((4, 12, 5, 14)))
     inside = draw_objects((6, 10, 7, 12))
     assert np.array_equal(classes == 1, inside == 1)
@@ -52,7 +52,7 @@ def test_the_contour_is_two_pixels_of_the_object_and_none_of_the_background() ->
     assert classes.dtype == np.uint8
 
 
-def test_touching_objects_have_contour_between_them_and_cut_ones_none_at_the_pictures_end() -> None:
+def test_contour_separates_touching_objects_but_not_image_border() -> None:
     classes = classes_from_objects(draw_objects((0, 20, 0, 10), (0, 20, 10, 20)))
     assert classes[7].tolist() == [1] * 8 + [2] * 4 + [1] * 8
     assert (classes[0] == classes[7]).all()
@@ -64,29 +64,29 @@ def test_small_objects_keep_an_inside() -> None:
     assert (classes[8:10, 8:10] == 1).all()  # none
 
 
-def test_neighbors_far_apart_in_number_do_not_matter() -> None:
+def test_pixel_classes_ignore_object_numbers() -> None:
     labels = draw_objects((0, 9, 0, 9), (9, 18, 9, 18))
     other = np.where(labels == 2, 70_000, labels).astype(np.int32)
     assert np.array_equal(classes_from_objects(other), classes_from_objects(labels))
 
 
 @given(st.integers(0, 1000), st.booleans())
-def test_true_classes_give_back_the_objects(seed: int, touching: bool) -> None:
+def test_objects_are_restored_from_true_classes(seed: int, touching: bool) -> None:
     truth = sample_nuclei(96, 80, torch_generator(seed, "test"))
     if touching:  # grown until many meet
         truth = grow_objects(truth, np.ones(truth.shape, dtype=bool), 4)
-    found = objects_from_classes(classes_from_objects(truth))
-    assert found.max() >= truth.max()
-    assert aji(count_overlaps(found, truth)) > 0.95
+    objects = objects_from_classes(classes_from_objects(truth))
+    assert objects.max() >= truth.max()
+    assert aji(count_overlaps(objects, truth)) > 0.95
 
 
-def test_objects_are_separated_at_their_contour_and_grow_back() -> None:
+def test_touching_objects_are_separated_and_grow_back() -> None:
     truth = draw_objects((2, 12, 2, 9), (2, 12, 9, 18))
-    found = objects_from_probs(one_hot(classes_from_objects(truth)), 20)
-    assert np.array_equal(found, truth)
+    objects = objects_from_probs(one_hot(classes_from_objects(truth)), 20)
+    assert np.array_equal(objects, truth)
 
 
-def test_small_objects_are_noise_once_grown() -> None:
+def test_small_objects_are_dropped_after_growth() -> None:
     truth = draw_objects((2, 12, 2, 12), (14, 18, 14, 18))  # 100 and 16 pixels
     classes = one_hot(classes_from_objects(truth))
     assert objects_from_probs(classes, 17).max() == 1
@@ -94,29 +94,29 @@ def test_small_objects_are_noise_once_grown() -> None:
     assert objects_from_probs(classes, 101).max() == 0
 
 
-def test_numbers_have_no_gaps_where_small_objects_are_left_out() -> None:
+def test_object_numbers_have_no_gaps() -> None:
     truth = draw_objects((0, 2, 0, 2), (4, 16, 4, 16))
     assert set(np.unique(objects_from_probs(one_hot(classes_from_objects(truth)), 20))) == {0, 1}
 
 
-def test_growth_ends_at_the_background_and_near_what_is_inside() -> None:
+def test_growth_stops_at_background_and_maximum_distance() -> None:
     probabilities = np.zeros((3, 9, 40), dtype=np.float32)
     probabilities[2] = 1.0  # contour all over
     probabilities[:, 4, 4], probabilities[:, 4, 6] = (0, 1, 0), (1, 0, 0)
-    found = objects_from_probs(probabilities, 0)
-    rows, columns = np.indices(found.shape)
+    objects = objects_from_probs(probabilities, 0)
+    rows, columns = np.indices(objects.shape)
     near = np.abs(rows - 4) + np.abs(columns - 4) <= 4  # twice the contour's two pixels
     near[4, 6:9] = False  # background, and what is further away around it
-    assert np.array_equal(found == 1, near)
+    assert np.array_equal(objects == 1, near)
 
 
-def test_an_unsure_pixel_is_of_no_object() -> None:
+def test_uncertain_pixels_form_no_object() -> None:
     third = np.full((3, 8, 8), 1 / 3, dtype=np.float32)
     assert objects_from_probs(third, 0).max() == 0
 
 
 @pytest.mark.parametrize("kind", [0, 2])
-def test_without_an_inside_there_is_no_object(kind: int) -> None:
+def test_object_needs_inside_pixels(kind: int) -> None:
     probabilities = np.zeros((3, 8, 8), dtype=np.float32)
     probabilities[kind] = 1.0
     assert objects_from_probs(probabilities, 0).max() == 0
@@ -147,19 +147,19 @@ def object_metrics(prediction: Map, truth: Map) -> tuple[float, float, float]:
 # --- by hand ---------------------------------------------------------------------------------------
 
 
-def test_equal_maps_are_perfect_whatever_the_numbers() -> None:
+def test_equal_maps_are_perfect_with_any_numbers() -> None:
     truth = draw_small_objects((0, 2, 0, 3), (2, 4, 4, 8))
     assert object_metrics(np.where(truth == 1, 40, truth * 3), truth) == (1, 1, 1)
 
 
-def test_empty_sides() -> None:
+def test_object_metrics_of_empty_maps() -> None:
     some = draw_small_objects((0, 2, 0, 3))
     assert object_metrics(NO_OBJECTS, NO_OBJECTS) == (1, 1, 1)
     assert object_metrics(NO_OBJECTS, some) == (0, 0, 0)
     assert object_metrics(some, NO_OBJECTS) == (0, 0, 0)
 
 
-def test_no_prediction_is_assigned_twice_and_the_best_pair_comes_first() -> None:
+def test_aji_matches_best_pairs_first_and_once() -> None:
     # In order of true objects the first would take the prediction with 2 of 12; the second has 8 of 10.
     truth = draw_small_objects((0, 2, 0, 2), (0, 2, 2, 6))
     prediction = draw_small_objects((0, 2, 1, 6))  # 10: 2 of the first, 8 of the second
@@ -199,7 +199,7 @@ def slow_aji(prediction: Map, truth: Map) -> float:
 
 
 @given(st.integers(0, 10_000))
-def test_figures_equal_the_slow_definitions(seed: int) -> None:
+def test_object_metrics_equal_slow_definitions(seed: int) -> None:
     prediction, truth = random_map(seed), random_map(seed + 20_000)
     if not (prediction.any() and truth.any()):
         return
@@ -209,7 +209,7 @@ def test_figures_equal_the_slow_definitions(seed: int) -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_figures_do_not_see_which_numbers_objects_have_and_stay_in_range(seed: int) -> None:
+def test_object_metrics_ignore_numbers_and_stay_in_range(seed: int) -> None:
     prediction, truth = random_map(seed), random_map(seed + 20_000)
     other = np.random.default_rng(seed).permutation(np.arange(1, 60))[:6]
     other[0] = 0  # the background stays
@@ -220,7 +220,7 @@ def test_figures_do_not_see_which_numbers_objects_have_and_stay_in_range(seed: i
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_panoptic_quality_is_monais(seed: int) -> None:
+def test_panoptic_quality_equals_monai(seed: int) -> None:
     metrics = pytest.importorskip("monai.metrics")
     rng = np.random.default_rng(seed)
     truth = np.arange(1, 17).reshape(4, 4).repeat(5, 0).repeat(5, 1)
@@ -271,11 +271,11 @@ PERFECT = {"dice": 100, "object_dice": 100, "aji": 100, "pq": 100, "hd95": 0}
 TWO = draw_large_objects((2, 18, 2, 18), (2, 18, 18, 34))  # 256 pixels each, side by side
 
 
-def test_certain_and_right_is_perfect_also_where_objects_touch() -> None:
+def test_correct_prediction_of_touching_objects_is_perfect() -> None:
     assert TASK.compute_metrics(*whole(TWO)) == PERFECT
 
 
-def test_touching_nuclei_found_as_one_have_a_perfect_dice_alone() -> None:
+def test_merged_nuclei_have_perfect_dice_only() -> None:
     _, targets = whole(TWO)
     merged, _ = whole((TWO > 0).astype(np.int32))
     metrics = TASK.compute_metrics(merged, targets)
@@ -287,7 +287,7 @@ def test_touching_nuclei_found_as_one_have_a_perfect_dice_alone() -> None:
     assert metrics["pq"] == 0
 
 
-def test_one_nucleus_found_in_two_halves() -> None:
+def test_split_nucleus_metrics() -> None:
     _, targets = whole((TWO > 0).astype(np.int32))
     halves, _ = whole(TWO)
     metrics = TASK.compute_metrics(halves, targets)
@@ -296,7 +296,7 @@ def test_one_nucleus_found_in_two_halves() -> None:
     assert metrics["pq"] == 0
 
 
-def test_empty_pictures() -> None:
+def test_metrics_of_empty_images() -> None:
     nothing = draw_large_objects()
     metrics = TASK.compute_metrics(*whole(nothing))
     assert math.isnan(metrics.pop("hd95"))
@@ -307,16 +307,16 @@ def test_empty_pictures() -> None:
         assert set(metrics.values()) == {0}
 
 
-def test_figures_are_means_over_pictures() -> None:
-    told, _ = whole(TWO, draw_large_objects())
+def test_metrics_are_means_over_images() -> None:
+    outputs, _ = whole(TWO, draw_large_objects())
     _, targets = whole(TWO, TWO)
-    metrics = TASK.compute_metrics(told, targets)
+    metrics = TASK.compute_metrics(outputs, targets)
     assert metrics["aji"] == 50
     assert metrics["hd95"] == pytest.approx(math.hypot(40, 40) / 2)
-    assert TASK.case_scores(told, targets).tolist() == [100, 0]
+    assert TASK.case_scores(outputs, targets).tolist() == [100, 0]
 
 
-def test_small_finds_are_noise() -> None:
+def test_small_predicted_objects_are_dropped() -> None:
     _, targets = whole(draw_large_objects((2, 18, 2, 18)))  # 256 pixels
     small, _ = whole(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 34)))  # and 16
     large, _ = whole(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 35)))  # and 20
@@ -324,18 +324,18 @@ def test_small_finds_are_noise() -> None:
     assert TASK.compute_metrics(large, targets)["aji"] == pytest.approx(100 * 256 / 276)
 
 
-def test_the_objects_of_a_picture_can_be_had_for_drawing() -> None:
-    told, _ = whole(TWO)
-    found = TASK.display_map(told[0].softmax(0))
-    assert found.dtype == torch.int32
-    assert torch.equal(found, torch.from_numpy(TWO))
+def test_display_map_shows_objects() -> None:
+    outputs, _ = whole(TWO)
+    objects = TASK.display_map(outputs[0].softmax(0))
+    assert objects.dtype == torch.int32
+    assert torch.equal(objects, torch.from_numpy(TWO))
 
 
 # --- patches ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [20, 10])
-def test_patches_are_judged_as_the_picture_they_were_cut_from(step: int) -> None:
+def test_patches_are_evaluated_as_whole_image(step: int) -> None:
     outputs, targets, cases = cut(20, step, TWO, draw_large_objects((10, 30, 10, 30)))
     assert TASK.compute_metrics(outputs, targets, cases) == PERFECT
     # by themselves, the parts of a nucleus would each be one
@@ -343,7 +343,7 @@ def test_patches_are_judged_as_the_picture_they_were_cut_from(step: int) -> None
     assert len(TASK.case_scores(outputs, targets)) == len(outputs)
 
 
-def test_the_truth_is_the_objects_of_the_case() -> None:
+def test_true_objects_come_from_the_case() -> None:
     outputs, targets, cases = cut(20, 20, TWO)
     other = draw_large_objects((2, 18, 2, 34))  # the same pixels, but one object
     of_case = CaseIndex(cases.case_ids, cases.names, cases.sites, cases.corners, cases.sizes, (other,))
@@ -352,7 +352,7 @@ def test_the_truth_is_the_objects_of_the_case() -> None:
     assert TASK.compute_metrics(outputs, targets, without) == PERFECT  # from the targets, stitched
 
 
-def test_a_part_of_the_cases_keeps_their_numbers() -> None:
+def test_subset_of_cases_keeps_case_ids() -> None:
     outputs, targets, cases = cut(20, 20, draw_large_objects(), TWO)
     second = torch.nonzero(cases.case_ids == 1).flatten()
     part = cases.subset(second)
@@ -360,14 +360,14 @@ def test_a_part_of_the_cases_keeps_their_numbers() -> None:
     assert TASK.case_scores(outputs[second], targets[second], part).tolist() == [100]
 
 
-def test_only_what_patches_cover_is_judged() -> None:
+def test_only_covered_pixels_are_evaluated() -> None:
     outputs, targets, cases = cut(20, 20, draw_large_objects((2, 18, 2, 18), (2, 18, 22, 38)))
     upper_left = torch.tensor([0])
     metrics = TASK.compute_metrics(outputs[upper_left], targets[upper_left], cases.subset(upper_left))
     assert metrics == PERFECT
 
 
-def test_probabilities_and_not_logits_are_averaged_where_patches_overlap() -> None:
+def test_overlapping_patches_average_probabilities() -> None:
     outputs, targets, cases = cut(40, 40, TWO)
     # Three patches of one place: one is very sure that there is nothing, two are fairly sure of the truth.
     none = torch.zeros_like(outputs)
@@ -375,14 +375,14 @@ def test_probabilities_and_not_logits_are_averaged_where_patches_overlap() -> No
     thrice = CaseIndex(
         torch.tensor([0, 0, 0]), cases.names, cases.sites, torch.zeros(3, 2).long(), ((40, 40),), (TWO,)
     )
-    told = torch.cat([none, outputs / 4, outputs / 4])
-    assert TASK.compute_metrics(told, targets.repeat(3, 1, 1), thrice)["aji"] == 100
+    patches = torch.cat([none, outputs / 4, outputs / 4])
+    assert TASK.compute_metrics(patches, targets.repeat(3, 1, 1), thrice)["aji"] == 100
 
 
 # --- maps ------------------------------------------------------------------------------------------
 
 
-def test_maps_are_the_classes_and_labels_give_them_back() -> None:
+def test_label_maps_are_classes_and_targets_restore_them() -> None:
     _, targets = whole(TWO)
     maps = TASK.label_maps(TensorData(torch.zeros(1, 3, 40, 40), targets))
     assert maps.dtype == torch.uint8
@@ -390,11 +390,11 @@ def test_maps_are_the_classes_and_labels_give_them_back() -> None:
     assert TASK.encode_maps(maps).shape == (1, 3, 40, 40)
 
 
-def test_drawn_maps_have_objects_with_contours() -> None:
+def test_sampled_maps_have_objects_with_contours() -> None:
     maps = TASK.sample_maps(3, 64, 48, torch_generator(0, "test"))
     assert maps.shape == (3, 64, 48)
     assert maps.dtype == torch.uint8
-    assert all(set(drawn.unique().tolist()) == {0, 1, 2} for drawn in maps)
+    assert all(set(classes.unique().tolist()) == {0, 1, 2} for classes in maps)
     assert not torch.equal(maps[0], maps[1])
     outputs = 40 * torch.nn.functional.one_hot(maps.long(), 3).movedim(-1, 1).float()
     assert TASK.compute_metrics(outputs, maps.long()) == PERFECT | {
@@ -406,14 +406,14 @@ def test_drawn_maps_have_objects_with_contours() -> None:
 # --- configuration ---------------------------------------------------------------------------------
 
 
-def test_contours_weigh_double() -> None:
+def test_contours_have_double_weight() -> None:
     task = InstancesConfig().make(["background", "inside", "contour"])
     assert isinstance(task, Instances)
     assert task.class_weights is not None
     assert task.class_weights.tolist() == [1, 1, 2]
 
 
-def test_there_are_three_classes() -> None:
+def test_rejects_other_class_counts() -> None:
     with pytest.raises(ArgumentError, match="background, inside and contour"):
         InstancesConfig().make(2)
 
@@ -430,29 +430,29 @@ def cases(of: list[int], places: list[tuple[int, int]], *sizes: tuple[int, int])
 PLACES = [(0, 0), (0, 3), (4, 0), (4, 3)]
 
 
-def test_patches_that_overlap_give_back_the_picture_in_any_order() -> None:
+def test_overlapping_patches_restore_image_in_any_order() -> None:
     picture = torch.randn(2, 10, 9, generator=torch.Generator().manual_seed(0))
     order = [2, 0, 3, 1]
     patches = pieces(picture, PLACES, 6)[order]
-    ((found, covered),) = stitch_patches(patches, cases([0] * 4, [PLACES[n] for n in order], (10, 9)))
-    torch.testing.assert_close(found, picture)
+    ((image, covered),) = stitch_patches(patches, cases([0] * 4, [PLACES[n] for n in order], (10, 9)))
+    torch.testing.assert_close(image, picture)
     assert covered.all()
 
 
-def test_each_case_has_its_own_picture() -> None:
+def test_each_case_is_stitched_separately() -> None:
     patches = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
-    found = list(stitch_patches(patches, cases([2, 0, 2], [(0, 0), (0, 0), (2, 0)], (2, 2), (9, 9), (4, 2))))
-    assert [one.shape for one, _ in found] == [(1, 2, 2), (1, 4, 2)]
-    assert found[1][0].flatten().tolist() == [0.0] * 4 + [2.0] * 4
+    images = list(stitch_patches(patches, cases([2, 0, 2], [(0, 0), (0, 0), (2, 0)], (2, 2), (9, 9), (4, 2))))
+    assert [one.shape for one, _ in images] == [(1, 2, 2), (1, 4, 2)]
+    assert images[1][0].flatten().tolist() == [0.0] * 4 + [2.0] * 4
 
 
-def test_what_no_patch_covers_is_said() -> None:
-    ((found, covered),) = stitch_patches(torch.ones(1, 1, 2, 2), cases([0], [(1, 1)], (4, 4)))
+def test_uncovered_pixels_are_reported() -> None:
+    ((image, covered),) = stitch_patches(torch.ones(1, 1, 2, 2), cases([0], [(1, 1)], (4, 4)))
     assert covered.nonzero().tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
-    assert found.sum() == 4
+    assert image.sum() == 4
 
 
-def test_what_sticks_out_of_a_picture_smaller_than_a_patch_is_cut_off() -> None:
+def test_patch_larger_than_image_is_cropped() -> None:
     patch = torch.arange(16.0).view(1, 1, 4, 4)
-    ((found, _),) = stitch_patches(patch, cases([0], [(0, 0)], (3, 2)))
-    assert torch.equal(found, patch[0, :, :3, :2])
+    ((image, _),) = stitch_patches(patch, cases([0], [(0, 0)], (3, 2)))
+    assert torch.equal(image, patch[0, :, :3, :2])

@@ -33,7 +33,7 @@ TASKS: list[MapTask] = [
 # --- the loss --------------------------------------------------------------------------------------
 
 
-def test_the_cross_entropy_by_hand() -> None:
+def test_weighted_cross_entropy_by_hand() -> None:
     # Two pixels, one image: p(true) is 1/2 for a pixel of class 0, 1/4 for one of class 1 that weighs 3.
     outputs = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]).view(1, 1, 2, 1, 2)
     targets = torch.tensor([[[[0, 1]]]])
@@ -43,7 +43,7 @@ def test_the_cross_entropy_by_hand() -> None:
     )
 
 
-def test_the_soft_dice_by_hand() -> None:
+def test_soft_dice_by_hand() -> None:
     # Four pixels: one of class 1; p of class 1 is 0.8 there and 0.5, 0.5, 0 elsewhere.
     p = torch.tensor([0.8, 0.5, 0.5, 1e-9])
     outputs = torch.stack([(1 - p).log(), p.log()]).view(1, 2, 2, 2)
@@ -52,7 +52,7 @@ def test_the_soft_dice_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_soft_dice_is_monais(seed: int) -> None:
+def test_soft_dice_equals_monai(seed: int) -> None:
     losses = pytest.importorskip("monai.losses")
     outputs, targets = batch(seed)
     theirs = losses.DiceLoss(
@@ -67,7 +67,7 @@ def test_the_soft_dice_is_monais(seed: int) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_examples_count_each_by_itself_and_evenly(task: MapTask) -> None:
+def test_loss_is_mean_over_examples(task: MapTask) -> None:
     outputs, targets = batch()
     alone = task.loss(outputs[0].unsqueeze(1), targets[0].unsqueeze(1))  # as private training asks
     assert alone.shape == (B,)
@@ -75,7 +75,7 @@ def test_examples_count_each_by_itself_and_evenly(task: MapTask) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_network_without_a_clue_learns_from_the_loss(task: MapTask) -> None:
+def test_minimizing_loss_fits_targets(task: MapTask) -> None:
     _, targets = batch()
     outputs = torch.zeros(G, B, C, H, W, requires_grad=True)
     optimizer = torch.optim.SGD([outputs], 50.0)
@@ -93,7 +93,7 @@ def data(targets: torch.Tensor) -> TensorData:
     return TensorData(torch.zeros(len(targets), 1, 4, 8), targets)
 
 
-def test_counts_are_shares_of_pixels_that_sum_to_the_examples() -> None:
+def test_counts_are_pixel_shares_summing_to_examples() -> None:
     targets = torch.zeros(3, 4, 8, dtype=torch.int64)
     targets[0, :, :2] = 2  # a quarter
     targets[1] = 1
@@ -103,7 +103,7 @@ def test_counts_are_shares_of_pixels_that_sum_to_the_examples() -> None:
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 1.0, 1.0, 1.0)])
-def test_class_weights_of_another_number_of_classes_are_refused(weights: tuple[float, ...]) -> None:
+def test_rejects_wrong_number_of_class_weights(weights: tuple[float, ...]) -> None:
     with pytest.raises(ArgumentError, match=r"task.class_weights .* one for each of 3 classes"):
         Segmentation(3, weights)
 
@@ -111,11 +111,11 @@ def test_class_weights_of_another_number_of_classes_are_refused(weights: tuple[f
 # --- conditions ------------------------------------------------------------------------------------
 
 
-def test_a_condition_has_a_channel_for_each_code() -> None:
+def test_encoded_map_has_one_channel_per_code() -> None:
     condition = Instances().encode_maps(torch.tensor([[[0, 1], [2, 1]]], dtype=torch.uint8))
     assert condition.dtype == torch.float32
     assert condition.tolist() == [[[[1, -1], [-1, -1]], [[-1, 1], [-1, 1]], [[-1, -1], [1, -1]]]]
 
 
-def test_made_to_order_inputs_need_no_balance() -> None:
+def test_balance_loss_is_zero_with_label_maps() -> None:
     assert Instances().balance_loss(torch.randn(2, 3, 4, 4)) == 0

@@ -18,7 +18,7 @@ from fedstill.tasks.multi_label import MultiLabel, MultiLabelConfig
 
 TASK = MultiLabel(3)
 SURE = 1e4
-EVERY = ("logits", "log_probs", "probs", "consensus")
+ENSEMBLES = ("logits", "log_probs", "probs", "consensus")
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
@@ -37,7 +37,7 @@ def pairs(z: torch.Tensor) -> torch.Tensor:
 # --- loss -------------------------------------------------------------------------------------------
 
 
-def test_the_loss_by_hand_over_known_labels_only() -> None:
+def test_loss_by_hand_ignores_unknown_labels() -> None:
     outputs = torch.tensor([[[0.0, logit(0.8), SURE], [logit(0.25), 7.0, -7.0]]])
     targets = torch.tensor([[[1, 0, -1], [1, -1, -1]]])
     first = (math.log(2) - math.log(0.2)) / 2  # the third label would cost 10,000
@@ -45,7 +45,7 @@ def test_the_loss_by_hand_over_known_labels_only() -> None:
     torch.testing.assert_close(TASK.loss(outputs, targets), torch.tensor([(first + second) / 2]))
 
 
-def test_an_example_without_a_known_label_costs_nothing_and_teaches_nothing() -> None:
+def test_example_without_known_labels_has_no_loss_or_gradient() -> None:
     outputs = draw(1, 2, 3).requires_grad_()
     targets = torch.tensor([[[-1, -1, -1], [1, 0, 0]]])
     loss = TASK.loss(outputs, targets)
@@ -57,7 +57,7 @@ def test_an_example_without_a_known_label_costs_nothing_and_teaches_nothing() ->
     assert (outputs.grad[0, 1] != 0).all()
 
 
-def test_smoothing_spreads_its_share_over_a_labels_two_answers() -> None:
+def test_label_smoothing_spreads_share_over_both_values() -> None:
     outputs, targets = draw(1, 5, 3), torch.randint(0, 2, (1, 5, 3), generator=torch.Generator())
     two = F.cross_entropy(pairs(outputs[0]), 1 - targets[0], label_smoothing=0.3)  # class 0 is "there"
     torch.testing.assert_close(TASK.loss(outputs, targets, 0.3)[0], two)
@@ -66,7 +66,7 @@ def test_smoothing_spreads_its_share_over_a_labels_two_answers() -> None:
 # --- counts -----------------------------------------------------------------------------------------
 
 
-def test_counts_are_of_examples_that_have_a_label() -> None:
+def test_counts_are_examples_with_the_label() -> None:
     targets = torch.tensor([[1, 0, -1], [1, 1, -1], [0, -1, -1]])
     counts = TASK.counts(TensorData(torch.zeros(3, 1, 8, 8), targets))
     assert counts.tolist() == [2, 1, 0]
@@ -75,7 +75,7 @@ def test_counts_are_of_examples_that_have_a_label() -> None:
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.integers(2, 9))
 @settings(max_examples=30, deadline=None)
-def test_one_record_moves_the_counts_by_no_more_than_is_said(seed: int, labels: int, records: int) -> None:
+def test_one_record_changes_counts_by_at_most_the_sensitivity(seed: int, labels: int, records: int) -> None:
     targets = torch.randint(-1, 2, (records, labels), generator=torch.Generator().manual_seed(seed))
     targets[0] = 1 if seed % 2 else targets[0]
     task, x = MultiLabel(labels), torch.zeros(records, 1, 4, 4)
@@ -85,12 +85,12 @@ def test_one_record_moves_the_counts_by_no_more_than_is_said(seed: int, labels: 
         assert moved.abs().sum().item() == task.count_sensitivity, "a record with every label"
 
 
-def test_who_knows_no_label_weighs_nothing_there() -> None:
+def test_node_without_a_label_has_weight_zero() -> None:
     counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
     weights = TASK.importance_weights(counts).squeeze(1)
     assert weights.tolist() == [[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]
     responses = torch.tensor([[[1.0, SURE, 1.0]], [[1.0, -2.0, 3.0]]])
-    for how in EVERY:
+    for how in ENSEMBLES:
         assert TASK.ensemble(responses, TASK.importance_weights(counts), how)[0, 1].item() == pytest.approx(
             -2
         )
@@ -99,33 +99,33 @@ def test_who_knows_no_label_weighs_nothing_there() -> None:
 # --- FedIOD's losses ------------------------------------------------------------------------------------
 
 
-def test_confidence_and_uniqueness_are_those_of_two_classes_for_each_label() -> None:
+def test_confidence_and_uniqueness_losses_equal_binary_classification() -> None:
     responses, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
     two = pairs(responses)  # (K, B, 2, C): labels are like pixels
     torch.testing.assert_close(TASK.confidence_loss(responses, pi), formulas.mean_entropy(two, pi))
     torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -formulas.js_divergence(two, pi))
 
 
-def test_balance_is_lowest_where_each_label_is_there_in_half_of_a_batch() -> None:
+def test_balance_loss_is_lowest_for_labels_in_half_of_the_batch() -> None:
     half = SURE * torch.tensor([[1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
     rare = SURE * torch.tensor([[1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]])
     assert TASK.balance_loss(half).item() == pytest.approx(-math.log(2))
     assert TASK.balance_loss(rare).item() == pytest.approx(-math.log(2) / 3)
 
 
-def test_certain_answers_leave_all_gradients_finite() -> None:
+def test_gradients_are_finite_for_certain_responses() -> None:
     responses = torch.tensor([[[SURE, -SURE, 200.0]], [[-SURE, -200.0, 0.0]]]).requires_grad_()
     pi = torch.tensor([0.5, 0.5])
     weights = TASK.importance_weights(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
-    told = TASK.ensemble(responses, weights, "probs")
+    ensembled = TASK.ensemble(responses, weights, "probs")
     losses = (
         TASK.confidence_loss(responses, pi)
         + TASK.uniqueness_loss(responses, pi)
-        + TASK.balance_loss(told)
-        + told.sum()
+        + TASK.balance_loss(ensembled)
+        + ensembled.sum()
     )
     for tau in (1.0, 1e3, math.inf):
-        losses = losses + TASK.distillation_loss(told, responses[0], tau).sum()
+        losses = losses + TASK.distillation_loss(ensembled, responses[0], tau).sum()
     losses.backward()  # type: ignore[no-untyped-call]
     assert losses.isfinite()
     assert responses.grad is not None
@@ -135,17 +135,17 @@ def test_certain_answers_leave_all_gradients_finite() -> None:
 # --- ensembles ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", EVERY)
-def test_an_ensemble_is_that_of_two_classes_for_each_label(how: str) -> None:
+@pytest.mark.parametrize("how", ENSEMBLES)
+def test_ensembles_equal_binary_classification(how: str) -> None:
     responses = draw(3, 4, 3)
     weights = TASK.importance_weights(torch.randint(1, 5, (3, 3), generator=torch.Generator()).float())
-    apart = pairs(responses).movedim(2, 3).flatten(1, 2)  # (K, B C, 2)
-    two = Classification(2).ensemble(apart, _twice(weights, 4), how)  # (B C, 2)
+    flat = pairs(responses).movedim(2, 3).flatten(1, 2)  # (K, B C, 2)
+    two = Classification(2).ensemble(flat, repeat_weights(weights, 4), how)  # (B C, 2)
     odds = (two[:, 0] - two[:, 1]).view(4, 3)
     torch.testing.assert_close(TASK.ensemble(responses, weights, how), odds, rtol=1e-4, atol=1e-5)
 
 
-def _twice(weights: torch.Tensor, inputs: int) -> torch.Tensor:
+def repeat_weights(weights: torch.Tensor, inputs: int) -> torch.Tensor:
     """A label's weight for both of its answers: ``(K, 1, C)`` to ``(K, B C, 2)``."""
     return weights.expand(-1, inputs, -1).flatten(1).unsqueeze(2).expand(-1, -1, 2)
 
@@ -162,13 +162,13 @@ def test_expertise_by_hand() -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 3.0, 1e3])
-def test_the_distance_is_that_of_two_classes_averaged_over_labels(tau: float) -> None:
+def test_distillation_loss_equals_binary_classification(tau: float) -> None:
     student, target = draw(4, 3), draw(4, 3, seed=1)
     expected = formulas.distillation_loss(pairs(student), pairs(target), tau)
     torch.testing.assert_close(TASK.distillation_loss(student, target, tau), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_limit_of_high_temperatures_is_an_eighth_of_the_square() -> None:
+def test_distillation_loss_limit_is_an_eighth_of_the_square() -> None:
     student, target = draw(4, 3), draw(4, 3, seed=1)
     at_last = TASK.distillation_loss(student, target, math.inf)
     torch.testing.assert_close(at_last, (student - target).square().mean(1) / 8)
@@ -188,7 +188,7 @@ def test_auc_by_hand() -> None:
 
 @given(st.integers(0, 2**31), st.integers(2, 12))
 @settings(max_examples=40, deadline=None)
-def test_auc_is_the_share_of_pairs_in_order(seed: int, count: int) -> None:
+def test_auc_is_share_of_ordered_pairs(seed: int, count: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randint(-3, 4, (count, 1), generator=generator).float()  # with ties
     y = torch.randint(-1, 2, (count, 1), generator=generator)
@@ -201,7 +201,7 @@ def test_auc_is_the_share_of_pairs_in_order(seed: int, count: int) -> None:
     assert auc == pytest.approx(100 * ((ahead > 0).double() + 0.5 * (ahead == 0)).mean().item())
 
 
-def test_labels_of_one_answer_only_are_left_out_of_the_mean() -> None:
+def test_mean_auc_leaves_out_labels_with_one_value() -> None:
     outputs = draw(4, 3)
     targets = torch.tensor([[1, 1, -1], [0, 1, -1], [1, 1, -1], [0, -1, -1]])
     each = TASK.per_class(outputs, targets)
@@ -211,7 +211,7 @@ def test_labels_of_one_answer_only_are_left_out_of_the_mean() -> None:
     assert math.isnan(TASK.compute_metrics(outputs, torch.ones(4, 3, dtype=torch.int64))["auc"])
 
 
-def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
+def test_auc_is_nan_for_nan_outputs_but_not_for_infinity() -> None:
     targets = torch.tensor([[1, 1, 0], [0, 0, 1]])
     outputs = torch.tensor([[math.inf, math.nan, 0.0], [-math.inf, 0.0, 1.0]])
     each = TASK.per_class(outputs, targets)
@@ -221,7 +221,7 @@ def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
     assert np.isnan(TASK.bootstrap_metric(outputs, targets, None, np.ones((2, 2)))).all()
 
 
-def test_it_is_made_by_name() -> None:
+def test_multi_label_task_is_made_from_its_config() -> None:
     task = MultiLabelConfig().make(("Edema", "Mass"))
     assert isinstance(task, MultiLabel)
     assert (task.classes, task.count_sensitivity, task.output_shape((1, 64, 64)), task.metric) == (

@@ -24,47 +24,49 @@ def image_pair(count: int = 3, side: int = 24) -> tuple[torch.Tensor, torch.Tens
     return (true + noise * torch.randn(true.shape, generator=generator)).clamp(0, 1), true
 
 
-def test_against_scikit_image() -> None:
+def test_image_metrics_equal_scikit_image() -> None:
     metrics = pytest.importorskip("skimage.metrics")
-    found, true = image_pair()
+    predicted, true = image_pair()
     for row in range(len(true)):
-        x, y = found[row, 0].numpy(), true[row, 0].numpy()
+        x, y = predicted[row, 0].numpy(), true[row, 0].numpy()
         # scikit-image leaves the border out, which is reflected here.
         wide = (np.pad(image, 5, mode="reflect") for image in (y, x))
         expected = metrics.structural_similarity(
             *wide, data_range=1.0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
         )
-        assert reconstruction.ssim(found, true)[row].item() == pytest.approx(100 * expected, abs=1e-3)
+        assert reconstruction.ssim(predicted, true)[row].item() == pytest.approx(100 * expected, abs=1e-3)
         expected = metrics.peak_signal_noise_ratio(y, x, data_range=1.0)
-        assert reconstruction.psnr(found, true)[row].item() == pytest.approx(expected, abs=1e-4)
+        assert reconstruction.psnr(predicted, true)[row].item() == pytest.approx(expected, abs=1e-4)
         expected = metrics.normalized_root_mse(y, x, normalization="euclidean") ** 2
-        assert reconstruction.nmse(found, true)[row].item() == pytest.approx(expected, rel=1e-4)
+        assert reconstruction.nmse(predicted, true)[row].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_psnr_and_nmse_by_hand() -> None:
-    true, found = torch.full((1, 1, 8, 8), 0.5), torch.full((1, 1, 8, 8), 0.7)
-    assert reconstruction.psnr(found, true).item() == pytest.approx(-10 * math.log10(0.04))
-    assert reconstruction.nmse(found, true).item() == pytest.approx(0.04 / 0.25)
+    true, predicted = torch.full((1, 1, 8, 8), 0.5), torch.full((1, 1, 8, 8), 0.7)
+    assert reconstruction.psnr(predicted, true).item() == pytest.approx(-10 * math.log10(0.04))
+    assert reconstruction.nmse(predicted, true).item() == pytest.approx(0.04 / 0.25)
 
 
-def test_what_is_outside_the_range_is_cut_off() -> None:
+def test_predictions_are_clipped_to_the_range() -> None:
     true = torch.ones(1, 1, 16, 16)
     for name in ("ssim", "psnr", "nmse"):
         metric = getattr(reconstruction, name)
         assert metric(3 * true, true).item() == pytest.approx(metric(true, true).item())
 
 
-def test_each_image_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, true = image_pair(5)
-    together = reconstruction.ssim(found, true)
+def test_ssim_of_batches_equals_single_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted, true = image_pair(5)
+    together = reconstruction.ssim(predicted, true)
     monkeypatch.setattr(reconstruction, "IMAGES_PER_BATCH", 2)
-    torch.testing.assert_close(reconstruction.ssim(found, true), together)
-    alone = torch.cat([reconstruction.ssim(found[row : row + 1], true[row : row + 1]) for row in range(5)])
+    torch.testing.assert_close(reconstruction.ssim(predicted, true), together)
+    alone = torch.cat(
+        [reconstruction.ssim(predicted[row : row + 1], true[row : row + 1]) for row in range(5)]
+    )
     torch.testing.assert_close(alone, together)
     assert (together.diff() < 0).all()  # more noise, less alike
 
 
-def test_a_black_image_has_no_nmse() -> None:
+def test_nmse_of_black_image_is_nan() -> None:
     assert reconstruction.nmse(torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)).isnan().all()
 
 
@@ -83,7 +85,7 @@ def data(count: int = 4, side: int = 32) -> TensorData:
     return TensorData(TASK.observe(x), x)
 
 
-def test_options_reach_the_task() -> None:
+def test_config_options_reach_the_task() -> None:
     task = ReconstructionConfig(acceleration=8, center=0.04).make(1)
     assert isinstance(task, Reconstruction)
     assert (task.acceleration, task.center) == (8, 0.04)
@@ -95,7 +97,7 @@ def test_options_reach_the_task() -> None:
 # --- data ------------------------------------------------------------------------------------------
 
 
-def test_several_classes_are_refused() -> None:
+def test_rejects_several_classes() -> None:
     with pytest.raises(ArgumentError, match=r"invalid classes = 3 \(expected 1 for task reconstruction"):
         Reconstruction(3)
 
@@ -103,17 +105,17 @@ def test_several_classes_are_refused() -> None:
 # --- losses ----------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_l1_of_each_model() -> None:
+def test_loss_is_l1_per_model() -> None:
     outputs = torch.tensor([[0.5, -0.5], [1.0, 1.0]]).view(2, 2, 1, 1, 1).expand(-1, -1, -1, 4, 4)
     losses = TASK.loss(outputs, torch.zeros(2, 2, 1, 4, 4), 0.3)
     torch.testing.assert_close(losses, torch.tensor([0.5, 1.0]))
 
 
-def test_an_image_is_one_example() -> None:
+def test_counts_one_example_per_image() -> None:
     assert TASK.counts(data(3)).tolist() == [3.0]
 
 
-def test_uniqueness_is_minus_the_weighted_variance_by_hand() -> None:
+def test_uniqueness_loss_is_minus_weighted_variance() -> None:
     responses = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
     pi = torch.tensor([0.75, 0.25])
     # Mean 1: 0.75 * 1 + 0.25 * 9 = 3.
@@ -121,13 +123,13 @@ def test_uniqueness_is_minus_the_weighted_variance_by_hand() -> None:
     assert TASK.uniqueness_loss(responses[:1].expand(2, -1, -1, -1, -1), pi).item() == 0
 
 
-def test_nothing_is_gained_by_confidence_or_balance() -> None:
+def test_confidence_and_balance_losses_are_zero() -> None:
     responses = torch.randn(2, 3, 1, 4, 4)
     assert TASK.confidence_loss(responses, torch.ones(2) / 2).item() == 0
     assert TASK.balance_loss(responses[0]).item() == 0
 
 
-def test_the_ensemble_is_the_mean_by_numbers_of_images() -> None:
+def test_ensemble_is_mean_weighted_by_image_counts() -> None:
     responses = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
     weights = TASK.importance_weights(torch.tensor([[30.0], [10.0]]))
     for how in ("logits", "log_probs", "probs", "consensus"):
@@ -136,7 +138,7 @@ def test_the_ensemble_is_the_mean_by_numbers_of_images() -> None:
     torch.testing.assert_close(share, torch.tensor([[0.75], [0.25]]).expand(2, 3))
 
 
-def test_distances_by_hand() -> None:
+def test_distillation_loss_by_hand() -> None:
     student, target = torch.tensor([[1.0, -3.0]]).view(1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
     assert TASK.distillation_loss(student, target, 1.0).tolist() == [2.0]
     assert TASK.distillation_loss(student, target, math.inf).tolist() == [2.5]
@@ -145,47 +147,49 @@ def test_distances_by_hand() -> None:
 # --- evaluation ------------------------------------------------------------------------------------
 
 
-def test_metrics_are_means_over_images_in_pixels() -> None:
+def test_metrics_are_means_over_images() -> None:
     true = heads()
-    found = (true + 0.2 * torch.randn(true.shape, generator=torch.Generator().manual_seed(1))).clamp(-1, 1)
-    told = TASK.compute_metrics(found, true)
-    assert set(told) == {metric.key for metric in TASK.metrics}
-    for key in told:
-        each = getattr(reconstruction, key)((found + 1) / 2, (true + 1) / 2)
-        assert told[key] == pytest.approx(each.mean().item())
-    best = TASK.compute_metrics(true, true)
-    assert best["ssim"] > told["ssim"]
-    assert best["nmse"] == 0 < told["nmse"]
-
-
-def test_black_images_do_not_spoil_nmse() -> None:
-    true = torch.cat([heads(1), torch.full((1, 1, 32, 32), -1.0)])
-    found = true + 0.1
-    assert TASK.compute_metrics(found, true)["nmse"] == pytest.approx(
-        TASK.compute_metrics(found[:1], true[:1])["nmse"]
+    predicted = (true + 0.2 * torch.randn(true.shape, generator=torch.Generator().manual_seed(1))).clamp(
+        -1, 1
     )
-    assert math.isnan(TASK.compute_metrics(found[1:], true[1:])["nmse"])
+    metrics = TASK.compute_metrics(predicted, true)
+    assert set(metrics) == {metric.key for metric in TASK.metrics}
+    for key in metrics:
+        values = getattr(reconstruction, key)((predicted + 1) / 2, (true + 1) / 2)
+        assert metrics[key] == pytest.approx(values.mean().item())
+    best = TASK.compute_metrics(true, true)
+    assert best["ssim"] > metrics["ssim"]
+    assert best["nmse"] == 0 < metrics["nmse"]
 
 
-def test_scores_are_the_means_of_cases_that_are_here() -> None:
+def test_nmse_ignores_black_images() -> None:
+    true = torch.cat([heads(1), torch.full((1, 1, 32, 32), -1.0)])
+    predicted = true + 0.1
+    assert TASK.compute_metrics(predicted, true)["nmse"] == pytest.approx(
+        TASK.compute_metrics(predicted[:1], true[:1])["nmse"]
+    )
+    assert math.isnan(TASK.compute_metrics(predicted[1:], true[1:])["nmse"])
+
+
+def test_case_scores_are_means_over_present_cases() -> None:
     true = heads(3)
-    found = true * torch.tensor([1.0, 0.5, 0.2]).view(-1, 1, 1, 1)
-    each = TASK.case_scores(found, true)
-    assert each is not None
-    assert each.shape == (3,)
-    assert (each.diff() < 0).all()
+    predicted = true * torch.tensor([1.0, 0.5, 0.2]).view(-1, 1, 1, 1)
+    image_scores = TASK.case_scores(predicted, true)
+    assert image_scores is not None
+    assert image_scores.shape == (3,)
+    assert (image_scores.diff() < 0).all()
     cases = CaseIndex(torch.tensor([2, 0, 2]), ("a", "b", "c"), ("", "", ""))
-    told = TASK.case_scores(found, true, cases)
-    assert told is not None
-    assert told.shape == (2,)
-    assert told[0] == each[1]
-    assert told[1].item() == pytest.approx((each[0] + each[2]).item() / 2)
+    scores = TASK.case_scores(predicted, true, cases)
+    assert scores is not None
+    assert scores.shape == (2,)
+    assert scores[0] == image_scores[1]
+    assert scores[1].item() == pytest.approx((image_scores[0] + image_scores[2]).item() / 2)
 
 
 # --- inputs made to order --------------------------------------------------------------------------
 
 
-def test_what_is_observed_is_worse_and_the_more_so_the_less_is_measured() -> None:
+def test_fewer_measured_lines_give_worse_observation() -> None:
     x = heads()
     four, eight = (
         TASK.compute_metrics(task.observe(x), x)["psnr"] for task in (TASK, Reconstruction(1, 8, 0.04))
@@ -195,7 +199,7 @@ def test_what_is_observed_is_worse_and_the_more_so_the_less_is_measured() -> Non
     torch.testing.assert_close(whole, torch.ones(1, 1, 8, 8))  # one gray is all in the middle line
 
 
-def test_observing_is_in_pixels_and_lets_gradients_through() -> None:
+def test_observation_is_differentiable() -> None:
     black = torch.full((1, 1, 8, 8), -1.0)
     torch.testing.assert_close(TASK.observe(black), black)
     x = heads(1, 16).requires_grad_()
@@ -205,7 +209,7 @@ def test_observing_is_in_pixels_and_lets_gradients_through() -> None:
     torch.testing.assert_close(stacked[2, 1], TASK.observe(x.detach())[0])
 
 
-def test_maps_are_outlines_and_conditions_say_inside_and_outside() -> None:
+def test_label_maps_are_outlines_encoded_as_inside_and_outside() -> None:
     part = data(2)
     maps = TASK.label_maps(part)
     assert maps.shape == (2, 32, 32)
@@ -220,7 +224,7 @@ def test_maps_are_outlines_and_conditions_say_inside_and_outside() -> None:
     assert TASK.targets_from_maps(maps, part.targets) is part.targets
 
 
-def test_drawn_heads_are_one_piece_in_the_middle_and_follow_from_the_generator() -> None:
+def test_sampled_heads_are_connected_centered_and_seeded() -> None:
     maps = TASK.sample_maps(40, 48, 64, torch.Generator().manual_seed(3))
     assert maps.shape == (40, 48, 64)
     assert torch.equal(maps, TASK.sample_maps(40, 48, 64, torch.Generator().manual_seed(3)))
@@ -235,7 +239,7 @@ whole = st.sampled_from([8, 16, 30, 64, 128, 320])
 
 
 @pytest.mark.parametrize(("acceleration", "center", "middle"), [(4, 0.08, 26), (8, 0.04, 13)])
-def test_the_fastmri_masks(acceleration: int, center: float, middle: int) -> None:
+def test_kspace_mask_follows_fastmri(acceleration: int, center: float, middle: int) -> None:
     """320 columns: 8 and 4 per cent in the middle, one line in 4 or in 8 in all."""
     mask = kspace_mask(320, acceleration, center)
     first = (320 - middle + 1) // 2
@@ -247,13 +251,13 @@ def test_the_fastmri_masks(acceleration: int, center: float, middle: int) -> Non
 
 
 @given(whole, st.integers(2, 8), st.integers(0, 50))
-def test_exactly_so_many_lines_and_the_middle_among_them(width: int, acceleration: int, seed: int) -> None:
+def test_kspace_mask_has_exact_line_count_and_center(width: int, acceleration: int, seed: int) -> None:
     mask = kspace_mask(width, acceleration, 0.1, seed)
     assert int(mask.sum()) == max(round(width / acceleration), 1)
     assert bool(mask[width // 2]) or round(width * 0.1) == 0
 
 
-def test_one_mask_for_everyone_and_another_seed_another_one() -> None:
+def test_kspace_mask_depends_on_its_seed_only() -> None:
     torch.manual_seed(0)
     first = kspace_mask(64, 4, 0.08)
     torch.manual_seed(1)
@@ -261,7 +265,7 @@ def test_one_mask_for_everyone_and_another_seed_another_one() -> None:
     assert not torch.equal(kspace_mask(64, 4, 0.08, 1), first)
 
 
-def test_a_centre_with_more_lines_than_may_be_measured_is_refused() -> None:
+def test_rejects_center_with_too_many_lines() -> None:
     with pytest.raises(ArgumentError, match=r"invalid task.center = 0.3 \(expected up to 0.25"):
         kspace_mask(64, 4, 0.3)
     assert kspace_mask(64, 4, 0.25).sum() == 16
@@ -276,7 +280,7 @@ def test_undersampling_by_hand() -> None:
     torch.testing.assert_close(undersample(image, torch.tensor([True, True])), image)
 
 
-def test_gradients_pass_and_are_right() -> None:
+def test_undersampling_gradients_are_correct() -> None:
     image = torch.rand(1, 1, 4, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: undersample(x, kspace_mask(8, 2, 0.2)), image)
     black = torch.zeros(1, 1, 8, 8, requires_grad=True)

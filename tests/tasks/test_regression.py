@@ -18,16 +18,16 @@ def numbers(*values: float) -> torch.Tensor:
     return torch.tensor(values).unsqueeze(1)
 
 
-def test_figures_by_hand() -> None:
-    true, found = numbers(-1.0, 0.0, 1.0), numbers(-0.5, 0.0, 0.0)  # errors 0.5, 0, 1 of a range of 2
-    metrics = TASK.compute_metrics(found, true)
+def test_regression_metrics_by_hand() -> None:
+    true, predicted = numbers(-1.0, 0.0, 1.0), numbers(-0.5, 0.0, 0.0)  # errors 0.5, 0, 1 of a range of 2
+    metrics = TASK.compute_metrics(predicted, true)
     assert metrics["r2"] == pytest.approx(100 * (1 - 1.25 / 2))
     assert metrics["rmse"] == pytest.approx(100 * math.sqrt(1.25 / 3) / 2)
     assert metrics["mae"] == pytest.approx(100 * 0.5 / 2)
-    assert math.isnan(TASK.compute_metrics(found, numbers(0.5, 0.5, 0.5))["r2"])
+    assert math.isnan(TASK.compute_metrics(predicted, numbers(0.5, 0.5, 0.5))["r2"])
 
 
-def test_losses_by_hand() -> None:
+def test_regression_losses_by_hand() -> None:
     outputs, targets = torch.stack([numbers(1.0, 3.0), numbers(0.0, 0.0)]), torch.zeros(2, 2, 1)
     assert TASK.loss(outputs, targets).tolist() == [5.0, 0.0]
     assert TASK.distillation_loss(outputs[0], targets[0], 1.0).tolist() == [1.0, 9.0]
@@ -37,22 +37,22 @@ def test_losses_by_hand() -> None:
 
 
 @pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
-def test_every_ensemble_is_the_weighted_mean(how: str) -> None:
+def test_all_ensembles_are_the_weighted_mean(how: str) -> None:
     responses = torch.stack([numbers(1.0, 3.0), numbers(5.0, -1.0)])
     weights = torch.tensor([0.25, 0.75]).view(2, 1, 1)
     assert torch.allclose(TASK.ensemble(responses, weights, how), numbers(4.0, 0.0))
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         (torch.zeros(3), r"targets are float32 of shape \(3,\) \(expected float32 of shape \(3, 1\)"),
         (torch.zeros(3, 1).long(), "targets are int64"),
         (numbers(0.0, math.nan, 0.0), "targets hold NaN"),
     ],
 )
-def test_what_is_no_number_a_row(targets: torch.Tensor, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_rejects_targets_other_than_one_number_per_row(targets: torch.Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         TASK.check(TensorData(torch.zeros(3, 2), targets), "rows")
     with pytest.raises(ArgumentError, match="invalid classes = 2"):
         RegressionConfig().make(2)

@@ -57,11 +57,13 @@ def overlap_metrics(prediction: Mask, truth: Mask) -> list[float]:
         (NO_PIXELS, ALL_PIXELS, [0, 0, math.nan]),
     ],
 )
-def test_empty_and_full_masks(prediction: Mask, truth: Mask, expected: list[float]) -> None:
+def test_overlap_metrics_of_empty_and_full_masks(
+    prediction: Mask, truth: Mask, expected: list[float]
+) -> None:
     assert overlap_metrics(prediction, truth) == pytest.approx(expected, nan_ok=True)
 
 
-def test_pooling_adds_pixels_before_it_divides() -> None:
+def test_sum_by_case_adds_pixels_before_division() -> None:
     prediction = torch.tensor([[True, True], [True, False], [False, False]])
     truth = torch.tensor([[True, False], [True, True], [True, True]])
     pooled = count_overlap(prediction, truth).sum_by_case(torch.tensor([0, 0, 1]), 3)
@@ -73,7 +75,7 @@ def test_pooling_adds_pixels_before_it_divides() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_dice_is_monais(seed: int) -> None:
+def test_dice_equals_monai(seed: int) -> None:
     metrics = pytest.importorskip("monai.metrics")
     prediction, truth = (torch.from_numpy(blobs(seed + k))[None, None].float() for k in (0, 50))
     theirs = metrics.DiceMetric(include_background=True)(prediction, truth)
@@ -103,7 +105,7 @@ def test_hd95_of_a_box_and_one_grown_by_two_columns() -> None:
     assert hd95(box(1, 6, 0, 6), box(1, 6, 0, 4)) == 2
 
 
-def test_hd95_does_not_see_one_far_pixel_of_many_but_both_directions() -> None:
+def test_hd95_ignores_one_far_pixel_but_uses_both_directions() -> None:
     large = np.zeros((64, 64), dtype=bool)
     large[4:40, 4:40] = True  # an outline of 140 pixels
     spot = large.copy()
@@ -122,7 +124,7 @@ def test_hd95_of_empty_masks() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_hd95_equals_the_slow_definition_and_is_symmetric(seed: int) -> None:
+def test_hd95_equals_slow_definition_and_is_symmetric(seed: int) -> None:
     prediction, truth = blobs(seed, 0.2), blobs(seed + 1, 0.3)
     if prediction.any() and truth.any():
         assert hd95(prediction, truth) == pytest.approx(slow_hd95(prediction, truth))
@@ -153,10 +155,10 @@ def patients(*of: int) -> CaseIndex:
     return CaseIndex(torch.tensor(of), ("p", "q", "r"), ("", "", ""))
 
 
-def test_a_patients_pixels_are_taken_together_and_patients_averaged() -> None:
+def test_pixels_are_pooled_per_patient_and_patients_averaged() -> None:
     truth = torch.stack([mask((0, 0), (0, 1)), mask((1, 1)), mask((2, 2))])
-    told = torch.stack([mask((0, 0), (0, 1)), mask((1, 4)), mask((2, 2))])
-    metrics = TASK.compute_metrics(logits(told), truth, patients(2, 2, 0))
+    predicted = torch.stack([mask((0, 0), (0, 1)), mask((1, 4)), mask((2, 2))])
+    metrics = TASK.compute_metrics(logits(predicted), truth, patients(2, 2, 0))
     # patient r: 2 of 3 found, 3 predicted; 61 pixels not true, 60 left out. Patient p: perfect
     assert metrics["dice"] == pytest.approx(100 * (2 * 2 / 6 + 1) / 2)
     assert metrics["sensitivity"] == pytest.approx(100 * (2 / 3 + 1) / 2)
@@ -164,45 +166,49 @@ def test_a_patients_pixels_are_taken_together_and_patients_averaged() -> None:
     # slices of r: 0 and 3 pixels; p: 0
     assert metrics["hd95"] == pytest.approx(((0 + 3) / 2 + 0) / 2)
     # slice by slice it would be other figures
-    assert TASK.compute_metrics(logits(told), truth)["dice"] == pytest.approx(100 * 2 / 3)
+    assert TASK.compute_metrics(logits(predicted), truth)["dice"] == pytest.approx(100 * 2 / 3)
 
 
-def test_distances_are_of_slices_that_truly_show_something_and_a_miss_is_their_diagonal() -> None:
+def test_hd95_uses_slices_with_truth_and_diagonal_for_misses() -> None:
     spot = mask((1, 1))
     truth = torch.stack([EMPTY, EMPTY, spot, spot])
-    told = torch.stack([EMPTY, spot, EMPTY, spot])
-    assert TASK.compute_metrics(logits(told), truth)["hd95"] == pytest.approx(DIAGONAL / 2)
-    together = TASK.compute_metrics(logits(told), truth, patients(0, 0, 0, 2))  # p: one of its three counts
+    predicted = torch.stack([EMPTY, spot, EMPTY, spot])
+    assert TASK.compute_metrics(logits(predicted), truth)["hd95"] == pytest.approx(DIAGONAL / 2)
+    together = TASK.compute_metrics(
+        logits(predicted), truth, patients(0, 0, 0, 2)
+    )  # p: one of its three counts
     assert together["hd95"] == pytest.approx((DIAGONAL + 0) / 2)
 
 
-def test_patients_without_anything_true() -> None:
+def test_metrics_of_patients_without_true_pixels() -> None:
     nothing = torch.stack([EMPTY, EMPTY])
     metrics = TASK.compute_metrics(logits(nothing), nothing, patients(0, 0))
     assert metrics["dice"] == metrics["specificity"] == 100
     assert math.isnan(metrics["sensitivity"])
     assert math.isnan(metrics["hd95"])
     # beside a patient who has something, only that one has a sensitivity
-    truth, told = torch.stack([EMPTY, mask((0, 0), (0, 1))]), torch.stack([EMPTY, mask((0, 0))])
-    assert TASK.compute_metrics(logits(told), truth, patients(0, 1))["sensitivity"] == 50
+    truth, predicted = torch.stack([EMPTY, mask((0, 0), (0, 1))]), torch.stack([EMPTY, mask((0, 0))])
+    assert TASK.compute_metrics(logits(predicted), truth, patients(0, 1))["sensitivity"] == 50
 
 
-def test_of_more_classes_figures_are_means_over_them() -> None:
+def test_metrics_are_means_over_classes() -> None:
     task = Segmentation(3)
     truth = torch.tensor([[[1, 1, 2, 2], [0, 0, 0, 0]]])
-    told = torch.tensor([[[1, 0, 2, 2], [0, 0, 0, 0]]])
-    metrics = task.compute_metrics(logits(told, 3), truth)
+    predicted = torch.tensor([[[1, 0, 2, 2], [0, 0, 0, 0]]])
+    metrics = task.compute_metrics(logits(predicted, 3), truth)
     assert metrics["dice"] == pytest.approx(100 * (2 / 3 + 1) / 2)
     assert metrics["sensitivity"] == pytest.approx(100 * (1 / 2 + 1) / 2)
 
 
-def test_scores_are_the_dice_of_the_cases_that_are_there() -> None:
+def test_case_scores_are_dice_of_present_cases() -> None:
     truth = torch.stack([mask((0, 0), (0, 1)), mask((1, 1)), mask((2, 2))])
-    told = torch.stack([mask((0, 0), (0, 1)), mask((1, 4)), mask((2, 2))])
-    scores = TASK.case_scores(logits(told), truth, patients(2, 2, 0))
+    predicted = torch.stack([mask((0, 0), (0, 1)), mask((1, 4)), mask((2, 2))])
+    scores = TASK.case_scores(logits(predicted), truth, patients(2, 2, 0))
     torch.testing.assert_close(scores, torch.tensor([100.0, 200 / 3]).double())
-    torch.testing.assert_close(TASK.case_scores(logits(told), truth), torch.tensor([100.0, 0, 100]).double())
-    mean = TASK.compute_metrics(logits(told), truth, patients(2, 2, 0))["dice"]
+    torch.testing.assert_close(
+        TASK.case_scores(logits(predicted), truth), torch.tensor([100.0, 0, 100]).double()
+    )
+    mean = TASK.compute_metrics(logits(predicted), truth, patients(2, 2, 0))["dice"]
     assert mean == pytest.approx(scores.mean().item())
 
 
@@ -216,7 +222,7 @@ def head(targets: torch.Tensor) -> TensorData:
     return TensorData(image, targets)
 
 
-def test_maps_tell_outside_body_and_classes_apart_and_labels_undo_it() -> None:
+def test_label_maps_separate_outside_body_and_classes() -> None:
     targets = torch.zeros(1, 16, 16, dtype=torch.int64)
     targets[0, 4, 4], targets[0, 14, 14] = 1, 1  # one out of the body
     maps = TASK.label_maps(head(targets))
@@ -228,7 +234,7 @@ def test_maps_tell_outside_body_and_classes_apart_and_labels_undo_it() -> None:
     assert TASK.encode_maps(maps).shape == (1, 3, 16, 16)
 
 
-def test_without_outline_maps_are_the_classes() -> None:
+def test_label_maps_without_outline_are_classes() -> None:
     task = Segmentation(3, outline=False)
     targets = torch.randint(0, 3, (1, 16, 16), generator=torch.Generator().manual_seed(0))
     maps = task.label_maps(head(targets))
@@ -240,7 +246,7 @@ def test_without_outline_maps_are_the_classes() -> None:
 
 @pytest.mark.parametrize("outline", [True, False])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_drawn_maps_have_every_code_and_give_every_class(outline: bool, classes: int) -> None:
+def test_sampled_maps_have_all_codes_and_classes(outline: bool, classes: int) -> None:
     task = Segmentation(classes, outline=outline)
     maps = task.sample_maps(40, 32, 32, torch.Generator().manual_seed(0))
     assert set(maps.unique().tolist()) == set(range(task.condition_channels))
@@ -252,17 +258,17 @@ def test_drawn_maps_have_every_code_and_give_every_class(outline: bool, classes:
 # --- configuration ---------------------------------------------------------------------------------
 
 
-def test_options_come_from_the_configuration() -> None:
+def test_segmentation_options_reach_the_task() -> None:
     plain = SegmentationConfig().make(["background", "tumor"])
     assert isinstance(plain, Segmentation)
     assert (plain.dice, plain.outline, plain.class_weights) == (1.0, True, None)
-    told = SegmentationConfig(class_weights=(1.0, 4.0), dice=0.0, outline=False).make(2)
-    assert isinstance(told, Segmentation)
-    assert (told.dice, told.outline, told.condition_channels) == (0.0, False, 2)
-    assert told.class_weights is not None
-    assert told.class_weights.tolist() == [1.0, 4.0]
+    task = SegmentationConfig(class_weights=(1.0, 4.0), dice=0.0, outline=False).make(2)
+    assert isinstance(task, Segmentation)
+    assert (task.dice, task.outline, task.condition_channels) == (0.0, False, 2)
+    assert task.class_weights is not None
+    assert task.class_weights.tolist() == [1.0, 4.0]
 
 
-def test_one_class_is_nothing_to_segment() -> None:
+def test_rejects_single_class() -> None:
     with pytest.raises(ArgumentError, match="2 or more"):
         Segmentation(1)

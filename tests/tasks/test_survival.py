@@ -19,14 +19,14 @@ from fedstill.tasks.survival import Floats, SurvivalConfig, concordance, integra
 TASK = SurvivalConfig().make(3)
 
 
-def followed(rows: int, seed: int, last: int = 8) -> tuple[Floats, Floats, Floats]:
+def random_rows(rows: int, seed: int, last: int = 8) -> tuple[Floats, Floats, Floats]:
     """Scores, times and events with ties among all of them."""
     draw = np.random.default_rng(seed)
     score, time = draw.integers(0, 9, rows) / 4, draw.integers(0, 2 * last, rows) / 2
     return score, time, draw.integers(0, 2, rows).astype(float)
 
 
-def test_the_likelihood_by_hand() -> None:
+def test_likelihood_by_hand() -> None:
     hazards = torch.tensor([0.2, 0.5, 0.25]).logit()
     rows = torch.tensor([[1.0, 1.0], [2.6, 0.0], [0.4, 0.0], [3.0, 1.0]])  # event; censored twice; at the end
     expected = [
@@ -42,7 +42,7 @@ def test_the_likelihood_by_hand() -> None:
     assert TASK.counts(TensorData(torch.zeros(4, 1), rows)).tolist() == [3, 3, 2]
 
 
-def test_the_likeliest_hazards_are_events_over_who_came_so_far() -> None:
+def test_maximum_likelihood_hazards_are_event_rates() -> None:
     targets = torch.tensor([[0.5, 1.0], [1.5, 1.0], [1.5, 0.0], [2.5, 1.0], [3.0, 0.0]])
     outputs = torch.zeros(1, 1, 3, requires_grad=True)
     fit = torch.optim.LBFGS([outputs], max_iter=100, tolerance_change=1e-12)
@@ -58,8 +58,8 @@ def test_the_likeliest_hazards_are_events_over_who_came_so_far() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_concordance_is_that_of_a_double_loop(seed: int) -> None:
-    score, time, event = followed(40, seed)
+def test_concordance_equals_double_loop(seed: int) -> None:
+    score, time, event = random_rows(40, seed)
     times = np.random.default_rng(seed).integers(0, 3, (2, 40)).astype(float)
     for row, weights in enumerate(times):
         right = pairs = 0.0
@@ -71,8 +71,8 @@ def test_concordance_is_that_of_a_double_loop(seed: int) -> None:
         assert concordance(score, time, event, times)[row] == pytest.approx(right / pairs)
 
 
-def test_concordance_of_many_rows_is_block_by_block() -> None:
-    score, time, event = followed(1100, 0, last=400)
+def test_concordance_of_many_rows_uses_blocks() -> None:
+    score, time, event = random_rows(1100, 0, last=400)
     perfect = concordance(time, time, event)
     assert concordance(score, time, event) + concordance(-score, time, event) == pytest.approx(1)
     assert perfect > 0.99, "but for who is censored when another has the event"
@@ -80,8 +80,8 @@ def test_concordance_of_many_rows_is_block_by_block() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_integrated_brier_score_is_that_of_its_definition(seed: int) -> None:
-    _, time, event = followed(30, seed)
+def test_integrated_brier_score_equals_definition(seed: int) -> None:
+    _, time, event = random_rows(30, seed)
     survival = np.sort(np.random.default_rng(seed).random((30, 8)))[:, ::-1]
 
     def uncensored(until: float, including: bool) -> float:
@@ -106,7 +106,7 @@ def test_the_integrated_brier_score_is_that_of_its_definition(seed: int) -> None
     assert integrated_brier(survival, time, event) == pytest.approx(expected)
 
 
-def test_who_knows_all_has_no_brier_score_where_events_are_where_intervals_meet() -> None:
+def test_perfect_prediction_has_zero_brier_score_at_interval_borders() -> None:
     time, event = np.arange(0.0, 6.0), np.ones(6)  # an event at t is in interval t
     known = torch.from_numpy(np.stack([time, event], 1))
     hazards = torch.where(interval_labels(known, 6) == 1, 99.0, -99.0).double()
@@ -115,11 +115,11 @@ def test_who_knows_all_has_no_brier_score_where_events_are_where_intervals_meet(
     assert integrated_brier(np.full((6, 6), 0.5), time, event) > 0.1
 
 
-def test_figures_of_hazards() -> None:
+def test_survival_metrics_by_hand() -> None:
     targets = torch.tensor([[0.5, 1.0], [1.5, 1.0], [2.5, 0.0]])
     sure = interval_labels(targets, 3).clamp_min(0) * 200.0 - 100.0  # the event where it was, for certain
-    told = TASK.compute_metrics(sure, targets)
-    assert (told["concordance"], told["brier"]) == (100, pytest.approx(0, abs=1e-12))
+    metrics = TASK.compute_metrics(sure, targets)
+    assert (metrics["concordance"], metrics["brier"]) == (100, pytest.approx(0, abs=1e-12))
     assert TASK.compute_metrics(-sure, targets)["concordance"] < 50
     draws = TASK.bootstrap_metric(
         sure.roll(1, 0), targets, None, np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
@@ -131,14 +131,14 @@ def test_figures_of_hazards() -> None:
     ]
 
 
-def test_balance_is_lowest_where_every_interval_and_what_follows_is_as_likely() -> None:
+def test_balance_loss_is_lowest_for_uniform_event_times() -> None:
     even = torch.tensor([[1 / 4, 1 / 3, 1 / 2]]).logit()
     assert TASK.balance_loss(even).item() == pytest.approx(-math.log(4), abs=1e-5)
-    apart = torch.tensor([[100.0, 0.0, 0.0], [-100.0, -100.0, -100.0]])  # half at once, half never
-    assert TASK.balance_loss(apart).item() == pytest.approx(-math.log(2), abs=1e-5)
+    extreme = torch.tensor([[100.0, 0.0, 0.0], [-100.0, -100.0, -100.0]])  # half at once, half never
+    assert TASK.balance_loss(extreme).item() == pytest.approx(-math.log(2), abs=1e-5)
 
 
-def test_ensembles_are_means_of_log_odds_or_of_hazards() -> None:
+def test_ensembles_average_log_odds_or_hazards() -> None:
     hazards = torch.tensor([[[0.1, 0.5, 0.2]], [[0.3, 0.9, 0.2]]])
     weights = torch.tensor([0.25, 0.75]).view(2, 1, 1).expand(2, 1, 3)
     mean = TASK.ensemble(hazards.logit(), weights, "probs").sigmoid()
@@ -148,7 +148,7 @@ def test_ensembles_are_means_of_log_odds_or_of_hazards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         (torch.zeros(3), r"targets are float32 of shape \(3,\) \(expected float32 of shape \(3, 2\)"),
         (torch.tensor([[3.5, 1.0]] * 3), "a time that is no number of intervals from 0 to 3"),
@@ -156,8 +156,8 @@ def test_ensembles_are_means_of_log_odds_or_of_hazards() -> None:
         (torch.tensor([[1.0, 0.5]] * 3), "an event that is neither 1 nor 0"),
     ],
 )
-def test_what_is_no_time_until_an_event(targets: torch.Tensor, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_rejects_invalid_times_and_events(targets: torch.Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         TASK.check(TensorData(torch.zeros(3, 2), targets), "rows")
 
 
@@ -169,7 +169,7 @@ DIED = SchemaColumn(name="died", type="category", categories=("0", "1"))
 SCHEMA = Schema("days", (AGE, DAYS, DIED), event="died", intervals=30)
 
 
-def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hairs() -> None:
+def test_times_are_counted_in_intervals_without_rounding_errors() -> None:
     days = list(range(30, 61))  # where intervals meet: each in the one that begins there
     cells = {"age": [50] * 31, "days": days, "died": [1] * 31}
     data = encode_rows(cells, SCHEMA, "rows", str)
@@ -182,7 +182,7 @@ def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hai
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"event": "dead"}, r"invalid event = 'dead' \(expected one of the columns, a category of two"),
         ({"event": "age"}, "invalid event = 'age'"),
@@ -190,6 +190,6 @@ def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hai
         ({"intervals": 0}, r"invalid intervals = 0 \(expected from 1 to 1000"),
     ],
 )
-def test_what_is_no_schema_of_survival(change: dict[str, object], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_invalid_survival_schemas(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         replace(SCHEMA, **change)  # type: ignore[arg-type]

@@ -16,23 +16,23 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 48)])
-def test_regions_lie_in_one_body_and_some_maps_have_none(height: int, width: int) -> None:
+def test_regions_lie_in_one_body_and_are_sometimes_absent(height: int, width: int) -> None:
     maps = sample_body_regions(60, height, width, 1, generator())
     assert maps.shape == (60, height, width)
     assert maps.dtype == torch.uint8
     assert set(maps.unique().tolist()) == {0, 1, 2}
-    for drawn in maps.numpy():
-        assert ndimage.label(drawn > 0)[1] == 1  # regions are of the body
-        assert 0.1 < (drawn > 0).mean() < 0.9
+    for codes in maps.numpy():
+        assert ndimage.label(codes > 0)[1] == 1  # regions are of the body
+        assert 0.1 < (codes > 0).mean() < 0.9
     having = (maps == 2).flatten(1).any(1).double().mean().item()
     assert 0.35 < having < 0.85
 
 
-def test_each_kind_of_region_is_met() -> None:
+def test_all_kinds_of_regions_occur() -> None:
     assert set(sample_body_regions(30, 32, 32, 3, generator()).unique().tolist()) == {0, 1, 2, 3, 4}
 
 
-def test_the_seed_settles_all_and_another_draws_others() -> None:
+def test_synthetic_maps_follow_from_the_seed() -> None:
     first, second = (sample_body_regions(3, 32, 32, 2, generator()) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first, sample_body_regions(3, 32, 32, 2, generator(1)))
@@ -41,7 +41,7 @@ def test_the_seed_settles_all_and_another_draws_others() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nuclei_do_not_touch_and_have_the_size_of_nuclei(seed: int) -> None:
+def test_nuclei_do_not_touch_and_have_realistic_size(seed: int) -> None:
     labels = sample_nuclei(200, 160, generator(seed))
     count = labels.max()
     assert ndimage.label(labels > 0, structure=np.ones((3, 3)))[1] == count > 5
@@ -50,7 +50,7 @@ def test_nuclei_do_not_touch_and_have_the_size_of_nuclei(seed: int) -> None:
     assert 0.03 < (labels > 0).mean() < MAX_COVERAGE + 0.02
 
 
-def test_nuclei_are_ellipses_of_the_axes_that_they_are_drawn_with() -> None:
+def test_nuclei_are_ellipses_with_their_sampled_axes() -> None:
     """A filled ellipse of half axes a and b has variances a^2 / 4 and b^2 / 4 along them."""
     labels = sample_nuclei(300, 300, generator(3))
     flats = []
@@ -66,11 +66,11 @@ def test_nuclei_are_ellipses_of_the_axes_that_they_are_drawn_with() -> None:
     assert 0.55 < min(flats) < 0.75 < max(flats) <= 1.0
 
 
-def test_a_map_smaller_than_a_nucleus_can_be_drawn() -> None:
+def test_map_smaller_than_a_nucleus() -> None:
     assert sample_nuclei(4, 4, generator()).shape == (4, 4)
 
 
-def test_a_body_is_not_its_own_mirror_image() -> None:
+def test_sampled_bodies_are_asymmetric() -> None:
     """Waves around an outline begin anywhere: what is above a body's middle differs from what is below."""
     differ = []
     for body in sample_body_regions(10, 201, 201, 0, generator()).bool():

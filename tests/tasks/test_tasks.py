@@ -33,14 +33,14 @@ def tasks() -> list[Task]:
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
-def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
+def test_primary_metric_is_a_percentage_and_higher_is_better(task: Task) -> None:
     first = task.metrics[0]
     assert (first.unit, first.better, first.key) == ("%", "higher", task.metric)
     assert len({metric.key for metric in task.metrics}) == len(task.metrics)
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
-def test_blank_targets_are_targets(task: Task) -> None:
+def test_empty_targets_are_valid_targets(task: Task) -> None:
     shape = (1, 16, 16) if task.form == "images" else (8,)
     inputs = example_inputs(shape, task.form)
     task.check(TensorData(inputs, task.empty_targets(2, shape)), "blank")
@@ -50,7 +50,7 @@ def test_blank_targets_are_targets(task: Task) -> None:
     assert losses.isfinite().all()
 
 
-def test_options_of_another_task_are_refused() -> None:
+def test_rejects_options_of_another_task() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid task\.acceleration = 4 \(expected none, as task 'segmentation'"
     ):
@@ -59,9 +59,7 @@ def test_options_of_another_task_are_refused() -> None:
         SegmentationConfig(dice=-1.0)
 
 
-def test_what_a_task_of_somebody_elses_lacks_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_incomplete_custom_tasks_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "careless_tasks.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedstill.tasks import Metric, Task, TaskConfig\n"
@@ -79,7 +77,7 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         "@dataclass(frozen=True)\nclass NoFigures(TaskConfig):\n    task_class = Figureless\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, said in (
+    for name, message in (
         ("Half", "a subclass of TaskConfig"),
         ("Empty", "one with task_class: ClassVar"),
         ("Loose", "a frozen dataclass"),
@@ -93,7 +91,7 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         ("NoFigures", "one whose Figureless has metrics, a tuple of Metric"),
     ):
         with pytest.raises(
-            ArgumentError, match=rf"^invalid task = 'careless_tasks:{name}' \(expected {said}"
+            ArgumentError, match=rf"^invalid task = 'careless_tasks:{name}' \(expected {message}"
         ):
             TASKS[f"careless_tasks:{name}"]
 
@@ -113,7 +111,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("like", ARRAYS)
-def test_data_that_serve_a_task_serve_all_of_its_kind(
+def test_data_of_a_task_serve_custom_tasks_of_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str
 ) -> None:
     ours = TASKS[like]()
@@ -138,15 +136,15 @@ def test_data_that_serve_a_task_serve_all_of_its_kind(
 
 
 def test_methods_refuse_tasks_with_a_reason() -> None:
-    found = tasks_by_method()
-    assert set(found) == set(METHODS)
-    assert all(found["fedavg"][name] is None for name in TASKS)
-    assert "texts" in str(found["fediod"]["text"])
-    assert "they are made from label maps" in str(found["fediod"]["segmentation"])
-    assert found["fediod-maps"]["segmentation"] is None
-    assert "one class for each input" in str(found["fedgen"]["segmentation"])
-    assert "label maps" in str(found["asyndgan"]["classification"])
-    assert found["asyndgan"]["segmentation"] is None
+    reasons = tasks_by_method()
+    assert set(reasons) == set(METHODS)
+    assert all(reasons["fedavg"][name] is None for name in TASKS)
+    assert "texts" in str(reasons["fediod"]["text"])
+    assert "they are made from label maps" in str(reasons["fediod"]["segmentation"])
+    assert reasons["fediod-maps"]["segmentation"] is None
+    assert "one class for each input" in str(reasons["fedgen"]["segmentation"])
+    assert "label maps" in str(reasons["asyndgan"]["classification"])
+    assert reasons["asyndgan"]["segmentation"] is None
     needs = METHODS["fedgen"]().needs()
     assert unmet_need(needs, ClassificationConfig().minimal_task()) is None
 
@@ -161,7 +159,7 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     ],
     ids=["label_maps", "encode_maps", "targets_from_maps", "sample_maps"],
 )
-def test_a_task_without_label_maps_says_so_to_whoever_wants_them(call: Callable[..., object]) -> None:
+def test_task_without_label_maps_refuses_their_use(call: Callable[..., object]) -> None:
     with pytest.raises(
         MethodRefused, match=r"task classification has no label maps to generate inputs from$"
     ):

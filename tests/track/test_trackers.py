@@ -207,14 +207,14 @@ def test_failing_tracker_is_disabled_and_failing_start_stops_run(
     listeners.log([turn(1)])
     listeners.log([turn(2)])
     assert other.heard[1:] == [turn(1), turn(2)]
-    assert listeners.notes == ["tracker 'Fails' failed and was let go: no space left"]
+    assert listeners.notes == ["tracker 'Fails' failed and was disabled: no space left"]
     assert "no space left" in capsys.readouterr().err
     monkeypatch.setattr(Stops, "start", lambda *_: 1 / 0)
     listeners = TrackerGroup([other])
-    with pytest.raises(FedstillError, match="tracker 'Stops' cannot begin: division by zero"):
+    with pytest.raises(FedstillError, match="tracker 'Stops' cannot start: division by zero"):
         listeners.start(tmp_path, "FedIOD")
     listeners.start(tmp_path, "FedIOD", finished=True)  # all has been trained, and the result is worth more
-    assert listeners.notes == ["tracker 'Stops' failed and was let go: division by zero"]
+    assert listeners.notes == ["tracker 'Stops' failed and was disabled: division by zero"]
     listeners.close(None)
     assert other.heard[1:] == [turn(1), turn(2)]  # what has not begun is not told of an end
 
@@ -239,7 +239,7 @@ def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(RunWriter, "is_save_due", lambda self: False)
     result = run(tiny_run(f"{__name__}:FailsLast"), tmp_path / "run", command="", progress=False)
     told = json.loads((tmp_path / "run" / "result.json").read_text())
-    note = f"tracker '{__name__}:FailsLast' failed and was let go: no space left"
+    note = f"tracker '{__name__}:FailsLast' failed and was disabled: no space left"
     assert note in told["notes"]
     assert told["notes"] == result["notes"]
 
