@@ -1,9 +1,10 @@
-"""Many runs on equal terms: a comparison is planned, run, and gone on with.
+"""Compare methods on equal terms: plan a comparison, run it, resume it.
 
-``comparison`` is what a comparison is, ``comparison_file`` reads one from names or a file: its methods by
-``comparison_methods``, its short forms by ``compact_form``. ``comparison_runner`` runs what is missing and
-attacks it where that is wanted. ``reproduction``: the files that reproduce the papers' tables, and their
-records, which ``reproduction_runner`` makes. Tables and pages are the report's.
+``comparison`` defines a comparison and its methods. ``comparison_file`` reads one from names or a file and
+expands its short forms. ``comparison_runner`` runs what is missing and attacks it if the plan says so.
+``reproduction`` reads the files that reproduce the papers' tables, runs them and records the results. Tables
+and pages belong to ``report``.
 
-May import attacks, runs and what lies below. A newcomer changes what counts as equal terms here.
+Compare imports ``attacks``, ``runs`` and packages below them. Changes of what counts as equal terms belong
+here.
 """

@@ -1,9 +1,8 @@
-"""What a comparison is: methods, seeds and settings over one base, and each run that follows from them.
+"""A comparison: methods, seeds and settings on one base configuration, and the runs that follow from them.
 
-:mod:`fedstill.compare.comparison_file` reads one from names or a file,
+A comparison lists its methods by label, each with a complete table of options.
+:mod:`fedstill.compare.comparison_file` reads a comparison from names or a file, and
 :mod:`fedstill.compare.comparison_runner` runs it.
-
-The methods of a comparison: from their names and options to a complete table each, by label.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from fedstill.protocol.queries import NodeSetting, Query, placeholder_public
 from fedstill.runs import presets
 from fedstill.runs.config import PaperMetric, RunConfig, from_dict, to_dict
 
-ONLY_SETTING = ""  # the name of the only setting, where a comparison names none
-# What a paper may publish beside a task's figures: bytes of a run, all nodes, both ways.
+ONLY_SETTING = ""  # name of the only setting, if a comparison names none
+# Published metrics besides those of the task: bytes of a run, all nodes, both directions.
 COSTS = ("gigabytes",)
 
 
@@ -43,26 +42,28 @@ class ComparisonRun:
 
     @property
     def folder(self) -> str:
-        """Where it is in the comparison's folder."""
+        """Folder of the run in the folder of the comparison."""
         return f"{slug(self.setting)}/{self.label}-seed{self.seed}".lstrip("/")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, complete: no default that a later release changes can change it.
+    """Complete plan of a comparison. Changed defaults of a later release do not affect it.
 
     Args:
-        about: one line on it.
-        note: what else its tables' readers must know.
-        seeds: each method runs once with each.
-        base: a run's table without method, seed and name.
-        methods: each method's table by its label. A label is the method's name, or another one where a
-            method stands in the comparison more than once, with other options.
-        settings: by name, each a run's table that is merged onto the base; its key ``options`` has, by label,
-            what differs there of the methods' options.
-        runs: by label, a run's table of one method only, merged onto the setting.
+        name: name of the comparison.
+        seeds: each method runs once with each seed.
+        base: table of a run without method, seed and name.
+        methods: table of each method by label. A label is the name of the method, or another name if the
+            method occurs more than once with other options.
+        about: description in one line.
+        note: further remarks for readers of its tables.
+        settings: by name, tables that are merged onto the base. Their key ``options`` has options that differ
+            for methods, by label.
+        runs: by label, a table that is merged onto the setting for one method only.
+        paper: published metrics.
         changed: options that the command line set.
-        leakage: the options of the attack on each run, complete; None attacks none.
+        leakage: complete options of the attack on each run; None: no attacks.
     """
 
     name: str
@@ -79,18 +80,19 @@ class Comparison:
 
     @property
     def sets_policy(self) -> bool:
-        """Whether the plan itself says whether nodes give outputs only."""
+        """Whether the plan sets the policy ``outputs_only``."""
         tables = (self.base, *self.settings.values(), *self.runs.values())
         return any(has_key(table, "nodes", "policy", "outputs_only") for table in tables)
 
     def planned_runs(self, only: Collection[str] = ()) -> list[ComparisonRun]:
-        """All runs, in order: setting by setting, seed by seed, so that early figures compare methods.
+        """Return all runs, ordered by setting, then seed, then method, so that early results compare methods.
 
         Args:
-            only: labels and names of settings; of a sort of which none is named, all are wanted.
+            only: labels of methods and names of settings. If it names no method, all methods run; likewise
+                for settings.
 
         Raises:
-            UnknownName: a name that is neither.
+            UnknownName: a name is neither.
         """
         for name in only:
             if name not in self.methods and name not in self.settings:
@@ -103,33 +105,35 @@ class Comparison:
         ]
 
     def run_config(self, planned: ComparisonRun) -> RunConfig:
-        """One run. Unless the plan itself says whether nodes give outputs only, they do, and no label maps,
-        except for methods that cannot work so: what had to be allowed is what the report shows.
+        """Return the configuration of one run.
+
+        Unless the plan sets ``outputs_only``, nodes release outputs only and no label maps, except for
+        methods that need more. The report shows what had to be allowed.
 
         Raises:
             FedstillError: the plan does not describe a run.
         """
         setting = dict(self.settings[planned.setting])
-        there = setting.pop("options", {}).get(planned.label, {})
+        setting_options = setting.pop("options", {}).get(planned.label, {})
         table = merge_run_tables(self.base, setting, self.runs.get(planned.label, {}))
-        method = {**self.methods[planned.label], **there}
-        own = {"name": planned.label, "seed": planned.seed, "method": method}
+        method = {**self.methods[planned.label], **setting_options}
+        run_keys = {"name": planned.label, "seed": planned.seed, "method": method}
         try:
-            config = from_dict({**table, **own})
+            config = from_dict({**table, **run_keys})
         except FedstillError as error:
-            where = f"{planned.label}, {planned.setting}" if planned.setting else planned.label
-            raise FedstillError(f"{where}: {error}") from error
+            location = f"{planned.label}, {planned.setting}" if planned.setting else planned.label
+            raise FedstillError(f"{location}: {error}") from error
         if has_key(table, "nodes", "policy", "outputs_only"):
             return config
-        leaves, policy = set(released_kinds(config)), config.nodes.policy
-        only = not any(kind.category == "model" or kind == PRIVATE_DATA for kind in leaves)
-        maps = any(kind.from_label_maps for kind in leaves)
-        named = tuple(sorted(kind for kind in leaves if kind.must_be_named))
-        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps, kinds=named)
+        kinds, policy = set(released_kinds(config)), config.nodes.policy
+        outputs_only = not any(kind.category == "model" or kind == PRIVATE_DATA for kind in kinds)
+        label_maps = any(kind.from_label_maps for kind in kinds)
+        named = tuple(sorted(kind for kind in kinds if kind.must_be_named))
+        policy = dataclasses.replace(policy, outputs_only=outputs_only, label_maps=label_maps, kinds=named)
         return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
 
     def to_toml(self) -> str:
-        """The comparison as a file that :func:`read` reads back to an equal one."""
+        """Return the comparison as TOML that :func:`.read_comparison` reads back."""
         table: Table = {"name": self.name, "about": self.about, "seeds": list(self.seeds)}
         if self.note:
             table["note"] = self.note
@@ -146,19 +150,26 @@ class Comparison:
         return tomli_w.dumps(table)
 
     def published(self, setting: str, label: str, metric: str) -> PaperMetric | None:
-        """The published figure of a method: by its label or, where no label is so called, by its name."""
+        """Return the published metric of a method, or None.
+
+        It is found by the label or, if no label equals it, by the name of the method.
+        """
         names = {label}
         name = str(self.methods[label]["name"])
         if name not in self.methods:
             names.add(name)
-        for found in self.paper:
-            if found.method in names and found.metric == metric and found.setting in (ONLY_SETTING, setting):
-                return found
+        for paper_metric in self.paper:
+            if (
+                paper_metric.method in names
+                and paper_metric.metric == metric
+                and paper_metric.setting in (ONLY_SETTING, setting)
+            ):
+                return paper_metric
         return None
 
 
 def method_queries(config: RunConfig) -> Mapping[str, Query]:
-    """The queries that a run's method declares, by name."""
+    """Return the queries of a run's method, by name."""
     task = config.task.minimal_task()
     setting = NodeSetting(
         task,
@@ -172,13 +183,13 @@ def method_queries(config: RunConfig) -> Mapping[str, Query]:
 
 
 def released_kinds(config: RunConfig) -> tuple[PayloadKind, ...]:
-    """The kinds of tensor that leave a node in a run, in alphabetical order."""
-    asked = method_queries(config).values()
-    return tuple(sorted({kind for query in asked for kind in query.released_kinds().values()}))
+    """Return the payload kinds that leave a node in a run, in alphabetical order."""
+    queries = method_queries(config).values()
+    return tuple(sorted({kind for query in queries for kind in query.released_kinds().values()}))
 
 
 def merge_run_tables(*tables: Mapping[str, Any]) -> Table:
-    """A run's tables as one, later ones above earlier ones; a copy."""
+    """Merge tables of a run. Later tables override earlier ones. The result is a copy."""
     merged: Table = {}
     for table in tables:
         merged = merge_tables(RunConfig, merged, table)
@@ -186,7 +197,7 @@ def merge_run_tables(*tables: Mapping[str, Any]) -> Table:
 
 
 def has_key(table: object, *keys: str) -> bool:
-    """Whether a table has a value at a path of keys."""
+    """Return whether nested tables have a value at a path of keys."""
     for key in keys:
         if not isinstance(table, Mapping) or key not in table:
             return False
@@ -195,7 +206,7 @@ def has_key(table: object, *keys: str) -> bool:
 
 
 def slug(name: str) -> str:
-    """A name as that of a folder.
+    """Return a name as a folder name.
 
     >>> slug("Fashion-MNIST, alpha = 0.1"), slug("größer")
     ('Fashion-MNIST-alpha-0.1', 'größer')
@@ -204,22 +215,34 @@ def slug(name: str) -> str:
 
 
 def methods_by_label(names: Sequence[str], table: Mapping[str, Any]) -> dict[str, Table]:
-    """Each method's complete table, by label."""
+    """Return the complete table of each method, by label.
+
+    Args:
+        names: names of methods, presets or files.
+        table: table of the comparison, with ``options`` by label.
+
+    Raises:
+        ArgumentError: no methods, duplicate methods, or options of a method that is not listed.
+        UnknownName: an unknown method or preset.
+    """
     labels = _labels(names)
     if not names:
         raise ArgumentError("methods", [], "a list of methods (`fedstill list`), presets or .toml files")
-    if twice := [name for name, label in zip(names, labels, strict=True) if labels.count(label) > 1]:
-        raise ArgumentError("methods", ", ".join(twice), "each once: a file can name one by other labels")
-    given = tables_at(table, "options", labels)
+    if duplicates := [name for name, label in zip(names, labels, strict=True) if labels.count(label) > 1]:
+        raise ArgumentError(
+            "methods", ", ".join(duplicates), "each once; in a file, labels can name a method more than once"
+        )
+    options = tables_at(table, "options", labels)
     return {
-        label: _complete_method(label, name, given.get(label, {}))
+        label: _complete_method(label, name, options.get(label, {}))
         for label, name in zip(labels, names, strict=True)
     }
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """What methods are called in a comparison: by a file's name, or by a class's; with the module's before
-    it, where classes of several modules have one name.
+    """Return labels of methods: the stem of a file, or the name of a class.
+
+    If classes of several modules have one name, the module precedes it.
 
     >>> _labels(["fedavg", "mine/run.toml", "lab:Own", "a:Best", "b.c:Best"])
     ['fedavg', 'run', 'Own', 'a.Best', 'b.c.Best']
@@ -231,26 +254,28 @@ def _labels(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _complete_method(label: str, name: str, given: Table) -> Table:
-    """The complete table of one method: named by its options, by its label, or by a preset."""
+def _complete_method(label: str, name: str, options: Table) -> Table:
+    """Return the complete table of a method, which its options, its label or a preset names."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
-        raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it names a folder")
-    below: Table = {}
-    if "extends" in given:
-        below = table_at(presets.read(str(given["extends"]), RunConfig), "method")
-        given = {key: value for key, value in given.items() if key != "extends"}
-    elif "name" not in given:
+        raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it becomes a folder name")
+    base: Table = {}
+    if "extends" in options:
+        base = table_at(presets.read(str(options["extends"]), RunConfig), "method")
+        options = {key: value for key, value in options.items() if key != "extends"}
+    elif "name" not in options:
         if name in METHODS:
-            below = {"name": name}
+            base = {"name": name}
         elif name.endswith(".toml") or name in presets.names():
-            below = table_at(presets.read(name, RunConfig), "method")
+            base = table_at(presets.read(name, RunConfig), "method")
         else:
-            known = [*METHODS, *presets.names()]
+            known_names = [*METHODS, *presets.names()]
             module = Path(name).stem if name.endswith(".py") else name
             meant = f"'{module}:CLASS', a method in that file" if Path(f"{module}.py").is_file() else ""
-            raise UnknownName("method or preset", name, known, see="see `fedstill list`", suggestion=meant)
+            raise UnknownName(
+                "method or preset", name, known_names, see="see `fedstill list`", suggestion=meant
+            )
     try:
-        run = from_dict({"method": merge_run_tables({"method": below}, {"method": given})["method"]})
+        run = from_dict({"method": merge_run_tables({"method": base}, {"method": options})["method"]})
     except FedstillError as error:
         raise FedstillError(f"{label}: {error}") from error
     complete: Table = to_dict(run)["method"]
@@ -258,22 +283,27 @@ def _complete_method(label: str, name: str, given: Table) -> Table:
 
 
 def resolve_paths(names: Sequence[str], folder: Path | None) -> list[str]:
-    """Names of methods, presets and files, these from the folder of the comparison if they lie there."""
-    there = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
-    return [str(file) if file.is_file() else name for file, name in zip(there, names, strict=True)]
+    """Resolve files that lie in the folder of the comparison. Other names are unchanged."""
+    files = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
+    return [str(file) if file.is_file() else name for file, name in zip(files, names, strict=True)]
 
 
 def resolve_extends(options: Table, folder: Path | None) -> Table:
-    """Options by label; files that they extend are found as :func:`resolve_paths` finds them."""
+    """Resolve the files that options extend, as :func:`resolve_paths` does."""
     return {
-        label: {**given, "extends": resolve_paths([str(given["extends"])], folder)[0]}
-        if isinstance(given, dict) and "extends" in given
-        else given
-        for label, given in options.items()
+        label: {**method_options, "extends": resolve_paths([str(method_options["extends"])], folder)[0]}
+        if isinstance(method_options, dict) and "extends" in method_options
+        else method_options
+        for label, method_options in options.items()
     }
 
 
 def table_at(table: Mapping[str, Any], key: str) -> Table:
+    """Return the table at a key, empty if the key is missing.
+
+    Raises:
+        ArgumentError: the value is not a table.
+    """
     value = table.get(key, {})
     if not isinstance(value, dict):
         raise ArgumentError(key, value, "a table")
@@ -283,10 +313,14 @@ def table_at(table: Mapping[str, Any], key: str) -> Table:
 def tables_at(
     table: Mapping[str, Any], key: str, labels: Mapping[str, Any] | Sequence[str]
 ) -> dict[str, Table]:
-    """A table of tables by label."""
-    found = table_at(table, key)
-    for label in found:
+    """Return tables by label at a key.
+
+    Raises:
+        ArgumentError: a label is unknown, or a value is not a table.
+    """
+    tables = table_at(table, key)
+    for label in tables:
         if label not in labels:
-            allowed = f"options of what methods lists: {', '.join(labels)}"
-            raise ArgumentError(key, label, allowed)
-    return {label: table_at(found, label) for label in found}
+            expected = f"options of listed methods: {', '.join(labels)}"
+            raise ArgumentError(key, label, expected)
+    return {label: table_at(tables, label) for label in tables}

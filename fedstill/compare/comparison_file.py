@@ -1,15 +1,13 @@
-"""A comparison's file in its short form, written out: what a reader of comparisons knows is left.
+"""Read the plan of a comparison from names or a file, and expand its short forms.
 
-Short for what many methods share (``[method]``), for one option varied at a time (``[vary]``), for a paper's
-table (``[published]``), and for the same comparison at another scale (``[scale.NAME]``). ``[reproduces]``
-says which table or figure of a paper the file is about: :mod:`fedstill.compare.reproduction` reads it.
+A comparison is one run without its method (the base), some methods, seeds, and optionally settings that
+change the base. All methods share the base: one seed gives all of them the same partition, initial weights,
+local optimizer and budget. A method may differ in its own options (``options``). Other run options may differ
+only if the plan says so (``runs``), and the report repeats that.
 
-Several methods side by side, on equal terms: the plan of a comparison.
-
-A comparison is one run without its method (the base), some methods, seeds and, if wanted, settings that
-each change the base. All methods share the base: one seed gives all of them the same split, the same
-first weights, the same local optimizer and budget. What a method may have of its own are its options
-(``options``), and other run options only where the plan says so (``runs``), which the report repeats.
+Short forms are options that many methods share (``[method]``), one option varied at a time (``[vary]``), a
+paper's table (``[published]``), and the comparison at another scale (``[scale.NAME]``). ``[reproduces]``
+names the table or figure of a paper (:mod:`fedstill.compare.reproduction`).
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
 from fedstill.runs.config import PaperMetric, RunConfig, check_paper_metrics, from_dict, to_dict
 
-SMALL_SCALE = "small"  # the scale of a file as it stands
+SMALL_SCALE = "small"  # scale of the file itself
 SHORT_FORM_KEYS = (
     "reproduces",
     "scale",
@@ -53,24 +51,26 @@ SHORT_FORM_KEYS = (
     "vary",
     "published",
     "arguments",
-)  # keys that are written out
-BY_LABEL = ("options", "runs")  # tables of methods by label
-METHOD_KEYS = ("methods", "options", "vary")  # any of them names the methods of a comparison
-CELL = "a figure, or [mean, deviation]"
+)  # keys that are expanded
+BY_LABEL = ("options", "runs")  # tables by label of methods
+METHOD_KEYS = ("methods", "options", "vary")  # a comparison has at least one of these keys
+CELL = "a number, or [mean, deviation]"
 
 
 def expand_short_forms(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
-    """A comparison's table without its short forms, at one of its scales.
+    """Expand the short forms of a comparison's table, at one of its scales.
 
     Raises:
-        ArgumentError, UnknownName: a short form that says nothing, or a scale that the file has not.
+        ArgumentError: a short form is empty or invalid.
+        UnknownName: the file has no such scale.
 
-    >>> expand_short_forms({"method": {"name": "fedkd"}, "vary": {"gamma": [1.0, 0.5]}})["options"]["gamma-0.5"]
+    >>> table = {"method": {"name": "fedkd"}, "vary": {"gamma": [1.0, 0.5]}}
+    >>> expand_short_forms(table)["options"]["gamma-0.5"]
     {'name': 'fedkd', 'gamma': 0.5}
     """
     whole = at_scale(table, scale)
     about = _require_table(whole.pop("reproduces", {}), "reproduces")
-    whole.pop("arguments", None)  # of its program
+    whole.pop("arguments", None)  # for the program of the file
     shared = _require_table(whole.pop("method", {}), "method")
     options = {
         label: _require_table(given, f"options.{label}") for label, given in whole.get("options", {}).items()
@@ -94,10 +94,10 @@ def expand_short_forms(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Ta
 
 
 def at_scale(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
-    """A table at one of its scales: what ``[scale.NAME]`` says stands above what the file says.
+    """Return a table at one of its scales: ``[scale.NAME]`` overrides the rest of the file.
 
-    A base, or a method's options, that extend a preset begin anew; lists are replaced as wholes. Options of
-    methods that the scale does not list are left out.
+    A base that extends a preset replaces the base of the file, and so do a method's options. Lists are
+    replaced as a whole. Options of methods that the scale does not list are dropped.
 
     Raises:
         UnknownName: the file has no such scale.
@@ -138,12 +138,12 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
 
 
 def _is_merged(below: object, above: object) -> bool:
-    """Whether a table stands above another one, and does not begin anew."""
+    """Return whether a table is merged onto another one, instead of replacing it."""
     return isinstance(above, Mapping) and isinstance(below, Mapping) and "extends" not in above
 
 
 def _only_methods(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
-    """A table without what it says of other methods than these."""
+    """Return a table without entries of other methods."""
     return {
         key: {label: of for label, of in value.items() if label in methods}
         if key in BY_LABEL and isinstance(value, Mapping)
@@ -152,27 +152,27 @@ def _only_methods(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
     }
 
 
-def _published_cells(given: Mapping[str, Any], source: str) -> Iterator[Table]:
-    """A paper's table, row by row: figures by method, or by setting and method."""
-    rest = dict(given)
+def _published_cells(table: Mapping[str, Any], source: str) -> Iterator[Table]:
+    """Yield published metrics from a paper's table of rows by method, or by setting and method."""
+    rest = dict(table)
     source, metrics = rest.pop("source", source), rest.pop("metrics", ["accuracy"])
     for name, value in rest.items():
         rows = value if isinstance(value, Mapping) else {name: value}
         for method, row in rows.items():
             cells = row if len(metrics) > 1 else [row]
             if not isinstance(cells, list) or len(cells) != len(metrics):
-                allowed = f"{len(metrics)} cells ({', '.join(metrics)}), each {CELL}, or empty text"
-                raise ArgumentError(f"published.{method}", row, allowed)
+                expected = f"{len(metrics)} cells ({', '.join(metrics)}), each {CELL}, or empty text"
+                raise ArgumentError(f"published.{method}", row, expected)
             for metric, cell in zip(metrics, cells, strict=True):
                 if cell == "":
                     continue
-                pair = cell if isinstance(cell, list) else [cell]
-                numbers = all(isinstance(part, int | float) for part in pair)
-                if not numbers or not 1 <= len(pair) <= 2:
+                values = cell if isinstance(cell, list) else [cell]
+                are_numbers = all(isinstance(part, int | float) for part in values)
+                if not are_numbers or not 1 <= len(values) <= 2:
                     raise ArgumentError(f"published.{method}", cell, CELL)
-                told = {"method": method, "metric": metric, "value": float(pair[0]), "source": source}
-                told |= {"std": float(pair[1])} if len(pair) == 2 else {}
-                yield told | ({"setting": name} if rows is value and name != ONLY_SETTING else {})
+                entry = {"method": method, "metric": metric, "value": float(values[0]), "source": source}
+                entry |= {"std": float(values[1])} if len(values) == 2 else {}
+                yield entry | ({"setting": name} if rows is value and name != ONLY_SETTING else {})
 
 
 def _value_label(value: object) -> str:
@@ -196,20 +196,21 @@ __all__ = [
 ]
 
 COMPARISON_FILE = "compare.toml"
-SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable
-PRESET_KEYS = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
-PER_RUN_KEYS = (*PRESET_KEYS, "paper")  # keys of a run that a comparison sets itself, run by run
+SHARED = ("data", "split", "nodes", "student", "public")  # options that make methods comparable
+PRESET_KEYS = ("method", "seed", "name")  # keys of a preset that are ignored in a base
+PER_RUN_KEYS = (*PRESET_KEYS, "paper")  # keys that a comparison sets for each run
 
 
 def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_SCALE) -> RunConfig:
-    """The run, with some method, that a comparison's methods share before any option changes it.
+    """Return the run that the methods of a comparison share, with some method.
 
     Args:
-        names: one comparison's file, or methods.
-        base: a preset or a run's file; None is the default.
+        names: one file of a comparison, or methods.
+        base: a preset or a file of a run; None: the default.
+        scale: scale of the file.
 
     Raises:
-        FedstillError: a name that does not exist, or a table that describes no run.
+        FedstillError: an unknown name, or a table that is not a run.
     """
     table: Table = {}
     if names and lists_methods(names[0]):
@@ -224,7 +225,7 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
 
 
 def shared_options(run: RunConfig) -> list[str]:
-    """The options that hold for all methods of a comparison whose base is a run, by dotted name."""
+    """Return the options that all methods of a comparison share, by dotted name."""
     return [name for name in option_types(run) if name.split(".")[0] not in PER_RUN_KEYS]
 
 
@@ -240,19 +241,19 @@ def plan_comparison(
     options: Mapping[str, Table] | None = None,
     leakage: bool = False,
 ) -> Comparison:
-    """A comparison from names.
+    """Plan a comparison from names.
 
     Args:
-        methods: names of methods, which come with their default options, and of presets or ``.toml`` files,
-            of which only the method's options are taken.
-        seeds: how many (0, 1, 2...), or which.
-        base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
-        changes: options of a run that change the base, by dotted name.
-        options: of one method each, by its label, as the command line gave them.
-        leakage: attack each run, with the attack's default options.
+        methods: names of methods with default options, of presets, or of ``.toml`` files, of which only the
+            method's options are used.
+        seeds: number of seeds (0, 1, 2...), or the seeds.
+        base: preset or file with all other options; None: digits over 5 nodes, Dirichlet alpha 0.5.
+        changes: run options that change the base, by dotted name.
+        options: options of single methods, by label.
+        leakage: attack each run with the default options.
 
     Raises:
-        FedstillError: a name that does not exist, or options that describe no run.
+        FedstillError: an unknown name, or options that do not describe a run.
 
     >>> comparison = plan_comparison(["fedavg", "fediod"], seeds=2, changes={"split.nodes": 10})
     >>> [place.folder for place in comparison.places()]
@@ -280,69 +281,73 @@ def read_comparison(
     leakage: bool = False,
     scale: str = SMALL_SCALE,
 ) -> Comparison:
-    """The comparison in a file, at one of its scales, with other seeds and run options, if given.
+    """Read a comparison from a file, at one of its scales.
 
-    With ``leakage`` each run is attacked, as the file's table ``leakage`` says, or else with the attack's
-    default options.
+    Args:
+        file: the file.
+        seeds: number of seeds; None: as the file says.
+        changes: run options that change the base, by dotted name.
+        leakage: attack each run, with the options of the file's table ``leakage``, or the default options.
+        scale: scale of the file.
 
     Raises:
-        FedstillError: the file cannot be read, or it describes no comparison.
+        FedstillError: the file cannot be read, or is not a comparison.
     """
     text = toml.read_text(file)
-    told = toml.parse(text, str(file))
-    table = expand_short_forms(told, scale)
-    if scale == SMALL_SCALE and "reduction" in table_at(told, "reproduces"):
-        smaller = f"The small scale, whose heights are not the paper's: {told['reproduces']['reduction']}"
-        table.setdefault("note", smaller)
+    raw = toml.parse(text, str(file))
+    table = expand_short_forms(raw, scale)
+    if scale == SMALL_SCALE and "reduction" in table_at(raw, "reproduces"):
+        scale_note = f"Reduced scale, so values differ from the paper's: {raw['reproduces']['reduction']}"
+        table.setdefault("note", scale_note)
     if seeds is not None:
         table["seeds"] = seeds
     if leakage:
         table.setdefault("leakage", {})
-    first = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
-    return _comparison({"about": first, **table}, file.stem, changes or {}, file.parent)
+    about = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
+    return _comparison({"about": about, **table}, file.stem, changes or {}, file.parent)
 
 
 def is_comparison_file(file: str) -> bool:
-    """Whether a name is that of a file that is no run's: of a comparison, or of a published table.
+    """Return whether a name is a file with a comparison or a published table, rather than a run.
 
     Raises:
-        FedstillError: a file that cannot be read.
+        FedstillError: the file cannot be read.
     """
     return _has_any_key(file, (*METHOD_KEYS, "reproduces"))
 
 
 def lists_methods(file: str) -> bool:
-    """Whether a name is that of a file with a comparison in it, rather than with a run.
+    """Return whether a name is a file with a comparison, rather than a run.
 
     Raises:
-        FedstillError: a file that cannot be read.
+        FedstillError: the file cannot be read.
     """
     return _has_any_key(file, METHOD_KEYS)
 
 
 def _has_any_key(file: str, keys: Sequence[str]) -> bool:
-    """Whether a name is that of a file with one of these keys."""
+    """Return whether a name is a file with one of these keys."""
     if not file.endswith(".toml"):
         return False
     table = toml.parse(toml.read_text(Path(file)), file)
-    # A table of methods is a run's own table, misspelled.
+    # A table named methods is a misspelled table of a run.
     return any(key in table and not (key == "methods" and isinstance(table[key], dict)) for key in keys)
 
 
 def read_folder(out: Path) -> Comparison:
-    """The comparison in a folder.
+    """Read the comparison in a folder.
 
     Raises:
         RunFolderError: there is none.
     """
     if not (out / COMPARISON_FILE).exists():
-        raise RunFolderError(f"{out} holds no comparison: there is no {COMPARISON_FILE} in it")
+        raise RunFolderError(f"{out} is not a comparison: it has no {COMPARISON_FILE}")
     return read_comparison(out / COMPARISON_FILE)
 
 
 @dataclass(frozen=True)
 class _FileHeader:
-    """What a comparison's file says beside its tables."""
+    """Values in a comparison's file besides its tables."""
 
     name: str
     about: str = ""
@@ -359,47 +364,55 @@ TABLES = ("base", "options", "runs", "settings", "leakage")
 def _comparison(
     table: Mapping[str, Any], name: str, changes: Mapping[str, Any], folder: Path | None = None
 ) -> Comparison:
-    """A comparison from its table, checked: every run that it plans is a run.
+    """Build a comparison from its table, and check that each planned run is valid.
 
-    Files that it names lie in ``folder``, if there are such, else where their paths say.
+    Args:
+        table: the table, without short forms.
+        name: default name of the comparison.
+        changes: run options that change the base, by dotted name.
+        folder: folder in which named files are searched first.
     """
     known = [*(part.name for part in dataclasses.fields(_FileHeader)), *TABLES]
     for key in table:
         if key not in known:
             raise UnknownName("key", key, [*known, *SHORT_FORM_KEYS])
-    told = read_table(_FileHeader, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
-    names = resolve_paths(told.methods, folder)
+    header = read_table(
+        _FileHeader, {"name": name, **{key: table[key] for key in table if key not in TABLES}}
+    )
+    names = resolve_paths(header.methods, folder)
     table = {**table, "options": resolve_extends(table_at(table, "options"), folder)}
-    raw, paper = _base(table_at(table, "base"), folder)
+    base, paper = _base(table_at(table, "base"), folder)
     files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
-    folders = [folder for plugins in (raw, *files) for folder in plugins.get("plugins", [])]
-    raw["plugins"] = list(dict.fromkeys(folders))
-    above = _unflatten_shared(changes)
+    folders = [folder for plugins in (base, *files) for folder in plugins.get("plugins", [])]
+    base["plugins"] = list(dict.fromkeys(folders))
+    changed_tables = _unflatten_shared(changes)
     methods = methods_by_label(names, table)
     settings = {
-        setting: _setting(given, above, methods) if setting != ONLY_SETTING else {}
+        setting: _setting(given, changed_tables, methods) if setting != ONLY_SETTING else {}
         for setting, given in _settings(table.get("settings")).items()
     }
     runs = tables_at(table, "runs", methods)
-    for where, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
-        for key in PRESET_KEYS if where == "base" else PER_RUN_KEYS:
+    for location, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
+        for key in PRESET_KEYS if location == "base" else PER_RUN_KEYS:
             if key in part:
-                raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
-    paper = told.paper or paper  # of a base that is a preset only where the comparison has none itself
+                raise ArgumentError(
+                    f"{location}: {key}", part[key], "none: a comparison sets it for each run"
+                )
+    paper = header.paper or paper  # those of the comparison replace those of its base
     for metric in paper:
         if metric.setting not in (ONLY_SETTING, *settings):
             raise UnknownName("setting of a published figure", metric.setting, settings)
     comparison = Comparison(
-        name=told.name,
-        about=told.about,
-        note=told.note,
-        seeds=_seeds(told.seeds),
-        base=_complete_base(merge_run_tables(raw, above), next(iter(methods.values()))),
+        name=header.name,
+        about=header.about,
+        note=header.note,
+        seeds=_seeds(header.seeds),
+        base=_complete_base(merge_run_tables(base, changed_tables), next(iter(methods.values()))),
         methods=methods,
         settings=settings,
         runs=runs,
         paper=paper,
-        changed=tuple(sorted({*changes, *told.changed})),  # typed in another order, it is the same comparison
+        changed=tuple(sorted({*changes, *header.changed})),  # the order on the command line does not matter
         leakage=_leakage(table),
     )
     reached = [metric for metric in paper if metric.metric not in COSTS]
@@ -408,8 +421,9 @@ def _comparison(
 
 
 def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperMetric, ...]]:
-    """A base with what it extends filled in, without what a preset says of its own method, and the
-    published figures of that preset.
+    """Return a base with its preset filled in, and the published metrics of that preset.
+
+    Keys of the preset's own method are left out.
     """
     table = presets.filled(table, RunConfig, folder)
     add_search_folders(table.get("plugins", []))
@@ -418,12 +432,12 @@ def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperMetric, 
 
 
 def _complete_base(base: Table, method: Table) -> Table:
-    """A base with all defaults written out, but for those that a comparison chooses itself."""
+    """Return a base with all defaults, except for those that a comparison chooses itself."""
     whole = to_dict(from_dict({**base, "method": method}))
     complete = {key: value for key, value in whole.items() if key not in PER_RUN_KEYS}
     if not has_key(base, "nodes", "policy", "outputs_only"):
         del complete["nodes"]["policy"]["outputs_only"]
-    if not has_key(base, "evaluation", "centralized"):  # it has a line of its own: method centralized
+    if not has_key(base, "evaluation", "centralized"):  # the method centralized reports it
         complete["evaluation"]["centralized"] = False
     return complete
 
@@ -431,28 +445,30 @@ def _complete_base(base: Table, method: Table) -> Table:
 def _settings(given: object) -> dict[str, Table]:
     if given is None:
         return {ONLY_SETTING: {}}
-    allowed = "a list of tables, each with a name of its own"
+    expected = "a list of tables with different names"
     if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
-        raise ArgumentError("settings", given, allowed)
+        raise ArgumentError("settings", given, expected)
     known = ["name", "options", *(field.name for field in dataclasses.fields(RunConfig))]
     for key in (key for part in given for key in part if key not in known):
         raise UnknownName("key of a table of settings", key, known)
-    named = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
-    good = all(isinstance(name, str) and slug(name) for name in named)
-    if not good or len({slug(str(name)).casefold() for name in named}) < len(given):  # as some disks compare
-        raise ArgumentError("settings", [part.get("name") for part in given], allowed)
-    return {str(name): part for name, part in named.items()}
+    by_name = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
+    are_named = all(isinstance(name, str) and slug(name) for name in by_name)
+    if not are_named or len({slug(str(name)).casefold() for name in by_name}) < len(
+        given
+    ):  # some file systems ignore case
+        raise ArgumentError("settings", [part.get("name") for part in given], expected)
+    return {str(name): part for name, part in by_name.items()}
 
 
 def _setting(given: Table, above: Table, methods: Mapping[str, Table]) -> Table:
-    """What a setting changes: of the run, of which ``above`` stands above it, and by label of the methods."""
+    """Return the changes of a setting to the run, overridden by ``above``, and to options of methods."""
     run = merge_run_tables({key: value for key, value in given.items() if key != "options"}, above)
     own = tables_at(given, "options", methods)
     return {**run, "options": own} if own else run
 
 
 def _leakage(table: Mapping[str, Any]) -> Table | None:
-    """The complete options of the attack, or None where no run is attacked."""
+    """Return the complete options of the attack, or None if no run is attacked."""
     if "leakage" not in table:
         return None
     from fedstill.attacks.config import LeakageConfig
@@ -464,16 +480,16 @@ def _leakage(table: Mapping[str, Any]) -> Table | None:
 def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
     seeds = tuple(range(given)) if isinstance(given, int) else given
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        told = given if isinstance(given, int) else list(given)
-        raise ArgumentError("seeds", told, "how many (1 or more: 0, 1, 2...), or a list of seeds, each once")
+        shown = given if isinstance(given, int) else list(given)
+        raise ArgumentError("seeds", shown, "a number of seeds >= 1, or a list of different seeds")
     return seeds
 
 
 def _unflatten_shared(values: Mapping[str, Any]) -> Table:
-    """Options of all methods by dotted name as a table in tables."""
+    """Return nested tables of options that all methods share."""
     for name in values:
         if name.split(".")[0] in PER_RUN_KEYS:
             known = shared_options(base_run([]))
-            belongs = "a method's own belong to a preset or file"
-            raise UnknownName("option of all methods", name, known, see=belongs)
+            advice = "options of a method belong to a preset or file"
+            raise UnknownName("option of all methods", name, known, see=advice)
     return unflatten(values)

@@ -1,12 +1,10 @@
-"""The papers' tables and figures: one file of ``experiments/`` each, and what was recorded of it.
+"""Reproduce the papers' tables and figures from files in ``experiments/``, and record the results.
 
-A file says in ``[reproduces]`` which table or figure it is about. Most are comparisons; what is none names a
-``program`` beside it, whose function ``reproduce`` gives rows of figures and writes pictures; ``runs`` names
-another such file, whose runs this one shows in another way. ``[published]`` has the paper's own figures, and
-``[scale.paper]`` what the published setting changes. A record is what one scale of a file came to, with date
-and machine, in ``records`` beside the file.
-
-Running what a table or figure is made of, its comparison and then its program, into a record.
+``[reproduces]`` in a file names the table or figure. Most files are comparisons. Others name a ``program``, a
+module next to the file whose function ``reproduce`` returns rows of metrics and draws pictures. ``runs``
+names another such file whose runs are shown in another form. ``[published]`` has the paper's metrics, and
+``[scale.paper]`` the options of the published setting. A record is the result at one scale of a file, with
+date and machine, in the folder ``records`` next to the file.
 """
 
 from __future__ import annotations
@@ -47,23 +45,23 @@ NonEmptyText = Annotated[str, MinLen(1), "some words"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReproductionInfo(CheckedOptions):
-    """What a file says of the table or figure that it reproduces."""
+    """The table or figure that a file reproduces."""
 
     section: ClassVar[str] = "reproduces"
 
     paper: NonEmptyText
-    what: NonEmptyText  # as "Table 6"
-    title: NonEmptyText  # what it shows, in a few words
+    what: NonEmptyText  # for example "Table 6"
+    title: NonEmptyText  # its content in a few words
     reduction: NonEmptyText  # how the small scale differs from the published setting
-    minutes: Annotated[float, Gt(0)]  # a seed of the small scale, on two cores
-    program: str = ""  # a module beside the file
-    runs: str = ""  # the name of another file, whose runs this one shows
-    methods: tuple[str, ...] = ()  # of these runs: those that it shows; none: all
-    data: tuple[str, ...] = ()  # of a program without runs: the data sets that it needs
+    minutes: Annotated[float, Gt(0)]  # of one seed at the small scale, on two cores
+    program: str = ""  # a module next to the file
+    runs: str = ""  # name of another file whose runs are shown
+    methods: tuple[str, ...] = ()  # shown methods of these runs; empty: all
+    data: tuple[str, ...] = ()  # data sets of a program without runs
 
 
 def round_metric(value: float) -> float:
-    """A figure as a record keeps it: to four decimals, or four digits where it is small.
+    """Round a metric for a record: to four decimals, or to four digits if it is small.
 
     >>> round_metric(81.23456), round_metric(0.00041239)
     (81.2346, 0.0004124)
@@ -73,7 +71,7 @@ def round_metric(value: float) -> float:
 
 @dataclass(frozen=True)
 class ReproducedMetric:
-    """One method's figure in one setting, by seed.
+    """A metric of one method in one setting, by seed.
 
     >>> ReproducedMetric("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).mean_and_std()
     (81.0, 1.4142135623730951)
@@ -86,25 +84,28 @@ class ReproducedMetric:
 
     @property
     def row_key(self) -> tuple[str, str]:
-        """Its line in a table."""
+        """Setting and method: the row of the table."""
         return self.setting, self.method
 
     def mean_and_std(self) -> tuple[float, float | None]:
-        """Mean and sample deviation over seeds."""
+        """Return mean and sample standard deviation over seeds; None for one seed."""
         values = list(self.values.values())
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
 class ReproductionRecord:
-    """What one scale of a file came to.
+    """Result at one scale of a file.
 
     Args:
-        scale: small, or one that the file names.
-        date: of the day on which it was written, as 2026-11-24.
-        minutes: of all runs together; None: not known.
-        changed: options that the command line gave.
-        note: what else a reader must know.
+        scale: small, or a scale in the file.
+        seeds: the seeds.
+        date: day of the record, as 2026-11-24.
+        machine: processor and torch version.
+        minutes: time of all runs; None: unknown.
+        rows: the metrics.
+        changed: options of the command line.
+        note: further remarks.
     """
 
     scale: str
@@ -118,58 +119,61 @@ class ReproductionRecord:
 
     @classmethod
     def read(cls, file: Path) -> ReproductionRecord | None:
-        """A record; None where there is none.
+        """Read a record, or return None if there is no file.
 
         Raises:
-            RunFolderError: the file is none.
+            RunFolderError: the file is not a record.
         """
         if not file.exists():
             return None
         try:
-            told = json.loads(toml.read_text(file))
+            content = json.loads(toml.read_text(file))
             rows = [
                 ReproducedMetric(
                     **{**row, "values": {int(seed): value for seed, value in row["values"].items()}}
                 )
-                for row in told.pop("rows")
+                for row in content.pop("rows")
             ]
             return cls(
-                **{**told, "seeds": tuple(told["seeds"]), "changed": tuple(told.get("changed", ()))},
+                **{**content, "seeds": tuple(content["seeds"]), "changed": tuple(content.get("changed", ()))},
                 rows=tuple(rows),
             )
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise RunFolderError(f"{file} is no record: {error}") from error
+            raise RunFolderError(f"{file} is not a record: {error}") from error
 
     def with_updated_rows(
         self, newer: ReproductionRecord, only: Sequence[str], row_keys: Container[tuple[str, str]]
     ) -> ReproductionRecord:
-        """This one with a newer one's rows of some places for its own, which the note tells.
+        """Return this record with some rows replaced by those of a newer record. The note says so.
 
         Args:
-            only: the names by which they were asked for.
-            row_keys: their settings and methods.
+            newer: the newer record.
+            only: the names by which the rows were requested.
+            row_keys: settings and methods of the rows.
         """
         newer = replace(newer, rows=tuple(row for row in newer.rows if row.row_key in row_keys))
         order = list(dict.fromkeys(row.row_key for row in (*self.rows, *newer.rows)))
-        anew = {row.row_key for row in newer.rows}
-        rows = [*(row for row in self.rows if row.row_key not in anew), *newer.rows]
-        how = "" if newer.changed == self.changed else f", with {', '.join(newer.changed) or 'no option'}"
-        note = f"{self.note} Run anew on {newer.date}, {newer.machine}{how}: {', '.join(only)}.".strip()
+        replaced = {row.row_key for row in newer.rows}
+        rows = [*(row for row in self.rows if row.row_key not in replaced), *newer.rows]
+        options = "" if newer.changed == self.changed else f", with {', '.join(newer.changed) or 'no option'}"
+        note = f"{self.note} Repeated on {newer.date}, {newer.machine}{options}: {', '.join(only)}.".strip()
         return replace(self, rows=tuple(sorted(rows, key=lambda row: order.index(row.row_key))), note=note)
 
     def write(self, file: Path) -> None:
-        """Keep it, one line a row."""
-        told = {key: value for key, value in asdict(self).items() if key != "rows" and value not in ("", ())}
-        head = json.dumps(told, indent=2, ensure_ascii=False).removesuffix("\n}")
+        """Write the record, one line per row."""
+        header_values = {
+            key: value for key, value in asdict(self).items() if key != "rows" and value not in ("", ())
+        }
+        header = json.dumps(header_values, indent=2, ensure_ascii=False).removesuffix("\n}")
         rows = [{**asdict(row), "values": dict(sorted(row.values.items()))} for row in self.rows]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, f"{head},\n" + '  "rows": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n")
+        write_text(file, f"{header},\n" + '  "rows": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n")
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One file: the table or figure that it reproduces."""
+    """A file that reproduces a table or figure."""
 
     file: Path
     about: ReproductionInfo
@@ -177,12 +181,12 @@ class Reproduction:
 
     @property
     def name(self) -> str:
-        """As the command line has it: fediod-table6."""
+        """Name on the command line, such as fediod-table6."""
         return self.file.stem.replace("_", "-")
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """Small, and those that the file names."""
+        """Small, and the scales in the file."""
         return (SMALL_SCALE, *self.table.get("scale", {}))
 
     @property
@@ -192,7 +196,7 @@ class Reproduction:
 
     @cached_property
     def data(self) -> tuple[str, ...]:
-        """The data sets that the small scale needs, private and public."""
+        """Private and public data sets of the small scale."""
         source = self.source
         if not source.is_comparison:
             return source.about.data
@@ -208,38 +212,38 @@ class Reproduction:
         return find_reproduction(self.about.runs, self.file.parent) if self.about.runs else self
 
     def scaled_name(self, scale: str) -> str:
-        """The name with its scale, unless it is the small one: of folders and records."""
+        """Return the name with the scale, unless it is small, for folders and records."""
         return self.name if scale == SMALL_SCALE else f"{self.name}-{scale}"
 
     def record_file(self, scale: str) -> Path:
         return self.file.parent / "records" / f"{self.scaled_name(scale).replace('-', '_')}.json"
 
     def record(self, scale: str = SMALL_SCALE) -> ReproductionRecord | None:
-        """What was recorded at a scale."""
+        """Return the record of a scale, or None."""
         return ReproductionRecord.read(self.record_file(scale))
 
     def minutes(self, record: ReproductionRecord | None) -> float:
-        """Of a seed of the small scale: as its record has it, or else the file's estimate."""
+        """Return the minutes of a seed of the small scale, by the record or the estimate in the file."""
         if record is None or record.minutes is None:
             return self.about.minutes
         return record.minutes / max(len(record.seeds), 1)
 
     def seeds(self, scale: str, count: int | None = None) -> tuple[int, ...]:
-        """Those of a scale, or as many as are asked for."""
+        """Return the seeds of a scale, or the first ``count`` ones."""
         own = count or at_scale(self.table, self._check_scale(scale)).get("seeds", 1)
         return tuple(range(own)) if isinstance(own, int) else tuple(own)
 
     def arguments(self, scale: str) -> Table:
-        """What the program is called with, beside data, folders and seed."""
+        """Return the arguments of the program, except for data, folders and seed."""
         return dict(at_scale(self.table, self._check_scale(scale)).get("arguments", {}))
 
     def comparison(
         self, scale: str, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None
     ) -> Comparison:
-        """The comparison behind it, with the figures that this file publishes.
+        """Return the comparison behind the file, with the metrics that the file publishes.
 
         Raises:
-            FedstillError: it is none.
+            FedstillError: the file is not a comparison.
         """
         source = self.source
         comparison = comparison_file.read_comparison(
@@ -248,49 +252,52 @@ class Reproduction:
         return comparison if source is self else replace(comparison, paper=tuple(self.published(scale)))
 
     def published(self, scale: str = SMALL_SCALE) -> list[PaperMetric]:
-        """The paper's own figures."""
-        told = expand_short_forms(self.table, self._check_scale(scale)).get("paper", [])
-        return [read_table(PaperMetric, metric, "paper.") for metric in told]
+        """Return the paper's metrics."""
+        metrics = expand_short_forms(self.table, self._check_scale(scale)).get("paper", [])
+        return [read_table(PaperMetric, metric, "paper.") for metric in metrics]
 
     def _check_scale(self, scale: str) -> str:
-        """A scale that the file has."""
+        """Return a scale if the file has it."""
         if scale not in self.scales:
             raise UnknownName("scale", scale, self.scales)
         return scale
 
 
 def experiments_folder() -> Path:
-    """Where the papers' files are: in the installed package, or beside it in a checkout."""
+    """Return the folder of the papers' files, in the installed package or in the checkout."""
     inside = PACKAGE / "experiments"
     return inside if inside.is_dir() else PACKAGE.parent / "experiments"
 
 
 def reproductions(where: Path | None = None) -> list[Reproduction]:
-    """All files that reproduce something, by paper and then as the paper counts.
+    """Return all files that reproduce a table or figure, by paper and number.
+
+    Args:
+        where: the folder; None: :func:`experiments_folder`.
 
     Raises:
-        FedstillError: one of them cannot be read.
+        FedstillError: a file cannot be read.
     """
-    found = [_read(file) for file in sorted((where or experiments_folder()).glob("*.toml"))]
-    return sorted(filter(None, found), key=lambda entry: _sort_key(entry.about))
+    entries = [_read(file) for file in sorted((where or experiments_folder()).glob("*.toml"))]
+    return sorted(filter(None, entries), key=lambda entry: _sort_key(entry.about))
 
 
 def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
-    """The file of a table or figure, by its name or by its path.
+    """Return the file of a table or figure by name or path.
 
     Raises:
-        UnknownName: there is none of that name.
-        ArgumentError: a file that reproduces nothing.
+        UnknownName: there is no such name.
+        ArgumentError: the file reproduces nothing.
     """
     if name.endswith(".toml"):
-        found = _read(Path(name))
-        if found is None:
+        reproduction = _read(Path(name))
+        if reproduction is None:
             raise ArgumentError("fedstill reproduce", name, "a file with a table [reproduces]")
-        return found
-    known = {entry.name: entry for entry in reproductions(folder)}
-    if name not in known:
-        raise UnknownName("table or figure", name, known, see="fedstill reproduce lists them")
-    return known[name]
+        return reproduction
+    entries = {entry.name: entry for entry in reproductions(folder)}
+    if name not in entries:
+        raise UnknownName("table or figure", name, entries, see="fedstill reproduce lists them")
+    return entries[name]
 
 
 def _read(file: Path) -> Reproduction | None:
@@ -312,7 +319,7 @@ LOCATION_OPTIONS = (
     "data.root",
     "public.root",
     "data.download",
-)  # where the same data lie makes no other table
+)  # locations of data do not change results
 
 
 def run_reproduction(
@@ -329,83 +336,94 @@ def run_reproduction(
     quiet: bool = False,
     bars: bool = False,
 ) -> ReproductionRecord:
-    """Run what is missing, and gather its figures.
+    """Run what is missing for a table or figure, and collect its metrics.
 
     Args:
-        folder: of all tables' folders; what was made there before is not made again.
-        seeds: how many; None: those of the scale.
-        only: methods and settings of its comparison (:meth:`.Comparison.places`) to run now.
-        changes: run options that hold for all methods of its comparison, by dotted name; a program beside it
-            is told ``data.root`` alone.
+        entry: the file.
+        scale: the scale.
+        folder: folder of all tables. Finished runs in it are not repeated.
+        seeds: number of seeds; None: as the scale says.
+        only: methods and settings of the comparison (:meth:`.Comparison.planned_runs`) to run now.
+        changes: options of all runs by dotted name. A program gets ``data.root`` only.
         command: the command that repeats it, for the reports.
         report: writes the report of a run's folder.
-        metrics: writes what a comparison's folder shows, and gives the rows of its methods' figures and the
-            seconds that its runs took.
-        quiet: say nothing of the runs on standard error.
-        bars: show each run's own progress bars.
+        metrics: writes the report of a comparison's folder, and returns the rows of metrics and the seconds
+            of the runs.
+        quiet: print nothing about runs on standard error.
+        bars: show progress bars of each run.
 
     Raises:
-        RunFolderError: what is in the folder was made in another way.
-        ArgumentError: ``only``, where a program makes the figures.
-        FedstillError: something that cannot run.
+        RunFolderError: the folder holds other results.
+        ArgumentError: ``only`` is given, but a program computes the metrics.
+        FedstillError: something cannot run.
     """
     if only and entry.about.program:
-        raise ArgumentError(
-            "--only", " ".join(only), f"a comparison's: a program makes those of {entry.name}"
-        )
-    source, about, own = entry.source, entry.about, entry.seeds(scale, seeds)
+        raise ArgumentError("--only", " ".join(only), f"none: a program computes {entry.name}")
+    source, about, run_seeds = entry.source, entry.about, entry.seeds(scale, seeds)
     root = changes.get("data.root", "")
     runs, rows, seconds = folder / source.scaled_name(scale), list[ReproducedMetric](), 0.0
     if source.is_comparison:
-        both = {**changes, "public.root": changes.get("public.root", root)} if root else changes
-        plain = source.comparison(scale, seeds=seeds, changes=both)
+        run_changes = {**changes, "public.root": changes.get("public.root", root)} if root else changes
+        source_plan = source.comparison(scale, seeds=seeds, changes=run_changes)
         comparison_runner.compare(
-            plain, runs, command=command, report=report, only=only or about.methods, quiet=quiet, bars=bars
+            source_plan,
+            runs,
+            command=command,
+            report=report,
+            only=only or about.methods,
+            quiet=quiet,
+            bars=bars,
         )
-        comparison = entry.comparison(scale, seeds=seeds, changes=both)
-        own = comparison.seeds
+        comparison = entry.comparison(scale, seeds=seeds, changes=run_changes)
+        run_seeds = comparison.seeds
         rows, seconds = metrics(runs, comparison)
     if about.program:
         shown = runs if source.is_comparison else None
-        found, more = _run_program(entry, scale, own, root, folder / entry.scaled_name(scale), shown)
-        rows, seconds = found if found or about.runs else rows, seconds + more
+        program_rows, program_seconds = _run_program(
+            entry, scale, run_seeds, root, folder / entry.scaled_name(scale), shown
+        )
+        rows, seconds = program_rows if program_rows or about.runs else rows, seconds + program_seconds
     today = datetime.now(timezone.utc).date().isoformat()
-    where = f"{machine()}, torch {torch.__version__}"
-    other = [
+    environment = f"{machine()}, torch {torch.__version__}"
+    option_texts = [
         " ".join(changed_options({name: value}, {}))
         for name, value in changes.items()
         if name not in LOCATION_OPTIONS
     ]
-    return ReproductionRecord(scale, own, today, where, round(seconds / 60, 1), tuple(rows), tuple(other))
+    return ReproductionRecord(
+        scale, run_seeds, today, environment, round(seconds / 60, 1), tuple(rows), tuple(option_texts)
+    )
 
 
 def _run_program(
     entry: Reproduction, scale: str, seeds: tuple[int, ...], root: str, folder: Path, runs: Path | None
 ) -> tuple[list[ReproducedMetric], float]:
-    """The rows of a program, each seed once, and the seconds that it took."""
+    """Return the rows of a program over all seeds, and the seconds that it took."""
     arguments = entry.arguments(scale)
     add_search_folders([str(entry.file.parent.resolve())])
     program = importlib.import_module(Path(entry.about.program).stem)
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    values_by_row: dict[tuple[str, str, str], dict[int, float]] = {}
     seconds = 0.0
     for seed in seeds:
         out = folder / f"seed{seed}"
         out.mkdir(parents=True, exist_ok=True)
-        kept = (
+        results = (
             json.loads((out / ROWS_FILE).read_text(encoding="utf-8")) if (out / ROWS_FILE).exists() else None
         )
-        if kept is not None and kept["arguments"] != arguments:
-            raise RunFolderError(f"{out} holds figures of other arguments: choose another folder with --out")
-        if kept is None or runs is not None:  # what draws from runs is quick, and these may be more by now
+        if results is not None and results["arguments"] != arguments:
+            raise RunFolderError(f"{out} holds results of other arguments: choose another folder with --out")
+        if (
+            results is None or runs is not None
+        ):  # programs that show runs are fast, and there may be more runs now
             start = time.monotonic()
-            about: Table = {} if runs is None else {"runs": runs}
+            run_arguments: Table = {} if runs is None else {"runs": runs}
             if entry.about.methods:
-                about["methods"] = list(entry.about.methods)
-            rows = program.reproduce(root=root, out=out, seed=seed, **about, **arguments)
-            kept = {"arguments": arguments, "seconds": time.monotonic() - start, "rows": rows}
-            write_text(out / ROWS_FILE, json_text(kept, indent=1) + "\n")
-        seconds += kept["seconds"]
-        for row in kept["rows"]:
+                run_arguments["methods"] = list(entry.about.methods)
+            rows = program.reproduce(root=root, out=out, seed=seed, **run_arguments, **arguments)
+            results = {"arguments": arguments, "seconds": time.monotonic() - start, "rows": rows}
+            write_text(out / ROWS_FILE, json_text(results, indent=1) + "\n")
+        seconds += results["seconds"]
+        for row in results["rows"]:
             key = (row.get("setting", ""), row["method"], row["metric"])
-            found.setdefault(key, {})[seed] = round_metric(row["value"])
-    return [ReproducedMetric(*key, values) for key, values in found.items()], seconds
+            values_by_row.setdefault(key, {})[seed] = round_metric(row["value"])
+    return [ReproducedMetric(*key, values) for key, values in values_by_row.items()], seconds
