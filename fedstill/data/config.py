@@ -15,7 +15,7 @@ from fedstill.core.options import NonNegativeInt
 from fedstill.core.registry import Registrable, Registry
 from fedstill.tasks import Targets, TaskConfig
 
-Limit = Annotated[int, Ge(0), "0 (all) or a whole number from 1 up"]
+Limit = Annotated[int, Ge(0), "0 (all) or an integer from 1 up"]
 Side = Annotated[int, Ge(0), MultipleOf(4), "0, or a multiple of 4"]  # of images, as networks halve it twice
 MEAN = STD = 0.5  # normalization of all channels and data sets: pixels 0..255 become -1..1
 

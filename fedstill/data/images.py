@@ -464,7 +464,7 @@ def _list_subfolders(folder: Path) -> list[Path]:
     Raises:
         DataError: a folder cannot be read, or links to a folder that contains it, which would mix up classes.
     """
-    visited, pending, found = set[Path](), [folder], list[Path]()
+    visited, pending, subfolders = set[Path](), [folder], list[Path]()
     while pending:
         current = pending.pop()
         try:
@@ -478,6 +478,6 @@ def _list_subfolders(folder: Path) -> list[Path]:
                 raise DataError(f"{child}: is a link to a folder that contains it")
             if child.resolve() not in visited:
                 visited.add(child.resolve())
-                found.append(child)
+                subfolders.append(child)
                 pending.append(child)
-    return found
+    return subfolders

@@ -125,7 +125,7 @@ class NodeDataConfig:
         if self.schema and self.classes:
             raise ArgumentError("data.classes", list(self.classes), "empty, as data.schema has them")
         if self.slices < 0 or (self.slices and self.source != "nifti"):
-            raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
+            raise ArgumentError("data.slices", self.slices, "0, or an integer from 1 up for source nifti")
         if self.channels and self.source == "csv":
             raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
 
@@ -156,8 +156,8 @@ def load_node_data(
 
     Raises:
         ArgumentError: an option has no effect or an invalid value.
-        RunRequiredError: without spec and task, the data are not images of classes; or only a run can determine
-            their spec.
+        RunRequiredError: without spec and task, the data are not images of classes; or only a run can
+            determine their spec.
         DataError: the data cannot be read or do not fit the spec.
         MemoryLimitExceeded: they need more memory than allowed.
     """

@@ -281,7 +281,7 @@ def split(
         raise DataError("split: there are no examples (expected one or more)")
     # Not checked in the constructor, where options of another split (such as 0 nodes) may still be replaced.
     if config.nodes < config.min_nodes:
-        raise ArgumentError("split.nodes", config.nodes, f"a whole number from {config.min_nodes} up")
+        raise ArgumentError("split.nodes", config.nodes, f"an integer from {config.min_nodes} up")
     if config.min_nodes:
         _check_node_sizes(config.nodes, config.minimum, count)
     items = SplitItems(targets, classes, columns, unit, config)

@@ -204,7 +204,7 @@ def require_unit_names(name: str, column: Column, source: str = "") -> None:
     >>> require_unit_names("patient", np.array(["P1", "p1", "p2"]))
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.DataError: column 'patient' has 'P1' and 'p1', which differ by case alone ...
+    fedstill.core.errors.DataError: column 'patient' has 'P1' and 'p1', which differ by case only ...
     """
     require_no_gaps(name, column, source)
     if column.dtype.kind in "biuf":
@@ -215,7 +215,7 @@ def require_unit_names(name: str, column: Column, source: str = "") -> None:
         expected = "one spelling per name, and clearly different names"
         message = f"{source}: {problem}" if source else problem
         raise DataError(
-            f"{message}, which differ by {name_difference(first, second)} alone (expected {expected})"
+            f"{message}, which differ by {name_difference(first, second)} only (expected {expected})"
         )
 
 
@@ -228,7 +228,7 @@ def reject_misspelled_columns(columns: Iterable[str], source: str) -> None:
     for column in columns:
         for known in ("patient", "split"):
             if kind := name_difference(column, known):
-                problem = f"column {column!a} differs from {known!r} by {kind} alone, and would be ignored"
+                problem = f"column {column!a} differs from {known!r} by {kind} only, and would be ignored"
                 raise DataError(f"{source}: {problem} (expected {known!r}, or another name)")
 
 
@@ -265,11 +265,11 @@ def limit_groups(data: TensorData, max_size: int) -> TensorData:
     if max_size < 1 or data.groups is None:
         expected = "1 or more" if max_size < 1 else "1, unless data.group names a column of groups"
         raise ArgumentError("privacy.group_size", max_size, expected)
-    seen: Counter[int] = Counter()
+    group_counts: Counter[int] = Counter()
     rows = []
     for index, group in enumerate(data.groups.tolist()):
-        seen[group] += 1
-        if seen[group] <= max_size:
+        group_counts[group] += 1
+        if group_counts[group] <= max_size:
             rows.append(index)
     return data.subset(torch.tensor(rows, device=data.inputs.device))
 

@@ -175,7 +175,7 @@ def _targets(schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.
         return target.float()
     event = next(column for column in schema.columns if column.name == schema.event)
     event_occurred = features([event])[:, 1:]
-    # Rounded to float32 only now, so that the boundary of two intervals is a whole number of intervals.
+    # Rounded to float32 only now, so that the boundary of two intervals is an integer of intervals.
     return torch.cat([(target + 1) / 2 * schema.intervals, event_occurred], 1).float()
 
 

@@ -228,9 +228,9 @@ class TextData(DataConfig):
 
     targets: ClassVar[tuple[Targets, ...]] = ("texts",)
 
-    length: (
-        Annotated[int, Interval(ge=1, le=100_000), f"a whole number from 1 up ({DEFAULT_LENGTH})"] | None
-    ) = None
+    length: Annotated[int, Interval(ge=1, le=100_000), f"an integer from 1 up ({DEFAULT_LENGTH})"] | None = (
+        None
+    )
     """Texts: number of tokens, truncated or padded; none: 64."""
 
     words: (
