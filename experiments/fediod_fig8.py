@@ -27,7 +27,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
             continue
         for method in ("fedavg", "fediod"):
             run = plots.run_of(folder, ComparisonRun("", method, seed))
-            if run is None or not run.metrics.central:
+            if run is None or not run.metrics.main_model:
                 continue
             course = crossed(run)
             panels.setdefault(title, {})[method] = course
@@ -43,6 +43,9 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
 
 def crossed(run: RunFiles) -> list[tuple[float, float]]:
     """Gigabytes until each measurement, and what was measured."""
-    result, course = run.result, sorted(run.metrics.central.items())
-    whole, last = ((result.bytes.up or 0) + (result.bytes.down or 0)) / 1e9, result.turns or course[-1][0]
+    result, course = run.result, sorted(run.metrics.main_model.items())
+    whole, last = (
+        ((result.bytes.up or 0) + (result.bytes.down or 0)) / 1e9,
+        result.iterations or course[-1][0],
+    )
     return [(whole * step / last, value) for step, value in course]

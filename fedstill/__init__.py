@@ -3,8 +3,8 @@
 Start with :func:`fedstill.distil` (your own modules and data), :func:`fedstill.run_preset` (a preset or TOML
 file), :func:`fedstill.compare_methods` (several methods) and :func:`fedstill.load` (the student of a run).
 
-Packages, from the top. Each may import the packages below it (``make test`` checks that). The docstring of its
-``__init__`` describes its modules:
+Packages, from the top. Each may import the packages below it (``make test`` checks that). The docstring of
+its ``__init__`` describes its modules:
 
 - ``cli``: the command line; ``api``, ``studies``: the Python API
 - ``report``: reports, tables and figures of runs; ``compare``: many runs on equal terms

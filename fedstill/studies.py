@@ -1,6 +1,7 @@
 """Runs and comparisons of presets and TOML files from Python.
 
-Both resume a run that was interrupted and read one that is finished, so that a notebook's cell can be run again.
+Both resume a run that was interrupted and read one that is finished, so that a notebook's cell can be run
+again.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ def run_preset(
 
     Args:
         target: name of a preset, or path of a run's ``.toml`` file.
-        options: options to change, by dotted name, such as ``{"method.steps": 50, "seed": 1}``. Default: none.
-        out: folder of the run. A run of the same options that was interrupted there resumes, and a finished one
-            is read.
-        progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default: False.
+        options: options to change, by dotted name, such as ``{"method.steps": 50, "seed": 1}``. Default:
+            none.
+        out: folder of the run. A run of the same options that was interrupted there resumes, and a finished
+            one is read.
+        progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default:
+            False.
 
     Returns:
         Content of ``result.json``: metrics in their units, bytes, queries, seconds, and the privacy cost.

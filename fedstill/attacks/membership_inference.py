@@ -59,20 +59,20 @@ REPORTED_RATE = 0.01  # false positive rate in comparisons
 AUC, RESPONSES_AUC, TPR = "membership_auc", "responses_auc", "tpr_at_1_percent"
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 TARGET_TEXTS = {
-    "student": ("student", "the central model's outputs about any input"),
+    "student": ("student", "the student's outputs for any input"),
     "virtual": (
         "average of the nodes' models",
-        "the outputs of the nodes' average about any input, which nobody in this run is given",
+        "the outputs of the nodes' average for any input, a model that this run does not share",
     ),
-    "ensemble": ("ensemble", "what the ensemble answers about any input, through the nodes' gates"),
+    "ensemble": ("ensemble", "the ensemble's responses to any input, through the nodes' gates"),
     "nodes": (
         "nodes' models",
-        "the outputs of every node's own model about any input, which nobody in this run is given",
+        "the outputs of every node's model for any input, models that this run does not share",
     ),
 }
 HYPOTHETICAL_TARGETS = ("average of the nodes' models", "nodes' models")
 SHADOW_TEXTS = {
-    "federations": "each the whole run again, over other draws of the records",
+    "federations": "each a repetition of the whole run on other samples of the records",
     "alone": "each trained alone as a node trains its model",
 }
 
@@ -87,8 +87,8 @@ class MembershipInference(Attack):
             name=AUC,
             head="membership AUC",
             title="Membership AUC %",
-            description="Membership AUC: how often an attack on the central model, or on what stands for it, "
-            "ranks a record that was trained on above one that was not, in percent; 50 is guessing.",
+            description="Membership AUC: how often an attack on the student, or its substitute, ranks a "
+            "training record above another one, in percent; 50 is guessing.",
             guess=50.0,
             axis="AUC of the strongest membership attack",
         ),
@@ -96,24 +96,22 @@ class MembershipInference(Attack):
             name=TPR,
             head="TPR at 1%",
             title="TPR % at 1%",
-            description="TPR at 1%: the percentage of members that it finds where it accuses 1% of the others; 1 is "
-            "guessing.",
+            description="TPR at 1%: the percentage of members found at 1% false positives; 1 is guessing.",
         ),
         LeakageColumn(
             name=RESPONSES_AUC,
             head="responses' AUC",
             title="Responses\u2019 AUC %",
-            description="Responses' AUC: the same through what one node answered, as the server sees it, or through "
-            "the sum of all nodes' responses, where it sees no more.",
+            description="Responses' AUC: the same through the responses of one node, or through the sum of "
+            "all nodes' responses if the server sees sums only.",
             guess=50.0,
         ),
     )
     notes: ClassVar[tuple[str, ...]] = (
         "AUC: how often, of a member and another record, the attack picks the member; 50% is guessing. "
-        "What harms single people is what is found where false alarms are rare; who guesses finds as large "
-        "a share of members as of others. In brackets: intervals over records, for the one model that was "
-        "attacked; all attacks on it together lie in theirs at 95%. The best of several attacks is a "
-        "little above guessing by chance.",
+        "Members found with few false alarms are individual harm; guessing finds equal shares of members and "
+        "others. In brackets: intervals over records, for the one attacked model, which hold for all "
+        "attacks on it together at 95%. The best of several attacks is slightly above guessing by chance.",
     )
 
     shadows: int = 16
@@ -141,7 +139,7 @@ class MembershipInference(Attack):
     def run(self, target: Target) -> AttackResult:
         """Attack a run's student, and the responses of the node with the most records."""
         if target.experiment.task.kind != "class":
-            reason = "membership is told from one label an input, and this task has none"
+            reason = "membership inference needs one label per input, and this task has none"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
         targets = [_attack_student(target, self)]
         largest = max(target.nodes, key=lambda node: len(node.data))
@@ -166,22 +164,24 @@ class MembershipInference(Attack):
         for target in part["targets"]:
             best = next(each for each in target["attacks"] if each["name"] == target["best"])
             auc = best["auc"]
-            qualifier = " (not told from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
-            qualifier = ", its scores turned round" if auc["high"] < 0.5 else qualifier
-            hypothetical = ", which nobody was given," if target["of"] in HYPOTHETICAL_TARGETS else ""
+            qualifier = (
+                " (not significantly different from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
+            )
+            qualifier = ", with reversed scores" if auc["high"] < 0.5 else qualifier
+            hypothetical = ", which is not shared," if target["of"] in HYPOTHETICAL_TARGETS else ""
             parts.append(
                 f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['of']}{hypothetical}{qualifier}"
             )
         return (
-            f"Shown a record that was learned from and one that was not, the best attack picked the former "
+            f"Given a training record and another one, the best attack picked the former "
             f"{' and '.join(parts)}; chance is 50."
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
-        central = part["targets"][0]
-        titles = ", ".join(each["title"].replace(", ", " ") for each in central["attacks"])
-        trained = {"alone": "trained alone", "federations": "each of a federation"}[central["trained"]]
-        return f"membership by {titles} ({central['shadows']} shadow models, {trained})"
+        first = part["targets"][0]
+        titles = ", ".join(each["title"].replace(", ", " ") for each in first["attacks"])
+        trained = {"alone": "trained alone", "federations": "each of a federation"}[first["trained"]]
+        return f"membership by {titles} ({first['shadows']} shadow models, {trained})"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(target["of"], _describe_target(target)) for target in part["targets"]]
@@ -377,7 +377,7 @@ def choose_candidates(
     )
     if min(len(members), len(others), len(population)) < 2:
         sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
-        raise ArgumentError("records", sizes, "two of each, to tell who was a member")
+        raise ArgumentError("records", sizes, "two or more of each")
     inside = torch.arange(len(members) + len(others)) < len(members)
     return Candidates(concatenate([members, others]), inside, population, member_count)
 
@@ -422,7 +422,8 @@ def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, local_training.inference_batch_size(inputs))
         query, name = _find_scores_query(experiment)
-        responses = [server.ensemble_responses(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
+        queried = (server.query(query, **{name: part}) for part in parts)  # type: ignore[arg-type]
+        responses = [server.ensemble_responses(tensors) for tensors in queried]
         return torch.cat([node_logits for node_logits in responses if node_logits is not None]).float().cpu()
     student_logits = experiment.responses(inputs)
     if student_logits is not None:
@@ -443,7 +444,7 @@ def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
         (query.name, name)
         for query in experiment.side.queries.values()
         for name, kind in query.sends.items()
-        if kind == INPUTS and any(released.of == "scores" for released in query.releases.values())
+        if kind == INPUTS and any(released.category == "scores" for released in query.releases.values())
     )
 
 
@@ -515,7 +516,7 @@ def _metric_rows(attack: Mapping[str, Any], target_name: str, column: str) -> It
         **percent_fields(**auc),
         metric="AUC",
         baseline="50%",
-        note="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
+        note="not significantly different from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
         column=column,
     )
     for point in attack["at"]:
@@ -525,7 +526,8 @@ def _metric_rows(attack: Mapping[str, Any], target_name: str, column: str) -> It
             **percent_fields(**point["true_positives"]),
             metric=f"members found at {rate} false alarms",
             baseline=rate,
-            note=f"{point['found']:,} of {point['members']:,}; false alarms: {point['accused']:,} of {point['others']:,}",
+            note=f"{point['found']:,} of {point['members']:,}; "
+            f"false alarms: {point['accused']:,} of {point['others']:,}",
             column=TPR if column == AUC and math.isclose(point["rate"], REPORTED_RATE) else "",
             detail=not point["allowed"],  # few others allow no low rate
         )
@@ -538,12 +540,12 @@ def _describe_target(target: Mapping[str, Any]) -> str:
     rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
     # Rates that are too low for the number of records.
     limits = [
-        f" {100 * rate:g}% false alarms cannot be told from fewer than {math.ceil(1 / rate):,} others: that "
-        "column counts members found without any false alarm."
+        f" {100 * rate:g}% false alarms need at least {math.ceil(1 / rate):,} others: that column counts "
+        "members found without any false alarm."
         for rate in rates
         if 1e-9 < rate < 1 and others * rate < 1 - 1e-9
     ]
     return (
-        f"The adversary sees {target['sees']}. It was tried on {members:,} members (trained on) and "
-        f"{others:,} others (not){shadow_text}.{''.join(limits)}"
+        f"The adversary sees {target['sees']}. It was tested on {members:,} members and "
+        f"{others:,} others{shadow_text}.{''.join(limits)}"
     )

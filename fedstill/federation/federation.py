@@ -1,8 +1,8 @@
 """Base class of all federations: the server queries nodes and differentiates through their responses.
 
-``responses = federation.query("predict_logits", x=x)`` returns the nodes' responses with gradients attached. On
-``loss.backward()`` the federation sends each node the gradient of the loss with respect to its response. The
-node backpropagates it through its own networks, and the gradients that its gate releases are added to
+``responses = federation.query("predict_logits", x=x)`` returns the nodes' responses with gradients attached.
+On ``loss.backward()`` the federation sends each node the gradient of the loss with respect to its response.
+The node backpropagates it through its own networks, and the gradients that its gate releases are added to
 ``x.grad``. Subclasses (engines) define how nodes are reached. A method works on all of them.
 """
 

@@ -146,7 +146,7 @@ def check_node_kit(kit: StartupKit) -> None:
         path = kit.folder / "local" / name
         if path.exists():
             raise DeployError(
-                f"{path}: a node accepts no code or filters with its kit; remove it, and ask where it came from"
+                f"{path}: a node accepts no code or filters in its kit; remove it, and ask where it came from"
             )
     unknown = sorted(set(kit.config("client")) - _CLIENT_SECTIONS)
     if unknown:

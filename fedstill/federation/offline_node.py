@@ -224,9 +224,9 @@ def _stored_responses(
         _check_refusals(service, objections, policy.max_queries or None, queries_file.calls, audit, run)
         if not audit.totals.entry_number(vars(_file_entry(run, blob, service.folder))):
             raise RunFolderError(
-                f"{stored} was modified, or {service.file.privacy.audit_log} is another audit log, or the node's "
-                "secret has changed: no entry has the hash of this file. Restore the one that has changed. Or "
-                "delete the stored responses: then the queries are answered and charged again"
+                f"{stored} was modified, or {service.file.privacy.audit_log} is another audit log, or the "
+                "node's secret has changed: no entry has the hash of this file. Restore the one that has "
+                "changed. Or delete the stored responses: then the queries are answered and charged again"
             )
     header, replies = unpack_responses(stored, blob)
     return replace(header, server_key=queries_file.signer, key_verified=queries_file.trusted), replies

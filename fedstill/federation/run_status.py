@@ -41,12 +41,12 @@ class StopReason:
 
     @property
     def refused(self) -> bool:
-        """Whether a node or a method refused the run."""
+        """True if a node or a method refused the run."""
         return self.error in REFUSED
 
     @property
     def final(self) -> bool:
-        """Whether resuming without changes would stop again."""
+        """True if the run would stop again when it is resumed without changes."""
         return self.error in FINAL
 
 

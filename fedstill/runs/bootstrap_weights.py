@@ -1,7 +1,7 @@
-"""How far a figure could be by the choice of test cases: by the bootstrap, all draws at once.
+"""Bootstrap weights of test cases, for confidence intervals of metrics.
 
-Draws are the same in every run that has as many test cases, whatever its seed and method: figures of two runs
-on the same test part are compared draw by draw, so that what is hard for both cancels out.
+Resamples are equal in all runs with the same number of test cases, whatever their seed and method. So the
+metrics of two runs on the same test set are compared resample by resample (paired).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ DRAWS = 400
 
 
 def units(test: TensorData) -> npt.NDArray[np.int64]:
-    """What is drawn as a whole, as a number from 0 of each example ``(N,)``: a patient or a picture where
-    that is known, else an example."""
-    whose = torch.arange(len(test)) if test.cases is None else test.cases.case_ids
-    whose = whose if test.groups is None else test.groups
-    found: npt.NDArray[np.int64] = torch.unique(whose.cpu(), return_inverse=True)[1].numpy()
-    return found
+    """Return the resampling unit ``(N,)`` of each example, from 0: its patient or picture if known, or
+    itself."""
+    unit_ids = torch.arange(len(test)) if test.cases is None else test.cases.case_ids
+    unit_ids = unit_ids if test.groups is None else test.groups
+    consecutive_ids: npt.NDArray[np.int64] = torch.unique(unit_ids.cpu(), return_inverse=True)[1].numpy()
+    return consecutive_ids
 
 
-def weights(of: npt.NDArray[np.int64]) -> bootstrap.Floats:
-    """How often each example counts in each draw ``(DRAWS, N)``: as many units as there are are drawn, with
+def weights(unit_ids: npt.NDArray[np.int64]) -> bootstrap.Floats:
+    """Return how often each example occurs in each resample, ``(DRAWS, N)``: units are sampled with
     replacement."""
-    count = int(of.max()) + 1
-    drawn = bootstrap.resample_indices(count, DRAWS, numpy_generator(0, "test cases"))
-    places = (drawn + count * np.arange(DRAWS)[:, None]).ravel()
-    times = np.bincount(places, minlength=DRAWS * count).reshape(DRAWS, count)
-    told: bootstrap.Floats = times[:, of].astype(np.float64)
-    return told
+    count = int(unit_ids.max()) + 1
+    sampled = bootstrap.resample_indices(count, DRAWS, numpy_generator(0, "test cases"))
+    bins = (sampled + count * np.arange(DRAWS)[:, None]).ravel()
+    times = np.bincount(bins, minlength=DRAWS * count).reshape(DRAWS, count)
+    example_weights: bootstrap.Floats = times[:, unit_ids].astype(np.float64)
+    return example_weights

@@ -38,8 +38,8 @@ def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
     """
     data = load(config.data, config.task)
     if len(data.classes) < config.task.task_class.min_classes:
-        told = f"{', '.join(data.classes)}: allowed are {config.task.task_class.min_classes} or more"
-        raise DataError(f"{data.name}: the only class is {told}")
+        expected = f"{config.task.task_class.min_classes} or more classes"
+        raise DataError(f"{data.name}: the only class is {', '.join(data.classes)} (expected {expected})")
     task, method = config.task.make(data.classes), config.method
     reason = unmet_need(method.needs(), task)
     if reason is not None:  # first, as it cannot be fixed by other options
@@ -56,7 +56,7 @@ def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
     value_info = {"values": list(split_values)} if split_values else {}
     split_info = {
         "name": split_config.registered_name,
-        "about": split_config.describe_run,
+        "about": split_config.about,
         **split_config.specific_options,
         "nodes": len(parts),
         **value_info,
@@ -171,8 +171,8 @@ def build_server_setting(config: RunConfig, data: DataSet, public: PublicData | 
 def _test_set(config: RunConfig, data: DataSet) -> TensorData:
     """Return the test set with its groups and cases, for metrics by site and by case.
 
-    A site is a value of the column by which the nodes were split, or of the column "site". Cases that the reader
-    of the data has built (patients from slices) are kept.
+    A site is a value of the column by which the nodes were split, or of the column "site". Cases that the
+    reader of the data has built (patients from slices) are kept.
     """
     test, columns = data.test, data.test_columns
     if data.group_column in columns:

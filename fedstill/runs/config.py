@@ -1,10 +1,8 @@
-"""One run as one typed, frozen configuration, and its TOML form.
+"""Configuration of a run as frozen dataclasses, and its TOML form.
 
-The parts stand beside the code that they configure; here they come together, and here a table
-(from TOML, or from Python) becomes a configuration or one clear error. What is read is strict:
-no unknown keys, no silent conversions, except that a whole number is also a number.
-
-TOML has no null. Where a value may be none, it is written as the text ``"none"``.
+The dataclass of each table is defined next to the code that it configures. Reading a table (from TOML or
+Python) is strict: unknown keys and implicit conversions are errors, except that an integer is also a number.
+TOML has no null, so None is written as ``"none"``.
 """
 
 from __future__ import annotations
@@ -40,7 +38,8 @@ from fedstill.tasks.classification import ClassificationConfig
 Name = Annotated[str, MinLen(1), "the name of a model"]
 
 
-# Options that decide nothing of what a run comes to, or only who is believed on the way there.
+# Options that may change when a run is resumed: they do not affect its metrics, except for the rules on nodes
+# that fail.
 RESUMABLE_OPTIONS = (
     r"name|plugins|track\b.*|(data|public)\.(root|path)|link\.(wait|quorum|outlier)"
     r"|engine\.(name|device|threads|graphs|channels_last|startup_kit)"
@@ -49,95 +48,95 @@ RESUMABLE_OPTIONS = (
 
 @dataclass(frozen=True)
 class NodesConfig(CheckedOptions):
-    """What the nodes are: their models, how they train them, what they answer."""
+    """Options of the nodes: models, local training, policy, privacy."""
 
     section: ClassVar[str] = "nodes"
 
     models: Annotated[tuple[Name, ...], MinLen(1), "a list of one model or more"] = ("small-cnn",)
-    """The nodes' networks, taken in turn: with two names the first node has the first, the second
-    the second, the third the first again. "resnet8:16" is a ResNet-8 of width 16;
-    "package.module:factory" is your own. A .skops or .onnx file, or an address of this machine, is a model
-    that is there already; a .toml file has the keys of a node's [model]."""
+    """The nodes' models, assigned cyclically: with two names, the third node has the first again.
+    "resnet8:16" is a ResNet-8 of width 16; "package.module:factory" is a custom one. A .skops or .onnx file,
+    or an address of this machine, is a trained model that can only predict; a .toml file has the keys of a
+    node's [model]."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
-    """How a node trains its own model on its own data."""
+    """Local training of a node's model on its own data."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    """What a node's gate lets out."""
+    """Rules of a node's gate for releases."""
 
     privacy: PrivacyConfig = field(default_factory=NoPrivacy)
-    """How a node protects its records, and how much of their privacy a run may cost."""
+    """Privacy mechanism of a node and its budget."""
 
     perceptual: str = ""
-    """A safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, that every node has:
-    for losses that compare images by its features. Without one these losses are off."""
+    """A safetensors file of VGG-16 or VGG-19 weights with torchvision's names at every node, for perceptual
+    losses. Without it these losses are off."""
 
 
 @dataclass(frozen=True)
 class StudentConfig(CheckedOptions):
-    """The central model, which learns from the nodes' answers."""
+    """Options of the student, the global model that is trained from the nodes' responses."""
 
     section: ClassVar[str] = "student"
 
     model: Name = "small-cnn"
-    """The student's network, named as in nodes.models."""
+    """The student's network, a name as in nodes.models."""
 
 
 @dataclass(frozen=True)
 class EvaluationConfig(CheckedOptions):
-    """What is measured on the test set, and how often."""
+    """Options of evaluation on the test set."""
 
     section: ClassVar[str] = "evaluation"
 
     every: NonNegativeInt | None = None
-    """The server's steps or rounds between two evaluations; 0: only at the end, none: ten times a run."""
+    """Steps or rounds between two evaluations; 0: only at the end, none: ten evaluations per run."""
 
     centralized: bool = True
-    """Also train one model on the data of all nodes together, as the mark to reach."""
+    """Also train one model on the pooled data of all nodes, the centralized upper bound."""
 
     samples: NonNegativeInt = 12
-    """Generated inputs that are kept at each evaluation, for the report."""
+    """Number of generated inputs that are saved at each evaluation, for the report."""
 
     best: bool = False
-    """Say beside the last figure which evaluation was best. That picks by the test data, as some published
-    figures do; the run's own figures stay those of its end."""
+    """Also report the best evaluation. That is selection on the test data, as in some published results; the
+    run's own metrics are those of its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperMetric(CheckedOptions):
-    """A published figure, to print beside ours."""
+    """A published metric, to print next to the measured one."""
 
     section: ClassVar[str] = "paper"
 
     method: str
-    """The method that it belongs to, or the name that a comparison gives it."""
+    """The method, or its name in a comparison."""
 
     metric: str = "accuracy"
-    """The key of one of the task's figures, as "dice" or "hd95": of the central model on all test data. With
-    "local" before it: of the nodes' own models (what models are judged by: on their shares of it)."""
+    """Key of a metric of the task, as "dice" or "hd95", of the global model on all test data. With the prefix
+    "local ": of the nodes' own models (the main metric: on their shares of the test data)."""
 
     value: float
-    """In the figure's unit: percent unless it has another."""
+    """Value in the metric's unit, percent by default."""
 
     std: float | None = None
     """Its published standard deviation, if there is one."""
 
     source: Annotated[str, MinLen(1), "the paper with its table or page"]
-    """Where it stands: paper, table, page."""
+    """Source: paper, table, page."""
 
     setting: str = ""
-    """The setting of a comparison that it belongs to; none is every setting."""
+    """The setting of a comparison that it belongs to; empty: every setting."""
 
 
 def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConfig]) -> None:
-    """Refuse published figures that no task has, or whose values none could have.
+    """Check the names and values of published metrics.
 
     Args:
-        tasks: of the runs that they stand beside; figures of others that have a name are let be.
+        tasks: custom tasks, in addition to the registered ones.
 
     Raises:
-        UnknownName: no task has such a figure.
-        ArgumentError: a value out of range.
+        UnknownName: no task has such a metric.
+        ArgumentError: a value is out of range.
     """
     results = list(results)
     kinds = [task.task_class for task in (*(TASKS.importable().values() if results else ()), *tasks)]
@@ -145,7 +144,7 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
     for paper in results:
         key = paper.metric.removeprefix("local ")
         if key not in known:
-            raise UnknownName("published figure", paper.metric, known)
+            raise UnknownName("published metric", paper.metric, known)
         most = 100 if known[key].unit == "%" else math.inf
         allowed = "from 0 to 100, in percent" if most == 100 else "a number from 0 up"
         if not 0 <= paper.value <= most or math.isinf(paper.value):
@@ -156,54 +155,54 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(CheckedOptions):
-    """One run: the data, the nodes that hold it, the method, and the student that learns."""
+    """Configuration of a run."""
 
     name: str = "custom"
-    """What this run is called; part of the name of its folder."""
+    """Name of the run, a part of its folder's name."""
 
     seed: NonNegativeInt = 0
-    """Every random draw of the run follows from this number."""
+    """Seed of all random draws of the run."""
 
     task: TaskConfig = field(default_factory=ClassificationConfig)
-    """What is learned."""
+    """The task."""
 
     data: DataConfig = field(default_factory=Digits)
     """The data set; in TOML its key `name` says which: one that has a name, or a path."""
 
     split: SplitConfig = field(default_factory=Dirichlet)
-    """How the training data are divided over the nodes; in TOML its key `name` says which split."""
+    """How the training data are split over the nodes; in TOML its key `name` says which split."""
 
     public: PublicConfig = field(default_factory=PublicConfig)
     """Public data, for methods that need some."""
 
     nodes: NodesConfig = field(default_factory=NodesConfig)
-    """What the nodes are."""
+    """Options of the nodes."""
 
     method: Method
-    """How the student learns from the nodes; in TOML its key `name` says which method."""
+    """The method; in TOML its key `name` says which one."""
 
     student: StudentConfig = field(default_factory=StudentConfig)
-    """The central model."""
+    """Options of the student."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """Where and how the nodes' models are computed."""
+    """Device, precision, and how the nodes' models are computed."""
 
     link: LinkConfig = field(default_factory=LinkConfig)
-    """How the server deals with its nodes: forms, patience, quorum."""
+    """Communication with the nodes: wire formats, timeout, quorum, secure aggregation."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """What is measured."""
+    """Options of evaluation."""
 
     track: tuple[str, ...] = ()
-    """Who else hears the run's metrics: tensorboard, mlflow, wandb, or `module:Name`. What they write lies in
-    the run's folder; nodes elsewhere are told nothing of it."""
+    """Trackers of the run's metrics: tensorboard, mlflow, wandb, or `module:Name`. They write into the run's
+    folder; remote nodes do not know of them."""
 
     paper: tuple[PaperMetric, ...] = ()
-    """Published figures of this setting, which `fedstill compare` prints beside ours."""
+    """Published metrics of this setting, which `fedstill compare` prints next to the measured ones."""
 
     plugins: tuple[str, ...] = ()
-    """Folders in which `module:Name` is looked for, beside the current one and what is installed. A file that
-    names what lies beside it has its own folder here."""
+    """Folders that are searched for `module:Name`, in addition to the current one and installed modules. A
+    file that names modules in its own folder lists that folder here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,20 +213,20 @@ class RunConfig(CheckedOptions):
 
 
 def load(target: str) -> RunConfig:
-    """The run that a preset or a ``.toml`` file describes.
+    """Load the configuration of a preset or a ``.toml`` file.
 
     Raises:
         FedstillError: there is no such preset or file, or it does not describe a run.
     """
     known = target.endswith(".toml") or any(f"-{name}".endswith(f"-{target}") for name in presets.names())
-    if target in METHODS and not known:  # else presets with it are suggested
+    if target in METHODS and not known:  # otherwise presets of this method would be suggested
         typed, given = f"`demo --method.name {target}`", f'"demo" with {{"method.name": {target!r}}}'
         raise UnknownName("preset", target, presets.names(), suggestion=by_caller(typed, given, given))
     return from_dict(presets.read(target, RunConfig))
 
 
 def load_toml(path: str | Path) -> RunConfig:
-    """The run that a TOML file describes.
+    """Load the configuration of a TOML file.
 
     Raises:
         FedstillError: there is no such file, it is not TOML or does not describe a run.
@@ -236,7 +235,7 @@ def load_toml(path: str | Path) -> RunConfig:
 
 
 def read_toml(text: str) -> RunConfig:
-    """The run that TOML describes.
+    """Parse a configuration from TOML text.
 
     Raises:
         FedstillError: the text is not TOML or does not describe a run.
@@ -245,12 +244,12 @@ def read_toml(text: str) -> RunConfig:
 
 
 def to_toml(config: RunConfig) -> str:
-    """A run, complete, as TOML; :func:`read_toml` gives the same run back."""
+    """Return a complete configuration as TOML; :func:`read_toml` returns an equal configuration."""
     return tomli_w.dumps(to_dict(config))
 
 
 def from_dict(table: Mapping[str, Any]) -> RunConfig:
-    """The run that a table describes; what it does not name has its default.
+    """Build a configuration from a table; missing keys have their defaults.
 
     Raises:
         UnknownName: a key or a method that does not exist.
@@ -261,17 +260,20 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
 
 
 def fingerprint_options(config: RunConfig) -> dict[str, str]:
-    """The options that a run keeps from its beginning to its end, as texts by dotted name: all but where data
-    lie, what computes, who listens, and how long nodes are waited for and which are believed."""
+    """Return the options that a resumed run must keep, as texts by dotted name.
+
+    These are all except ``RESUMABLE_OPTIONS``: paths of data, computing, trackers, and the rules on nodes
+    that fail.
+    """
     options = flatten(to_dict(config))
     return {name: str(value) for name, value in options.items() if not re.fullmatch(RESUMABLE_OPTIONS, name)}
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """A run as a table of what TOML can hold; :func:`from_dict` gives the same run back.
+    """Return a configuration as a table of TOML values; :func:`from_dict` returns an equal configuration.
 
     Raises:
-        ArgumentError: its method is none.
+        ArgumentError: its method is invalid.
     """
     method_name(config.method)
     table: dict[str, Any] = to_table(config)

@@ -1,4 +1,4 @@
-"""A run at a deployed federation: handed in as a job, watched, and its results fetched."""
+"""Run at a deployed federation: submit a job, follow its progress, fetch its results."""
 
 from __future__ import annotations
 
@@ -33,57 +33,58 @@ from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
 from fedstill.track.tracker_group import TrackerGroup
 
-RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
-ENDING = 20.0  # seconds for a job that was ended to be over
-SLOW, LATE = 15.0, 10.0  # seconds until it is said that a job waits, and between two looks for whom
-EVERY = 2.0  # seconds between two looks how far it is
+RUN = "live.json"  # in the run's folder: its name at the nodes, and at a deployed federation the nodes' names
+ABORT_TIMEOUT = 20.0  # seconds for an aborted job to end
+WAITING_DELAY, WAITING_INTERVAL = 15.0, 10.0  # seconds until a waiting job is reported, and between updates
+PROGRESS_INTERVAL = 2.0  # seconds between two progress queries
 
 
-def reach(kit: Path) -> None:
-    """See whether a run could begin at a deployed federation: the kit is let in, and a node is there.
+def check_connection(kit: Path) -> None:
+    """Check that a deployed federation accepts the kit and that a node is connected.
 
     Raises:
-        DeployError: it could not.
+        DeployError: it does not, or none is.
     """
     with Admin(kit) as admin:
         _connected(admin)
 
 
 def submit(config: RunConfig, out: Path, bars: ProgressBar, listeners: TrackerGroup) -> dict[str, Any]:
-    """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
+    """Run at a deployed federation with the connected nodes and their data, models and policies.
 
-    The nodes with which a run begins are those with which it goes on: a node that has come since has no part
-    in it, and one that is away is waited for by whoever resumes it.
+    A resumed run continues with the nodes with which it was started: a node that has connected since does not
+    take part, and one that is missing must be connected again unless a quorum is.
 
     Args:
         config: the run; ``engine.startup_kit`` is an admin's kit.
-        out: the run's folder, into which all results are fetched.
-        listeners: hear its metrics as they come; that it is over is the caller's to tell them.
+        out: folder of the run, into which all results are downloaded.
+        bars: progress bars.
+        listeners: trackers that get the metrics; the caller closes them.
 
     Returns:
-        What the server found out, as ``result.json`` holds it.
+        The server's part of ``result.json``.
 
     Raises:
-        FedstillError: the server cannot be reached, refuses or stopped; the run can go on.
-        RunFolderError: another process is at work on the run.
+        FedstillError: the server cannot be reached, refuses the run, or stopped it; the run can be resumed.
+        RunFolderError: another process is running the run.
     """
     if config.nodes != NodesConfig() or config.split != Dirichlet():
-        print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
+        print("Options of nodes and split are ignored: a deployed federation has its own.", file=sys.stderr)
     with lock_folder(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
         run = run_name(config, out)
-        _end_jobs(admin, run)
+        _abort_jobs(admin, run)
         try:
             listeners.start(out, config.method.title)
-            job, taking_part = _begin(admin, config, run, out)
-            heard = MetricsFollower(out / "metrics.jsonl", listeners)
+            job, taking_part = _submit_job(admin, config, run, out)
+            metrics = MetricsFollower(out / "metrics.jsonl", listeners)
             try:
                 with bars:
-                    status = _waited(admin, job, taking_part, bars, heard)
+                    status = _wait_for_job(admin, job, taking_part, bars, metrics)
                 fetched = admin.download(job, out / "fetched")
             except DeployError as error:
-                raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
-            result = _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
-            heard.rest()
+                raise DeployError(f"{error}. To resume the run: {_resume_command(out)}") from error
+            result = _collect_results(fetched, out, f"job {job} ended as {status} and left no result")
+            metrics.log_rest()
         except BaseException:  # Ctrl-C, too
             listeners.close(None)
             raise
@@ -91,73 +92,73 @@ def submit(config: RunConfig, out: Path, bars: ProgressBar, listeners: TrackerGr
 
 
 class MetricsFollower:
-    """What the server has measured so far: in the run's folder, for its page, and told to its listeners.
+    """Writes the server's metrics to the run's folder, for its report, and logs them to trackers.
 
     Args:
-        path: the file, of which a new one begins: a run that goes on tells all anew.
+        path: the file, which is started again; a resumed run sends all its metrics again.
+        listeners: trackers.
     """
 
     def __init__(self, path: Path, listeners: TrackerGroup) -> None:
         self._path, self._listeners, self.known = path, listeners, 0
         path.unlink(missing_ok=True)
 
-    def take(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Some more lines."""
+    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines."""
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json_text(line, indent=None) + "\n" for line in lines)
         self.known += len(lines)
         self._listeners.log(lines)
 
-    def rest(self) -> None:
-        """What the file has now beside these, the server's own having taken its place."""
+    def log_rest(self) -> None:
+        """Log the lines of the server's complete file that have not been logged."""
         lines = self._path.read_text(encoding="utf-8").splitlines()
         self._listeners.log([json.loads(line) for line in lines[self.known :]])
 
 
-def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[str, list[str]]:
-    """Hand in a run's job, for the nodes with which the run began; and which of them take part."""
-    there = _connected(admin)
-    names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", there)
-    absent = [name for name in names if name not in there]
-    taking_part = [name for name in names if name in there]
+def _submit_job(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[str, list[str]]:
+    """Submit a run's job for the nodes of the run; return its id and the nodes that take part."""
+    connected = _connected(admin)
+    names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", connected)
+    absent = [name for name in names if name not in connected]
+    taking_part = [name for name in names if name in connected]
     if len(taking_part) < config.link.min_nodes(len(names)):
         raise DeployError(
-            f"not connected to the server at {admin.server}: {', '.join(absent)}. The run began with "
-            f"{'this node' if len(absent) == 1 else 'these nodes'}: once enough are there again, "
-            f"{_resuming(out)} goes on"
+            f"not connected to the server at {admin.server}: {', '.join(absent)}. The run was started with "
+            f"{'this node' if len(absent) == 1 else 'these nodes'}: once enough are connected again, "
+            f"{_resume_command(out)} resumes it"
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
-    _say_what(config, run, len(names))
+    _print_fingerprint(config, run, len(names))
     job = admin.submit(write_run_job(config, run, taking_part, names, out / "job"))
     print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job, taking_part
 
 
-def _say_what(config: RunConfig, run: str, nodes: int) -> None:
-    """Print by which SHA-256 nodes' owners know what they are asked to approve, if the data are here."""
+def _print_fingerprint(config: RunConfig, run: str, nodes: int) -> None:
+    """Print the SHA-256 of the run's description, which nodes' owners approve, if the data are here."""
     from fedstill.runs.remote_run import plan_of
 
     config = read_toml(server_config_toml(config))  # as the server reads it
     try:
         data = load(config.data, config.task, train_needed=False)
         _, public = load_public(config.public, data, config.task)
-    except DataError:  # the server's log has it
+    except DataError:  # the server logs it
         return
-    if told := unused_data_note(config, data):
-        print(told, file=sys.stderr)
+    if job_args := unused_data_note(config, data):
+        print(job_args, file=sys.stderr)
     sha256 = describe(plan_of(config, data, public, run, nodes), public).sha256
     print(f"The run is {group_digits(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
 def unused_data_note(config: RunConfig, data: DataSet) -> str:
-    """What of the server's own file it does not test on, which whoever wrote it may not expect; empty:
-    nothing."""
-    rest = len(data.train)
-    if not rest or config.data.registered_name in DATA.builtin:
+    """Return a note about training examples in the server's own data, which are not used; empty: none."""
+    log_rest = len(data.train)
+    if not log_rest or config.data.registered_name in DATA.builtin:
         return ""
     split = "data.test_fraction, or a column `split`, says which"
-    told = f"The run is tested on {len(data.test)} examples of {data.name}"
-    return f"{told}: the other {rest} are its training part, which a server does not use ({split})."
+    tested = f"The run is tested on {len(data.test)} examples of {data.name}"
+    return f"{tested}: the other {log_rest} are training examples, which a server does not use ({split})."
 
 
 def _connected(admin: Admin) -> list[str]:
@@ -167,47 +168,47 @@ def _connected(admin: Admin) -> list[str]:
     return names
 
 
-def _end_jobs(admin: Admin, run: str) -> None:
-    """End the jobs of this run that nobody waits for any more: it goes on from its last mark.
+def _abort_jobs(admin: Admin, run: str) -> None:
+    """Abort earlier jobs of this run, which resumes from its last checkpoint.
 
-    Those of a server that was killed FLARE may call running for ever.
+    FLARE may report the jobs of a server that was killed as running for ever.
     """
     for job in admin.jobs():
         if job["name"] == run and not str(job["status"]).startswith("FINISHED"):
-            print(f"Ending job {job['job_id']}, which nobody waited for.", file=sys.stderr)
-            with contextlib.suppress(DeployError):  # not at work, whatever the server says
+            print(f"Aborting the earlier job {job['job_id']}.", file=sys.stderr)
+            with contextlib.suppress(DeployError):  # it is not running, whatever the server reports
                 admin.abort(str(job["job_id"]))
-                admin.wait(str(job["job_id"]), ENDING)
+                admin.wait(str(job["job_id"]), ABORT_TIMEOUT)
 
 
-def _waits_for(admin: Admin, nodes: Sequence[str]) -> str:
-    """Why a job does not begin: a node may have left just before it was handed in."""
-    there = admin.nodes()
-    if absent := ", ".join(node for node in nodes if node not in there):
-        return f"waiting for {absent}, which has left: Ctrl+C ends this, and the run can be begun without"
+def _waiting_reason(admin: Admin, nodes: Sequence[str]) -> str:
+    """Return why a job does not begin: a node may have disconnected just before it was submitted."""
+    connected = admin.nodes()
+    if absent := ", ".join(node for node in nodes if node not in connected):
+        return f"waiting for {absent}, which has disconnected: stop with Ctrl+C to start the run without it"
     return "waiting: FLARE begins once all these nodes are free"
 
 
-def _waited(
-    admin: Admin, job: str, taking_part: Sequence[str], bars: ProgressBar, heard: MetricsFollower
+def _wait_for_job(
+    admin: Admin, job: str, taking_part: Sequence[str], bars: ProgressBar, metrics: MetricsFollower
 ) -> str:
-    """Wait for a job and report its progress; the job ends where waiting is interrupted."""
-    since, said, asked, waits = time.monotonic(), "", 0.0, ""
+    """Wait for a job and report its progress; abort it if waiting is interrupted."""
+    since, printed, asked, waits = time.monotonic(), "", 0.0, ""
     try:
         while not (status := admin.status(job)).startswith("FINISHED"):
             now = status.lower()
-            if status == "SUBMITTED" and time.monotonic() - since > SLOW:
-                if time.monotonic() - asked > LATE:
-                    waits, asked = _waits_for(admin, taking_part), time.monotonic()
+            if status == "SUBMITTED" and time.monotonic() - since > WAITING_DELAY:
+                if time.monotonic() - asked > WAITING_INTERVAL:
+                    waits, asked = _waiting_reason(admin, taking_part), time.monotonic()
                 now = waits
-            if now != said:
+            if now != printed:
                 print(f"  {now}", file=sys.stderr)
-                said = now
-            if now == "running" and time.monotonic() - asked > EVERY:
-                (progress_bars, lines), asked = admin.progress(job, heard.known), time.monotonic()
-                heard.take(lines)
-                if progress_bars is not None:
-                    bars.show_snapshot(progress_bars)
+                printed = now
+            if now == "running" and time.monotonic() - asked > PROGRESS_INTERVAL:
+                (snapshot, lines), asked = admin.progress(job, metrics.known), time.monotonic()
+                metrics.append(lines)
+                if snapshot is not None:
+                    bars.show_snapshot(snapshot)
             time.sleep(1.0)
     except KeyboardInterrupt:
         with contextlib.suppress(DeployError):
@@ -216,11 +217,11 @@ def _waited(
     return status
 
 
-def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
-    """Take the results out of what a job left, into the run's folder."""
+def _collect_results(fetched: Path, out: Path, missing_error: str) -> dict[str, Any]:
+    """Move the results of a job into the run's folder and return them."""
     found = [*sorted(fetched.rglob("result.json")), *sorted(fetched.rglob(f"fedstill/{STOPPED}"))]
     if not found:
-        raise DeployError(f"{otherwise}: the server's log says why")
+        raise DeployError(f"{missing_error}: the server's log says why")
     served = found[0].parent
     raise_if_stopped(served, out)
     for path in served.iterdir():
@@ -228,32 +229,34 @@ def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
             shutil.copy2(path, out / path.name)
     shutil.rmtree(out / "fetched")
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    (out / "result.json").unlink()  # until the report's caller writes it, whole
+    (out / "result.json").unlink()  # the caller writes it, complete
     return result
 
 
-# --- what a job is told, and why it stopped ---
+# --- job files and errors ---
 
 
 def write_run_job(
-    config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[str], folder: Path
+    config: RunConfig, run: str, connected: Sequence[str], nodes: Sequence[str], folder: Path
 ) -> Path:
-    """Write a run's job into a folder, anew.
+    """Write a run's job into an empty folder.
 
-    All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
+    All connected nodes must take part at the start; later the quorum decides how many may be lost.
 
     Args:
-        there: nodes that take part now.
-        nodes: all with which the run began.
+        connected: nodes that take part now.
+        nodes: all nodes with which the run was started.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    told = {"config": server_config_toml(config), "run": run, "nodes": list(nodes)}
-    return write_job(folder, there, told, name=run)
+    job_args = {"config": server_config_toml(config), "run": run, "nodes": list(nodes)}
+    return write_job(folder, connected, job_args, name=run)
 
 
 def server_config_toml(config: RunConfig) -> str:
-    """What of a run its server has to know, as TOML: nothing of nodes, trackers or folders with code, and
-    whole paths."""
+    """Return the part of a configuration that the server needs, as TOML, with absolute paths.
+
+    It has no options of nodes, trackers and folders with code.
+    """
     table = to_dict(config)
     for theirs in ("nodes", "split", "paper", "track", "plugins"):
         table.pop(theirs, None)
@@ -266,7 +269,7 @@ def server_config_toml(config: RunConfig) -> str:
 
 
 def run_name(config: RunConfig, out: Path) -> str:
-    """The name by which nodes know a run, made up once and kept in the run's folder."""
+    """Return the name of a run at the nodes, generated once and stored in the run's folder."""
     path = out / RUN
     if path.exists():
         return str(json.loads(path.read_text(encoding="utf-8"))["run"])
@@ -276,21 +279,22 @@ def run_name(config: RunConfig, out: Path) -> str:
 
 
 def raise_if_stopped(served: Path, out: Path) -> None:
-    """Pass on why a run stopped at the server, with the command that goes on.
+    """Raise the error that stopped a run at the server, with the command that resumes it.
 
     Args:
-        served: the run's folder at the server, or what was fetched of it.
+        served: the run's folder at the server, or a downloaded copy.
+        out: the run's own folder.
     """
     why = read_stop_reason(served)
     if why is None:
         return
-    again = _resuming(out)
+    again = _resume_command(out)
     if why.refused:
-        raise FedstillError(f"the run is refused: {why.text}. Once that is changed there, {again} goes on")
+        raise FedstillError(f"the run is refused: {why.text}. Once that is changed there, {again} resumes it")
     if why.final:
-        raise FedstillError(f"the run cannot go on as it is: {why.text}")
-    raise FedstillError(f"the run stopped: {why.text}. To go on: {again}")
+        raise FedstillError(f"the run cannot be resumed as it is: {why.text}")
+    raise FedstillError(f"the run stopped: {why.text}. To resume it: {again}")
 
 
-def _resuming(out: Path) -> str:
+def _resume_command(out: Path) -> str:
     return shlex.join(["fedstill", "run", "--resume", str(out)])

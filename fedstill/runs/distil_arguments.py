@@ -1,4 +1,4 @@
-"""Checks the plain arguments of :func:`fedstill.distil`: what each may be, before anything is made of it."""
+"""Type checks of the arguments of :func:`fedstill.distil`."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ from fedstill.tasks import TaskConfig
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse an argument that is not of its kind.
+    """Refuse an argument of an invalid type.
 
     Args:
-        given: all arguments by name; others than those that are checked here may be among them.
+        given: arguments by name; arguments without a check are ignored.
 
     Raises:
-        ArgumentError: naming the first, its value and what is expected.
+        ArgumentError: naming the first invalid argument, its value and the expected type.
 
     >>> check_arguments({"seed": "x"})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: invalid seed = 'x' (expected a whole number from 0 up)
+    fedstill.core.errors.ArgumentError: invalid seed = 'x' (expected an integer from 0 up)
     """
     for name, value in given.items():
         if name in CHECKS:
             expected, fits = CHECKS[name]
             if not fits(value):
-                raise ArgumentError(name, _shown(value), expected)
+                raise ArgumentError(name, _describe_value(value), expected)
 
 
-def _shown(value: object) -> object:
-    """Plain values as they are, others by their class, as their text is long."""
-    parts = value if isinstance(value, list | tuple) else [value]
-    plain = all(each is None or isinstance(each, str | int | float | dict) for each in parts)
+def _describe_value(value: object) -> object:
+    """Return plain values unchanged, and other objects by the name of their class."""
+    items = value if isinstance(value, list | tuple) else [value]
+    plain = all(each is None or isinstance(each, str | int | float | dict) for each in items)
     return value if plain else type(value).__name__
 
 
-def _whole(value: object, least: int = 0) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+def _is_integer(value: object, minimum: int = 0) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= minimum
 
 
-def _parts(value: object) -> Sequence[object] | None:
-    """The parts of a list, a tuple and the like; None: it is none."""
+def _as_sequence(value: object) -> Sequence[object] | None:
+    """Return a list, tuple or other sequence; None for other values."""
     return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
 
 
-def _list(value: object) -> bool:
-    return _parts(value) is not None
+def _is_list(value: object) -> bool:
+    return _as_sequence(value) is not None
 
 
 def _list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     def check(value: object) -> bool:
-        parts = _parts(value)
-        return parts is not None and all(map(fits, parts))
+        items = _as_sequence(value)
+        return items is not None and all(map(fits, items))
 
     return check
 
@@ -72,33 +72,33 @@ def _optional(kind: type) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kind)
 
 
-def _named(value: object) -> bool:
+def _is_name(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
-def _classes(value: object) -> bool:
-    return _whole(value, 1) or bool(_parts(value))
+def _is_classes(value: object) -> bool:
+    return _is_integer(value, 1) or bool(_as_sequence(value))
 
 
-def _many_nodes(value: object) -> bool:
-    """Not one node's own pair of tensors."""
-    parts = _parts(value)
-    return parts is not None and not (parts and all(isinstance(each, torch.Tensor) for each in parts))
+def _is_list_over_nodes(value: object) -> bool:
+    """Return whether a value is a sequence over nodes, and not one node's pair of tensors."""
+    items = _as_sequence(value)
+    return items is not None and not (items and all(isinstance(each, torch.Tensor) for each in items))
 
 
 NUMBERS = "a tuple of numbers, one for each channel"
 CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
-    "data": ("a list, one node's examples each", _many_nodes),
-    "models": ("a list, one node's model each", _list),
-    "classes": ("how many there are, 1 or more, or a list of their names", _classes),
-    "task": ("a task's name, or its config", lambda value: isinstance(value, str | TaskConfig)),
+    "data": ("a list with the examples of each node", _is_list_over_nodes),
+    "models": ("a list with the model of each node", _is_list),
+    "classes": ("the number of classes, >= 1, or a list of their names", _is_classes),
+    "task": ("the name of a task, or its config", lambda value: isinstance(value, str | TaskConfig)),
     "local": ("a fedstill.LocalConfig", _optional(LocalConfig)),
     "engine": ("a fedstill.EngineConfig", _optional(EngineConfig)),
-    "names": ("a list of names", _list_of(_named)),
+    "names": ("a list of names", _list_of(_is_name)),
     "policies": (
         "a list of fedstill.PolicyConfig, one for each node",
         _list_of(lambda each: isinstance(each, PolicyConfig)),
@@ -107,17 +107,17 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
         "a list of mechanisms such as fedstill.DPSGD(...), one for each node",
         _list_of(lambda each: isinstance(each, PrivacyConfig)),
     ),
-    "mean": (NUMBERS, _list_of(_number)),
-    "std": (NUMBERS, _list_of(_number)),
-    "seed": ("a whole number from 0 up", _whole),
-    "vocabulary": ("a whole number from 0 up", _whole),
+    "mean": (NUMBERS, _list_of(_is_number)),
+    "std": (NUMBERS, _list_of(_is_number)),
+    "seed": ("an integer from 0 up", _is_integer),
+    "vocabulary": ("an integer from 0 up", _is_integer),
     "schema": (
-        "a fedstill.Schema, or a file's path",
+        "a fedstill.Schema, or the path of a file",
         lambda value: value is None or isinstance(value, str | PathLike | Schema),
     ),
-    "perceptual": ("a file's path", lambda value: isinstance(value, str | PathLike)),
-    "every": ("a whole number from 0 up, or None", lambda value: value is None or _whole(value)),
+    "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
+    "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),
     "link": ("a fedstill.LinkConfig", _optional(LinkConfig)),
-    "track": ("a list of trackers", _list),
+    "track": ("a list of trackers", _is_list),
     "progress": ("True or False", lambda value: isinstance(value, bool)),
 }

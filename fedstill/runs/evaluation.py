@@ -1,4 +1,4 @@
-"""What models are worth on data that no node saw: all of a task's figures, in all and site by site."""
+"""Evaluation of models on the test set: all metrics of a task, in total, by site, by case and by label."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What models answer on the test part.
+    """Outputs of models on the test set, ``(N, C, ...)`` each.
 
     Args:
-        central: the central model, or None where there is none.
-        own: the nodes' own models, by name.
-        marked: the centralized mark, or None.
-        ensembled: the teachers' ensemble, or None.
+        global_model: of the global model, or None if there is none.
+        node_models: of the nodes' own models, by name.
+        centralized: of the centralized upper bound, or None.
+        ensemble: of the teachers' ensemble, or None.
     """
 
     global_model: torch.Tensor | None
@@ -44,14 +44,15 @@ class Outputs:
 
 
 class Evaluation:
-    """The test part of a run's data, and how outputs on it are measured.
+    """Computes metrics of outputs on a test set.
 
     Args:
         test: data that no node sees, on the device.
         compute: where models are asked; always in float32 (:func:`float32_outputs`).
         seed: of the nodes' shares of the test part.
-        learned: what nodes' own models learn from, by the nodes' names. These models are measured on nothing
-            that their data never ask (:meth:`Task.measurable_targets`), all others on the whole of the test part.
+        training_data: what nodes' own models learn from, by the nodes' names. These models are measured on
+            nothing that their data never ask (:meth:`Task.measurable_targets`), all others on the whole of
+            the test part.
     """
 
     def __init__(
@@ -60,26 +61,26 @@ class Evaluation:
         test: TensorData,
         compute: Compute,
         seed: int,
-        learned: Mapping[str, TensorData] | None = None,
+        training_data: Mapping[str, TensorData] | None = None,
     ) -> None:
         self.task, self.test, self.compute, self._seed = task, test, compute, seed
-        self._asked = {
+        self._node_test_data = {
             name: replace(test, targets=task.measurable_targets(test.targets, data))
-            for name, data in (learned or {}).items()
+            for name, data in (training_data or {}).items()
         }
         cases = test.cases
         here = [] if cases is None else [cases.sites[number] for number in cases.present_ids()]
         self.sites = sorted({site for site in here if site})
 
     def outputs(self, model: nn.Module, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """A model's outputs on the test part, or on some rows of it: ``(N, C, ...)``."""
+        """Return a model's outputs ``(N, C, ...)`` on the test set, or on some rows of it."""
         inputs = self.test.inputs if rows is None else self.test.inputs[rows]
         return float32_outputs(model, inputs, self.compute)
 
     def compute_metrics(
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
     ) -> Metrics:
-        """All figures of outputs on the test part, or on some rows of it, by key; NaN where there is none.
+        """Return all metrics of outputs on the test set, or on some rows of it, by key; NaN if undefined.
 
         Args:
             node: whose own model gave them; None: a model of all.
@@ -91,135 +92,147 @@ class Evaluation:
     def main_metric(
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
     ) -> float:
-        """What models are judged by, alone."""
+        """Return the main metric only. Arguments as of :meth:`compute_metrics`."""
         test = self.test_data_for(node)
         data = test if rows is None else test.subset(rows)
         return self.task.compute_primary_metric(outputs, data.targets, data.cases)
 
     def majority_baseline(self) -> dict[str, float | None] | None:
-        """Figures of who knows nothing of the inputs; None for tasks without such a mark."""
+        """Return the metrics of a constant prediction (majority class); None for tasks without one."""
         outputs = self.task.prior_outputs(self.test.targets)
         return None if outputs is None else replace_nonfinite(self.compute_metrics(outputs))
 
     def by_site(
         self, outputs: torch.Tensor, *, node: str | None = None
     ) -> Mapping[str, dict[str, float | None]]:
-        """The same, for each site by itself."""
+        """Return all metrics for each site. Arguments as of :meth:`compute_metrics`."""
         found = {}
         for site in self.sites:
             rows = self.site_rows(site)
             found[site] = replace_nonfinite(self.compute_metrics(outputs[rows], rows, node=node))
         return found
 
-    def test_share(self, index: int, of: int) -> torch.Tensor:
-        """The rows of one of ``of`` even and random shares (FedMD-CG, section 3.1); cases are not parted."""
+    def test_share(self, index: int, unit_ids: int) -> torch.Tensor:
+        """Return the rows of one of ``unit_ids`` equal random shares (FedMD-CG, section 3.1); cases are not
+        split."""
         draw, cases = torch_generator(self._seed, "test shares"), self.test.cases
         present = list(range(len(self.test))) if cases is None else cases.present_ids()
         order = torch.tensor(present)[torch.randperm(len(present), generator=draw)]
-        # Of fewer examples than nodes, some nodes have none of their own and take another's.
-        shares = [share for share in order.tensor_split(of) if len(share)]
+        # With fewer examples than nodes, some nodes share a part.
+        shares = [share for share in order.tensor_split(unit_ids) if len(share)]
         mine = shares[index % len(shares)]
         if cases is not None:
             mine = torch.nonzero(torch.isin(cases.case_ids, mine)).flatten()
         return mine.to(self.test.inputs.device)
 
     def details(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any]:
-        """What a result says of cases, sites and labels, and what a task says of the central model's answers;
-        None where the task or its test data have none.
+        """Return metrics by case, by site and by label, and further results of the task, for the result.
+
+        Entries are None if the task or its test data have none.
         """
-        own = (
+        extra = (
             {}
             if outputs_by_model.global_model is None
             else self.task.extra_results(outputs_by_model.global_model, self.test.targets)
         )
         found = {
-            "cases": self._cases(outputs_by_model),
-            "sites": self._sites(outputs_by_model),
-            "labels": self._convert_labels(outputs_by_model, classes),
+            "cases": self._case_metrics(outputs_by_model),
+            "sites": self._site_metrics(outputs_by_model),
+            "labels": self._label_metrics(outputs_by_model, classes),
         }
-        return {**found, **own}
+        return {**found, **extra}
 
     def confidence_intervals(self, outputs_by_model: Outputs, records: RunWriter) -> dict[str, Any] | None:
-        """Between which values the leading figure lies by the choice of test cases, of each model; None where
-        there are no draws. Those of what the run is judged by are kept, to be compared with other runs'.
-        """
-        of = bootstrap_weights.units(self.test)
-        if of.max() == 0:
-            return None
-        weights = bootstrap_weights.weights(of)
+        """Return bootstrap confidence intervals of the main metric over test cases, for each model.
 
-        def drawn(outputs: torch.Tensor | None, node: str | None = None) -> bootstrap.Floats | None:
+        The resamples of the evaluated model are saved, for paired comparisons with other runs.
+
+        Returns:
+            Intervals by model, or None with a single test case.
+        """
+        unit_ids = bootstrap_weights.units(self.test)
+        if unit_ids.max() == 0:
+            return None
+        weights = bootstrap_weights.weights(unit_ids)
+
+        def bootstrap_metric(
+            outputs: torch.Tensor | None, node: str | None = None
+        ) -> bootstrap.Floats | None:
             if outputs is None:
                 return None
             return self.task.bootstrap_metric(
                 outputs, self.test_data_for(node).targets, self.test.cases, weights
             )
 
-        each = [
+        node_samples = [
             draws
             for name, own in outputs_by_model.node_models.items()
-            if (draws := drawn(own, name)) is not None
+            if (draws := bootstrap_metric(own, name)) is not None
         ]
-        # A draw that one node's model has no figure of has no mean over the nodes.
-        nodes = np.mean(each, axis=0) if each else None
-        found = {"central": drawn(outputs_by_model.global_model), "nodes": nodes, "ensemble": drawn(outputs_by_model.ensemble),
-                 "centralized": drawn(outputs_by_model.centralized)}  # fmt: skip
-        judged = nodes if outputs_by_model.global_model is None else found["central"]
-        if judged is None:
+        # NaN of one node's model makes the mean over the nodes NaN.
+        nodes = np.mean(node_samples, axis=0) if node_samples else None
+        samples = {
+            "global_model": bootstrap_metric(outputs_by_model.global_model),
+            "nodes": nodes,
+            "ensemble": bootstrap_metric(outputs_by_model.ensemble),
+            "centralized": bootstrap_metric(outputs_by_model.centralized),
+        }
+        evaluated = nodes if outputs_by_model.global_model is None else samples["global_model"]
+        if evaluated is None:
             return None
-        records.save_resamples(torch.from_numpy(judged))
-        ends = {
-            who: None if draws is None else bootstrap.confidence_interval(draws)
-            for who, draws in found.items()
+        records.save_resamples(torch.from_numpy(evaluated))
+        intervals = {
+            model: None if draws is None else bootstrap.confidence_interval(draws)
+            for model, draws in samples.items()
         }
         about = {
             "level": bootstrap.CONFIDENCE_PERCENT,
             "draws": bootstrap_weights.DRAWS,
-            "cases": int(of.max()) + 1,
+            "cases": int(unit_ids.max()) + 1,
         }
-        return {**about, **{who: None if pair is None else list(pair) for who, pair in ends.items()}}
+        return {**about, **{model: None if pair is None else list(pair) for model, pair in intervals.items()}}
 
     def save_example_predictions(
         self, outputs_by_model: Outputs, mean: Sequence[float], std: Sequence[float], records: RunWriter
     ) -> list[dict[str, Any]] | None:
-        """Keep pictures of predictions beside the truth; what a result says of them, None without any."""
+        """Save pictures of predictions and truth; return their description for the result, or None."""
         shown = {
             **({} if outputs_by_model.global_model is None else {"student": outputs_by_model.global_model}),
             **outputs_by_model.node_models,
         }
         on_cpu = {name: outputs.cpu() for name, outputs in shown.items()}
-        tensors, told_of = choose_example_predictions(self.task, self.test.to("cpu"), on_cpu, mean, std) or (
-            {},
-            None,
-        )
+        examples = choose_example_predictions(self.task, self.test.to("cpu"), on_cpu, mean, std)
+        if examples is None:
+            return None
+        tensors, description = examples
         if tensors:
             records.save_pictures(tensors)
-        return told_of
+        return description
 
-    def _cases(self, outputs_by_model: Outputs) -> dict[str, Any] | None:
-        """What models reach of each patient or picture; None for a task that judges no case by itself."""
+    def _case_metrics(self, outputs_by_model: Outputs) -> dict[str, Any] | None:
+        """Return the main metric of each patient or picture; None for tasks without a metric per case."""
 
-        def each(outputs: torch.Tensor | None) -> list[float | None] | None:
+        def case_scores(outputs: torch.Tensor | None) -> list[float | None] | None:
             scores = None if outputs is None else self.task.case_scores(outputs, self.test.targets, cases)
             return None if scores is None else [replace_nonfinite(score) for score in scores.tolist()]
 
         cases = self.test.cases
         whole = {
-            "central": outputs_by_model.global_model,
+            "global_model": outputs_by_model.global_model,
             "ensemble": outputs_by_model.ensemble,
             "centralized": outputs_by_model.centralized,
         }
-        found = {name: each(outputs) for name, outputs in whole.items()}
+        found = {name: case_scores(outputs) for name, outputs in whole.items()}
         if cases is None or not any(found.values()):
             return None
         return {"names": [cases.names[place] for place in cases.present_ids()], **found}
 
-    def _sites(self, outputs_by_model: Outputs) -> dict[str, Any] | None:
+    def _site_metrics(self, outputs_by_model: Outputs) -> dict[str, Any] | None:
         if not self.sites:
             return None
         return {
             "names": self.sites,
-            "central": None
+            "global_model": None
             if outputs_by_model.global_model is None
             else self.by_site(outputs_by_model.global_model),
             "nodes": {
@@ -231,37 +244,37 @@ class Evaluation:
             else self.by_site(outputs_by_model.centralized),
         }
 
-    def _convert_labels(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
-        def each(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
+    def _label_metrics(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
+        def label_values(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
             values = (
                 None if outputs is None else self.task.per_class(outputs, self.test_data_for(node).targets)
             )
             return None if values is None else [replace_nonfinite(value) for value in values]
 
         whole = {
-            "central": each(outputs_by_model.global_model),
-            "centralized": each(outputs_by_model.centralized),
+            "global_model": label_values(outputs_by_model.global_model),
+            "centralized": label_values(outputs_by_model.centralized),
         }
-        nodes = {name: each(outputs, name) for name, outputs in outputs_by_model.node_models.items()}
+        nodes = {name: label_values(outputs, name) for name, outputs in outputs_by_model.node_models.items()}
         if not any(value is not None for value in (*whole.values(), *nodes.values())):
             return None
         return {**whole, "nodes": nodes, "names": list(classes)}
 
     def test_data_for(self, node: str | None) -> TensorData:
-        """The test part, as far as a model was taught what it asks."""
-        return self.test if node is None else self._asked.get(node, self.test)
+        """Return the test set, with the targets that a node's model was trained for (None: all)."""
+        return self.test if node is None else self._node_test_data.get(node, self.test)
 
     def site_rows(self, site: str) -> torch.Tensor:
-        """Which rows of the test part come from a site."""
+        """Return the rows of the test set that come from a site."""
         cases = self.test.cases
         rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.examples_from_site(site)
         return rows.to(self.test.inputs.device)
 
 
 class _AsDelivered(nn.Module):
-    """A network whose tensors, and inputs, lie in memory as a file's do; its own stay as they are.
+    """Network with contiguous copies of its tensors and inputs, as after loading from a file.
 
-    They are copied, as a tensor with an axis of length 1 may count as contiguous and as channels last.
+    Tensors are always copied, as one with an axis of length 1 may count as contiguous and as channels last.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -280,38 +293,40 @@ def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def float32_outputs(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
-    """A model's outputs on many inputs, computed in float32 whatever the precision of training:
-    ``(N, C, ...)``.
+    """Return a model's outputs ``(N, C, ...)`` on many inputs, in float32 whatever the precision of training.
 
-    Everything that is measured is measured of these.
+    All metrics are computed from these.
     """
     with compute.in_float32():
         return local_training.predict(model, inputs, compute.as_float32)
 
 
 def student_outputs(student: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
-    """The same of a student, to the last bit as after it has been saved and loaded on such a device.
+    """Return a student's outputs, equal to the last bit to those after saving and loading it on such a
+    device.
 
-    Its tensors are contiguous, as its file has them: another layout adds in another order. A run measures its
-    student so, and :mod:`fedstill.student.evaluate` measures it so again.
+    Its tensors are contiguous as in its file, since another memory layout adds in another order. Runs and
+    :mod:`fedstill.student.evaluate` both evaluate the student in this way.
     """
     return float32_outputs(_AsDelivered(student), inputs, compute)
 
 
 def mean(metrics: Sequence[Metrics]) -> Metrics:
-    """The mean of each figure over models, as far as it can be said.
+    """Return the mean of each metric over models, without NaN.
 
     >>> mean([{"dice": 50.0, "hd95": math.nan}, {"dice": 70.0, "hd95": 8.0}])
     {'dice': 60.0, 'hd95': 8.0}
     """
-    return {key: _over([each[key] for each in metrics], np.mean) for key in metrics[0]}
+    return {
+        key: _reduce_finite([node_samples[key] for node_samples in metrics], np.mean) for key in metrics[0]
+    }
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """The standard deviation of the values that can be said."""
-    return _over(values, np.std)
+    """Return the standard deviation of the values, without NaN."""
+    return _reduce_finite(values, np.std)
 
 
-def _over(values: Sequence[float], how: Any) -> float:
-    said = [value for value in values if math.isfinite(value)]
-    return float(how(said)) if said else math.nan
+def _reduce_finite(values: Sequence[float], reduce: Any) -> float:
+    finite_values = [value for value in values if math.isfinite(value)]
+    return float(reduce(finite_values)) if finite_values else math.nan

@@ -1,4 +1,4 @@
-"""The server's half of a run in FLARE's job: it asks the nodes and leaves its results to be fetched."""
+"""The server's program in FLARE's job: it runs a run and stores the results for download."""
 
 from __future__ import annotations
 
@@ -28,109 +28,116 @@ from fedstill.runs.config import RunConfig, read_toml
 from fedstill.runs.remote_run import RemoteRun
 
 logger = logging.getLogger("fedstill.server")
-DESCRIPTION = "description.json"  # in a run's folder: what nodes' owners were asked to approve
-MANY = 500  # lines of metrics in one answer to whoever waits for the run
-LONGEST = 20_000  # letters of why a run stopped
-UNFORESEEN = "it failed where it should not: the server's log says how"
+DESCRIPTION = "description.json"  # in a run's folder: the description that nodes' owners approve
+MAX_LINES = 500  # lines of metrics in one progress reply
+MAX_ERROR_LENGTH = 20_000  # characters of the reason why a run stopped
+UNEXPECTED_ERROR = "unexpected error: see the server's log"
 
 
 class ServerProgram:
-    """The server's half of one run, as FLARE's job runs it.
+    """The server's program of one run in FLARE's job.
 
     Args:
-        config: the run's configuration, as TOML; what it may name at this server its owner says
+        config: the run's configuration as TOML; the server's owner restricts it
             (:mod:`fedstill.federation.server_rules`).
-        run: its name; a run of this name that was stopped goes on.
-        nodes: with which the run began, also those that are not in this job; none is those that are.
+        run: name of the run; an interrupted run of this name is resumed.
+        nodes: all nodes with which the run was started, also those that are not in this job. Default: the
+            nodes of this job.
 
     Raises:
-        ArgumentError: the run's name is no name.
+        ArgumentError: the run's name is invalid.
     """
 
     def __init__(self, config: str, run: str, nodes: Sequence[str] = ()) -> None:
         check_run_name(run)  # it names a folder
         self.config, self.run_name, self.nodes = config, run, list(nodes)
-        self._at_work: RemoteRun | None = None
+        self._active_run: RemoteRun | None = None
         self._link: FlareLink | None = None
 
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
     def main(self) -> None:
-        """Run, and leave the results in the job's workspace, from where they are fetched."""
+        """Run, and store the results in the job's workspace for download."""
         folder = Path(read_environment(SERVER_FOLDER)) / RUNS / self.run_name
         engine = collab.fl_ctx.get_engine()
 
-        def told(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
-            progress_bars, known = ProgressSnapshot.read(folder / PROGRESS_FILE), asked[METRICS]
-            lines = [] if self._at_work is None else self._at_work.records.metrics[known : known + MANY]
-            return {"note": "" if progress_bars is None else progress_bars.to_json(), METRICS: lines}
+        def reply(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
+            snapshot, known = ProgressSnapshot.read(folder / PROGRESS_FILE), asked[METRICS]
+            lines = (
+                []
+                if self._active_run is None
+                else self._active_run.records.metrics[known : known + MAX_LINES]
+            )
+            return {"note": "" if snapshot is None else snapshot.to_json(), METRICS: lines}
 
-        engine.register_app_command(PROGRESS_TOPIC, told)
-        watch_lost_nodes(engine, self._lose)
-        kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
-        self._work(folder, kept)
+        engine.register_app_command(PROGRESS_TOPIC, reply)
+        watch_lost_nodes(engine, self._drop_node)
+        results_folder = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
+        self._run_in_folder(folder, results_folder)
 
-    def _lose(self, node: str) -> None:
-        """Wait no longer for a node that FLARE does not let back into this job."""
+    def _drop_node(self, node: str) -> None:
+        """Stop waiting for a node that FLARE does not let back into this job."""
         if self._link is not None:
-            logger.warning("%s is there, and its process for this run is not", clip_text(node))
+            logger.warning("%s is connected, but its process for this run has ended", clip_text(node))
             self._link.drop_node(node)
 
-    def _work(self, folder: Path, kept: Path) -> None:
-        """Run in a folder that is this job's alone meanwhile.
+    def _run_in_folder(self, folder: Path, results_folder: Path) -> None:
+        """Run in a folder that is locked by this job.
 
         Args:
             folder: of the run, shared by all jobs of its name.
-            kept: where this job's results are to be.
+            results_folder: folder for this job's results.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / JOB).open("w") as held:
+        with (folder / JOB).open("w") as job_lock:
             try:
-                lock_file(held.fileno())
+                lock_file(job_lock.fileno())
             except BlockingIOError:
-                kept.mkdir(parents=True)
-                self._stopped(kept, RunFolderError(f"{folder} is in use: another job is at work on this run"))
+                results_folder.mkdir(parents=True)
+                self._write_stop_reason(
+                    results_folder, RunFolderError(f"{folder} is in use by another job of this run")
+                )
                 return
             (folder / STOPPED).unlink(missing_ok=True)
-            # Any other error goes on to FLARE, which logs it; who waits for the run is told this much.
-            wrong: Exception | None = FedstillError(UNFORESEEN)
+            # Other errors are raised to FLARE, which logs them; the client gets this text.
+            failure: Exception | None = FedstillError(UNEXPECTED_ERROR)
             try:
                 self._run(folder)
-                wrong = None
+                failure = None
             except (FedstillError, OSError) as error:
-                wrong = error
+                failure = error
             finally:
-                if wrong is not None:
-                    self._stopped(folder, wrong)
-                left = shutil.ignore_patterns("state.safetensors*", f"{PROGRESS_FILE}*", JOB)
-                shutil.copytree(folder, kept, ignore=left)
+                if failure is not None:
+                    self._write_stop_reason(folder, failure)
+                ignored = shutil.ignore_patterns("state.safetensors*", f"{PROGRESS_FILE}*", JOB)
+                shutil.copytree(folder, results_folder, ignore=ignored)
 
-    def _stopped(self, folder: Path, error: Exception) -> None:
-        """Leave word of why a run stopped."""
-        told = {"error": type(error).__name__, "text": clip_text(error, LONGEST)}
-        logger.error("run %s stopped: %s", self.run_name, told["text"])
-        write_text(folder / STOPPED, json.dumps(told) + "\n")
+    def _write_stop_reason(self, folder: Path, error: Exception) -> None:
+        """Write the reason why a run stopped."""
+        reason = {"error": type(error).__name__, "text": clip_text(error, MAX_ERROR_LENGTH)}
+        logger.error("run %s stopped: %s", self.run_name, reason["text"])
+        write_text(folder / STOPPED, json.dumps(reason) + "\n")
 
     def _run(self, folder: Path) -> None:
         config = self._read(folder.parent.parent)
         link = self._link = FlareLink(collab.clients, self.nodes)
 
-        def tell(progress_bars: ProgressSnapshot) -> None:
-            logger.info("run %s: %s", self.run_name, progress_bars.describe())
+        def log_progress(snapshot: ProgressSnapshot) -> None:
+            logger.info("run %s: %s", self.run_name, snapshot.describe())
 
-        bars = ProgressFile(folder / PROGRESS_FILE, on_update=tell, interval=60.0)
-        run = self._at_work = RemoteRun(config, link, self.run_name)
+        bars = ProgressFile(folder / PROGRESS_FILE, on_update=log_progress, interval=60.0)
+        run = self._active_run = RemoteRun(config, link, self.run_name)
         write_text(folder / DESCRIPTION, run.description.text)
         logger.info("run %s begins; it is %s", self.run_name, group_digits(run.description.sha256))
         results = run.run(folder, bars=bars)
-        self._link = None  # whose process ends now is not lost
-        run.finish({**run.about(), **results}, keep_state=True)
+        self._link = None  # a node whose process ends now is not lost
+        run.finish({**run.describe_run(), **results}, keep_state=True)
         logger.info("run %s is done", self.run_name)
 
     def _read(self, folder: Path) -> RunConfig:
-        """The run's configuration, once the server's rules let in what it names.
+        """Parse the run's configuration after checking it against the server's rules.
 
         Args:
-            folder: the server's.
+            folder: of the server.
         """
         rules = server_rules.read(folder)
         rules.check(toml.parse(self.config, "the run"), folder / server_rules.FILE)

@@ -38,8 +38,8 @@ from fedstill.protocol.queries import NodeSide
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
 from fedstill.runs.predictions import FILE as PREDICTIONS
 from fedstill.runs.predictions import TestNames, predictions
-from fedstill.runs.run_warnings import best, collect_warnings
-from fedstill.runs.setting import Setting, check_method, check_server, normalization, shape_of
+from fedstill.runs.run_warnings import best_evaluation, collect_warnings
+from fedstill.runs.setting import Setting, check_method, check_server, input_shape, normalization
 from fedstill.runs.student_file import header
 from fedstill.track.tracker_group import TrackerGroup
 
@@ -75,7 +75,7 @@ class Run(ABC):
         self.audit = AuditLog(durable=False)
         check_method(setting.method, setting.task, setting.public)
         check_server(setting)
-        self.shape = shape_of(setting)
+        self.shape = input_shape(setting)
         self.compute = Compute(setting.engine).for_network(
             self.shape, setting.student, force_float32=self.method.needs_float32
         )
@@ -121,7 +121,7 @@ class Run(ABC):
 
     @property
     def has_student(self) -> bool:
-        """Whether the method trains a student; an average built only for evaluation is none."""
+        """True if the method trains a student; an average built only for evaluation is none."""
         return self.method.evaluated_model == "student"
 
     def run(self, out: Path | None = None, *, bars: ProgressBar | None = None) -> dict[str, Any]:
@@ -312,7 +312,9 @@ class Run(ABC):
             self.setting, list(self.server.federation.nodes), privacy, outputs, names
         )
         notes = [*self.notes, *self.listeners.notes, *warnings_found, *([advice] if advice else ())]
-        notes += best(self.records.metrics, self.task, self.server.unit) if self.setting.best else ()
+        notes += (
+            best_evaluation(self.records.metrics, self.task, self.server.unit) if self.setting.best else ()
+        )
         return {
             "method": method_name(self.method),
             "title": self.method.title,
@@ -321,9 +323,9 @@ class Run(ABC):
             "metric": metric,
             "metrics": [asdict(each) for each in self.task.metrics],
             "seed": self.setting.seed,
-            "central": self.method.evaluated_model,
+            "evaluated_model": self.method.evaluated_model,
             "needs": asdict(self.needs),
-            "leaves": list(self.side.released_kinds()),
+            "releases": list(self.side.released_kinds()),
             "kinds": {
                 kind: {
                     "description": kind.description,
@@ -336,8 +338,8 @@ class Run(ABC):
             "returned": sorted(
                 {each.sends[name] for each in self.side.queries.values() for name in each.owner_only}
             ),
-            "turn": self.server.unit,
-            "turns": self.server.total_steps,
+            "iteration_unit": self.server.unit,
+            "iterations": self.server.total_steps,
             "public": None if public is None else public.to_record(),
             "bytes": {key: audit_summary[key] for key in ("up", "down", "by_kind")},
             "queries": audit_summary["queries"],

@@ -1,8 +1,7 @@
-"""A run by files: all its queries, and the student and report that the nodes' answers give.
+"""Run by files: write a file of all queries, and train the student from the nodes' files of responses.
 
-What carries a file from the one to the other is people's affair. The same node side, gate and audit log
-answer as in a live run (:mod:`fedstill.federation.offline_node`), and the same loop learns, to the same
-figures.
+The files are carried by hand. Nodes respond through the same gate and audit log as in other runs
+(:mod:`fedstill.federation.offline_node`), and the same loop trains the student, to equal metrics.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from fedstill.runs.run import COMMAND, check_folder, machine_and_date, note_fail
 from fedstill.runs.setting import check_method
 from fedstill.track.tracker_group import TrackerGroup
 
-BEGUN = "files.json"  # in the run's folder: of which files it is
-# Options that may be chosen when all answers are in, beside those that the method names: whatever is here
-# changes neither what was asked nor what the nodes did.
-LATER = (
+FILES = "files.json"  # in the run's folder: the files that it uses
+# Options that may change after the queries were sent, in addition to those that the method names. They affect
+# neither the queries nor the nodes.
+LATER_OPTIONS = (
     *("name", "student", "engine", "evaluation", "link.wait", "link.quorum", "link.outlier"),
-    *("data.root", "data.download", "public.root"),  # where the same data lie on this machine
+    *("data.root", "data.download", "public.root"),  # location of the same data on this machine
 )
 
 
-def make(config: RunConfig) -> Queries:
-    """All that a run will ask; nothing is trained and nobody is asked.
+def build_queries(config: RunConfig) -> Queries:
+    """Return all queries of a run, without training.
 
     Raises:
         MethodRefused: the method needs public data, and there are none.
-        ArgumentError: a method or an option of it that asks again after the first answers.
+        ArgumentError: the method, or one of its options, needs queries after the first responses.
     """
     method = config.method
     if not method.one_round:
@@ -56,7 +55,7 @@ def make(config: RunConfig) -> Queries:
         raise ArgumentError(
             "method.name",
             method_name(method),
-            f"one that asks all at once, as files are carried once: {', '.join(allowed)}",
+            f"a one-round method, as files are carried only once: {', '.join(allowed)}",
         )
     if config.link.secure_aggregation:
         raise ArgumentError(
@@ -67,7 +66,7 @@ def make(config: RunConfig) -> Queries:
     _, public = load_public(config.public, data, config.task)
     spec = InputSpec.from_data(config.task, data)
     check_method(method, spec.make_task(), public)
-    if public is not None and not method.needs().public_labels:  # labels go nowhere without need
+    if public is not None and not method.needs().public_labels:  # labels are sent only if needed
         public = PublicData(public.name, public.inputs, None, public.note)
     plan = RunPlan(
         QUERIES,
@@ -79,7 +78,7 @@ def make(config: RunConfig) -> Queries:
     return Queries(plan, public, tuple(method.planned_queries(public, config.seed)))
 
 
-def distil(
+def train_from_files(
     config: RunConfig,
     queries: Path,
     responses: Sequence[Path],
@@ -89,86 +88,92 @@ def distil(
     command: str = "",
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Student and report from the nodes' answers; whoever was stopped does it again, and it goes on.
+    """Train the student from the nodes' files of responses; an interrupted call is resumed by repeating it.
 
     Args:
-        config: the run whose queries these are. Options that change nothing at the nodes may be others.
-        responses: one file a node.
-        keys: fingerprints of the nodes' keys by name; None takes any, and the result says so.
+        config: the run of the queries. Options that do not affect the nodes may differ.
+        queries: the file of queries.
+        responses: one file per node.
+        out: folder of the run.
+        keys: fingerprints of the nodes' keys by name; None accepts any key, and the result says so.
         command: the exact command that repeats it, for the report.
+        progress: show progress.
 
     Returns:
-        What ``result.json`` holds.
+        Content of ``result.json``.
 
     Raises:
-        BundleError: a file cannot be believed, or does not belong to the others.
-        ArgumentError: an option is not the one that the nodes were asked with.
-        RunFolderError: the folder holds something else.
+        BundleError: a file has an invalid signature, or does not belong to the others.
+        ArgumentError: an option differs from the one of the queries.
+        RunFolderError: the folder holds other files.
     """
     given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.registered_name])
     _same_queries(config, given, queries)
     read = [read_responses(path, given, keys) for path in responses]
     files = ResponseFiles(given, read)
-    told = {
+    file_info = {
         "queries": {
             "sha256": given.sha256,
             "bytes": queries.stat().st_size,
             "signed_by": given.signer,
             "public_inputs": 0 if given.public is None else len(given.public),
         },
-        "answers": [_about(files.files[node]) for node in files.nodes],
+        "answers": [_describe_responses(files.files[node]) for node in files.nodes],
         "missing": [node for node in keys or () if node not in files.nodes],
     }
     listeners = TrackerGroup(config.track, to_dict(config))
-    _take_up(out, {**told, "config": to_toml(config)})
-    whole = replace(config, link=replace(config.link, inputs="float32", gradients="float32"))  # as in files
-    run = RemoteRun(whole, files, given.plan.run)
+    _open_folder(out, {**file_info, "config": to_toml(config)})
+    full_precision = replace(
+        config, link=replace(config.link, inputs="float32", gradients="float32")
+    )  # the form of files
+    run = RemoteRun(full_precision, files, given.plan.run)
     run.listeners = listeners
     results = run.run(out, bars=ProgressBar(progress))
     results["engine"]["name"] = "files"
     del results["link"], results["seconds"]["local_training"], results["seconds"]["centralized"]
-    result = {**run.about(), **results, "files": told, "command": command, **machine_and_date()}
+    result = {**run.describe_run(), **results, "files": file_info, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     run.finish(result)
     note_failures(listeners, result, out)
     return result
 
 
-def check_later(asked: RunConfig, config: RunConfig) -> None:
-    """Refuse options that queries were asked with, or that only nodes have, once the queries are out.
+def check_later(original: RunConfig, config: RunConfig) -> None:
+    """Refuse changes of options that affect queries or nodes after the queries were sent.
 
     Args:
-        asked: the run as the queries were made from it.
-        config: the run as it is to learn from the answers.
+        original: configuration from which the queries were built.
+        config: configuration of the training.
 
     Raises:
-        ArgumentError: naming the first such option, and what it was.
+        ArgumentError: naming the first such option, and its original value.
     """
     method = config.method
-    free = (*LATER, *(f"method.{name}" for name in method.server_only_options))
-    tables = to_dict(asked), to_dict(config)
+    changeable = (*LATER_OPTIONS, *(f"method.{name}" for name in method.server_only_options))
+    tables = to_dict(original), to_dict(config)
     for name in option_types(config):
         path = name.split(".")
         before, now = (reduce(dict.__getitem__, path, table) for table in tables)
-        if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
-            raise ArgumentError(name, now, f"{before!r}, which the queries were made with")
+        if now != before and not any(name == each or name.startswith(f"{each}.") for each in changeable):
+            raise ArgumentError(name, now, f"{before!r}, as in the queries")
 
 
 def _same_queries(config: RunConfig, given: Queries, path: Path) -> None:
-    """Refuse a run that would have asked something else."""
-    mine, method = make(config), config.method
+    """Refuse a run with other queries."""
+    own_queries, method = build_queries(config), config.method
     for name, value in given.plan.method.items():
-        own = mine.plan.method.get(name)
+        own = own_queries.plan.method.get(name)
         if own != value and name not in method.server_only_options:
-            raise ArgumentError(f"method.{name}", own, f"{value!r}, which the nodes were asked with")
-    if mine.contents() != given.contents() or replace(mine.plan, method=given.plan.method) != given.plan:
-        raise BundleError(
-            f"{path} does not hold what this run asks: its data, public data or seed are others"
-        )
+            raise ArgumentError(f"method.{name}", own, f"{value!r}, as in the queries")
+    if (
+        own_queries.contents() != given.contents()
+        or replace(own_queries.plan, method=given.plan.method) != given.plan
+    ):
+        raise BundleError(f"{path} does not hold the queries of this run: data, public data or seed differ")
 
 
-def _about(node: NodeResponses) -> dict[str, Any]:
-    """What a result says of one file of answers."""
+def _describe_responses(node: NodeResponses) -> dict[str, Any]:
+    """Describe a file of responses for the result."""
     return {
         "node": node.header.node,
         "sha256": node.sha256,
@@ -182,9 +187,9 @@ def _about(node: NodeResponses) -> dict[str, Any]:
     }
 
 
-def _take_up(out: Path, told: Mapping[str, Any]) -> None:
-    """Make the run's folder, or find in it the same run, not finished yet."""
-    path, text = out / BEGUN, json.dumps(told, indent=2) + "\n"
+def _open_folder(out: Path, file_info: Mapping[str, Any]) -> None:
+    """Create the run's folder, or check that it holds the same unfinished run."""
+    path, text = out / FILES, json.dumps(file_info, indent=2) + "\n"
     if path.exists() and not (out / "result.json").exists() and path.read_text(encoding="utf-8") == text:
         return
     check_folder(out)

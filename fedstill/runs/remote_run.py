@@ -1,7 +1,7 @@
-"""A run whose nodes are elsewhere: its server has a method, a student and test data of its own.
+"""Run with remote nodes, at the server, which has the method, a student and test data.
 
-It knows no node's data, model or policy, and cannot name them. Its folder is a run's folder like any other;
-a run that was stopped in it goes on from it, and its nodes go back to the mark that it had reached.
+The server does not know the nodes' data, models or policies. A run that was interrupted resumes from its
+folder, and its nodes restore the checkpoint that the server had reached.
 """
 
 from __future__ import annotations
@@ -29,16 +29,30 @@ from fedstill.protocol.payload_kinds import LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
-from fedstill.runs.build import about, servers
+from fedstill.runs.build import build_server_setting, describe_run
 from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import check_networks
 
-LINK = ("messages", "seconds_each", "nodes", "waiting", "absent", "link")  # what is told on a run's way
+LINK = (
+    "messages",
+    "seconds_each",
+    "nodes",
+    "waiting",
+    "absent",
+    "link",
+)  # costs that are logged during a run
 
 
 def plan_of(config: RunConfig, data: DataSet, public: PublicData | None, name: str, nodes: int) -> RunPlan:
-    """What so many nodes get to know of a run by this name, with the server's own data and public data."""
+    """Return the plan of a run that the nodes get to know.
+
+    Args:
+        data: the server's data.
+        public: public data, or None.
+        name: of the run.
+        nodes: number of nodes.
+    """
     return RunPlan(
         name,
         to_dict(config)["method"],
@@ -53,12 +67,13 @@ def plan_of(config: RunConfig, data: DataSet, public: PublicData | None, name: s
 
 
 class RemoteRun(Run):
-    """A run at the server, ready to begin.
+    """Run at the server, with remote nodes.
 
     Args:
-        config: the run. Its tables ``nodes`` and ``split`` are not read, but for ``nodes.local``, by which a
-            server trains that does so by itself.
-        name: by which the nodes know the run again.
+        config: the run. Its tables ``nodes`` and ``split`` are ignored, except for ``nodes.local``, the
+            options of training at the server.
+        link: carries messages to the nodes.
+        name: by which the nodes identify the run.
 
     Raises:
         FedstillError: data, student and method do not fit together.
@@ -70,10 +85,10 @@ class RemoteRun(Run):
         self.config = config
         self.data = load(config.data, config.task, train_needed=False)
         _, public = load_public(config.public, self.data, config.task)
-        super().__init__(servers(config, self.data, public))
+        super().__init__(build_server_setting(config, self.data, public))
         plan = plan_of(config, self.data, public, name, len(link.nodes))
         self.description = describe(plan, public)
-        # What the nodes are asked is the method's declaration; what they have is not known here.
+        # The queries follow from the method alone; the nodes' data are unknown here.
         at = NodeSetting(
             self.task,
             LocalConfig(),
@@ -85,24 +100,24 @@ class RemoteRun(Run):
         self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
         self.federation.on_waiting = lambda nodes: self.bars.set_waiting(nodes)
 
-    def about(self) -> dict[str, Any]:
-        """What the result says beside the figures."""
+    def describe_run(self) -> dict[str, Any]:
+        """Describe the run for its result."""
         split = {"name": "as it is", "nodes": len(self.federation.nodes)}
-        return about(self.config, self.data, None, split)
+        return describe_run(self.config, self.data, None, split)
 
-    # --- the loop's parts -----------------------------------------------------------------------------
+    # --- parts of the loop ----------------------------------------------------------------------------
 
     def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
         if saved:
             self.federation.link_costs = LinkCosts(**saved["link_costs"])
         self.federation.join()
         kind, joined = architecture_hash(self.student), self.federation.node_status
-        alike = {name: told.architecture == kind for name, told in joined.items()}
-        # Of several architectures a server knows no other network than its student.
+        alike = {name: status.architecture == kind for name, status in joined.items()}
+        # The server only knows the architecture of its student.
         same = self.needs.same_architecture or self.needs.student_architecture
         needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].is_frozen for n in joined}
         check_networks(self.method.title, needs, frozen, alike)
-        # Made before anything is trained: it refuses what a node would refuse later.
+        # Created before training, to refuse queries that a node would refuse later.
         self._initial_server = self._server(
             self.federation, self.student, ((self.federation.nodes, self.student),)
         )
@@ -113,7 +128,7 @@ class RemoteRun(Run):
 
     def _create_server(self, saved: Mapping[str, Any]) -> Server:
         server = self._initial_server
-        # Also without a saved state: nodes may have answered before the server was stopped.
+        # Also without a checkpoint, as nodes may have responded before the server was stopped.
         self.federation.restore_checkpoint(saved["checkpoint"] if saved else 0)
         if saved:
             server.load_state_dict(saved["server"])
@@ -121,49 +136,51 @@ class RemoteRun(Run):
 
     def _run_steps(self, server: Server) -> None:
         super()._run_steps(server)
-        self._save()  # all nodes and the server at one mark, as a rehearsal is looked into
+        self._save()  # a final checkpoint of all nodes and the server, which a rehearsal evaluates
 
     def _node_state(self) -> Mapping[str, Any]:
-        """First the nodes remember: the server's mark is always one of theirs."""
+        """Save the nodes' checkpoints first, so that each checkpoint of the server exists at the nodes."""
         checkpoint = self.federation.number
         self.federation.save_checkpoint(checkpoint)
         return {"checkpoint": checkpoint, "link_costs": asdict(self.federation.link_costs)}
 
     def _train_centralized(self, saved: Mapping[str, Any]) -> None:
-        """No data of any node are here."""
+        """Do nothing: the nodes' data are not here."""
 
     def _close(self) -> None:
         self.federation.end_run()
 
     def evaluate(self) -> Mapping[str, float]:
-        """What the server can measure by itself: its student on its own test data, and what the link cost."""
+        """Evaluate the student on the server's test data; return its main metric and the link's costs."""
         cost = self.federation.link_costs.costs(0.0, 0.0)
-        told = {f"link_{name}": cost[name] for name in LINK}
+        status = {f"link_{name}": cost[name] for name in LINK}
         outputs = self.responses(self.test.inputs)
         if outputs is not None:
-            told[self.task.metric] = self.evaluation.main_metric(outputs)
-        return told
+            status[self.task.metric] = self.evaluation.main_metric(outputs)
+        return status
 
-    # --- what the result says -------------------------------------------------------------------------
+    # --- result ---------------------------------------------------------------------------------------
 
     def results(self) -> dict[str, Any]:
-        """See :class:`~fedstill.runs.loop.Run`; and what the link cost."""
-        self.notes = self._said()
+        """See :class:`~fedstill.runs.loop.Run`; with the link's costs."""
+        self.notes = self._node_notes()
         results = super().results()
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 
     def _privacy_statements(self) -> Mapping[str, Statement]:
-        return {name: told.privacy for name, told in self.federation.node_status.items()}
+        return {name: status.privacy for name, status in self.federation.node_status.items()}
 
     def _describe_nodes(self) -> list[dict[str, Any]]:
         return [self._about(name) for name in self.federation.nodes]
 
     def _about(self, name: str) -> dict[str, Any]:
-        """What a node said of itself, and the label counts that it answered."""
+        """Describe a node from its status and, if the method queries them, its label counts."""
         node = self.federation.node_status.get(name, NOT_JOINED)
-        told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.released_kinds() else None
-        row = None if told is None or name not in told.names else told.of([name])
+        histogram = (
+            LabelHistogram.find_in(self.server.state) if LABEL_COUNTS in self.side.released_kinds() else None
+        )
+        row = None if histogram is None or name not in histogram.names else histogram.select([name])
         return {
             "name": name,
             "model": node.model,
@@ -173,11 +190,14 @@ class RemoteRun(Run):
             "versions": dict(node.versions) or None,
         }
 
-    def _said(self) -> list[str]:
-        """What nodes said is switched off there, each once; by whom, unless all said it."""
-        said: dict[str, list[str]] = {}
-        for node, told in self.federation.node_status.items():
-            for note in told.notes:
-                said.setdefault(note, []).append(node)
-        everyone = len(self.federation.node_status)
-        return [n if len(who) == everyone else f"{', '.join(who)}: {n}" for n, who in said.items()]
+    def _node_notes(self) -> list[str]:
+        """Return the nodes' notes, each once, with the nodes' names unless all sent it."""
+        notes_by_node: dict[str, list[str]] = {}
+        for node, status in self.federation.node_status.items():
+            for note in status.notes:
+                notes_by_node.setdefault(note, []).append(node)
+        node_count = len(self.federation.node_status)
+        return [
+            n if len(names) == node_count else f"{', '.join(names)}: {n}"
+            for n, names in notes_by_node.items()
+        ]

@@ -1,4 +1,4 @@
-"""One run from its configuration to its folder of results."""
+"""Run a configuration: start, resume, and write the folder of results."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fedstill.core.run_writer import make_folder, require_no_objects, require_sa
 from fedstill.core.text_format import format_count, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_model_cache import TrainedModels
 from fedstill.track.tracker_group import TrackerGroup
 
-REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own
-COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
+REHEARSED = ("flare", "flare-poc")  # engines whose nodes are separate processes
+COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
 
-Report = Callable[[Path], object]  # writes the report of a run's folder, as far as the run has come
+Report = Callable[[Path], object]  # writes the report of a run's folder, also of an unfinished run
 
 
 def run(
@@ -46,28 +46,30 @@ def run(
     """Run a configuration from the start.
 
     Args:
-        out: its folder; made here, once everything has been checked.
+        config: the run.
+        out: its folder, created after all checks.
         command: the exact command that repeats it, for the report.
-        trained: a folder for models of nodes, which runs that train them alike share.
-        report: is called now and then while the run goes on.
+        progress: show progress.
+        trained: folder for nodes' models that are shared with other runs.
+        report: called repeatedly during the run.
 
     Returns:
-        What ``result.json`` holds.
+        Content of ``result.json``.
 
     Raises:
-        RunFolderError: the folder holds something already.
+        RunFolderError: the folder is not empty.
         FedstillError: the configuration cannot run, or the federation cannot be reached; then no folder is
-            made.
+            created.
     """
     check_folder(out)
     _require_engine(config)
     if config.engine.startup_kit:
         config = _with_kit(config, Path(config.engine.startup_kit))
     listeners = TrackerGroup(config.track, to_dict(config))
-    made = None if config.engine.startup_kit else prepare(config)
+    prepared = None if config.engine.startup_kit else build_simulation(config)
     make_folder(out)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    return _go(config, made, out, command, progress, trained, report, listeners)
+    return _run_in_folder(config, prepared, out, command, progress, trained, report, listeners)
 
 
 def run_or_resume(
@@ -79,7 +81,7 @@ def run_or_resume(
     trained: Path | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """The result of a configuration: run from the start, gone on with where it stopped, or read if there.
+    """Run a configuration, resume it, or read its result if it is finished.
 
     Arguments as of :func:`run`.
 
@@ -89,13 +91,13 @@ def run_or_resume(
     """
     if not (out / "config.toml").exists():
         part = out / "config.toml.part"
-        if out.is_dir() and list(out.iterdir()) == [part]:  # left by whoever was stopped as it began
+        if out.is_dir() and list(out.iterdir()) == [part]:  # left by a run that was interrupted at its start
             part.unlink()
         return run(config, out, command=command, progress=progress, trained=trained, report=report)
-    if kit := config.engine.startup_kit:  # as it was written
+    if kit := config.engine.startup_kit:  # as it is written to config.toml
         config = replace(config, engine=replace(config.engine, startup_kit=str(Path(kit).resolve())))
     if load_toml(out / "config.toml") != config:
-        raise RunFolderError(f"{out / 'config.toml'} is another run than this: choose another folder")
+        raise RunFolderError(f"{out} holds a run with other options: choose another folder")
     return resume(out, progress=progress, trained=trained, report=report)
 
 
@@ -107,12 +109,13 @@ def _require_engine(config: RunConfig) -> None:
 
 
 def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
-    """A run at the federation that an admin's kit lets in to, wherever it will be resumed from."""
-    from fedstill.runs.deployed import reach
+    """Return the configuration with the absolute path of an admin's kit, after connecting to its
+    federation."""
+    from fedstill.runs.deployed import check_connection
 
     check_no_validation(config.data)
 
-    reach(kit)
+    check_connection(kit)
     return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
 
 
@@ -124,19 +127,19 @@ def resume(
     trained: Path | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run that was stopped, to the figures that it would have reached.
+    """Resume a run that was interrupted; it reaches the metrics of an uninterrupted run.
 
     Args:
-        startup_kit: of the admin, where the one that the run began with has moved or run out.
+        startup_kit: the admin's kit, if the one that the run was started with has moved or expired.
         trained, report: as of :func:`run`.
 
     Raises:
         RunFolderError: there is no run in the folder.
-        ArgumentError: a kit for a run that is at no deployed federation.
+        ArgumentError: a kit for a run that is not at a deployed federation.
     """
     if not (out / "config.toml").exists():
-        require_no_objects(out, "it goes on where distil is called again with the same arguments")
-        raise RunFolderError(f"{out} holds no run to go on with: there is no config.toml in it")
+        require_no_objects(out, "to resume it, call distil again with the same arguments")
+        raise RunFolderError(f"{out} holds no run to resume: file not found: {out / 'config.toml'}")
     if (out / "result.json").exists():
         result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
         if "options" in result:
@@ -147,17 +150,21 @@ def resume(
     first = toml.read_text(out / "config.toml").splitlines()[0]
     if startup_kit is not None:
         if not config.engine.startup_kit:
-            raise ArgumentError("--startup-kit", str(startup_kit), "none, as this run began without one")
+            raise ArgumentError(
+                "--startup-kit", str(startup_kit), "none, as this run was started without one"
+            )
         config = _with_kit(config, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(config)}")
     listeners = TrackerGroup(config.track, to_dict(config))
-    made = None if config.engine.startup_kit else prepare(config)
-    return _go(config, made, out, first.removeprefix(COMMAND), progress, trained, report, listeners)
+    prepared = None if config.engine.startup_kit else build_simulation(config)
+    return _run_in_folder(
+        config, prepared, out, first.removeprefix(COMMAND), progress, trained, report, listeners
+    )
 
 
-def _go(
+def _run_in_folder(
     config: RunConfig,
-    made: tuple[Simulation, dict[str, Any]] | None,
+    prepared: tuple[Simulation, dict[str, Any]] | None,
     out: Path,
     command: str,
     progress: bool,
@@ -165,9 +172,9 @@ def _go(
     report: Report | None,
     listeners: TrackerGroup,
 ) -> dict[str, Any]:
-    """A run in its folder, wherever its nodes are; without a simulation, at a deployed federation."""
+    """Run in a folder: a simulation, or without one at a deployed federation."""
     bars = progress_bars(out, progress, report)
-    if made is None:
+    if prepared is None:
         from fedstill.runs.deployed import submit
 
         results = submit(config, out, bars, listeners)
@@ -177,7 +184,7 @@ def _go(
         note_failures(listeners, result, out)
         (out / PROGRESS_FILE).unlink(missing_ok=True)
         return result
-    simulation, about = made
+    simulation, about = prepared
     simulation.listeners = listeners
     about["command"] = command
     simulation.trained = None if trained is None else TrainedModels(trained, config)
@@ -189,30 +196,31 @@ def _go(
 
 
 def progress_bars(out: Path, progress: bool, report: Report | None) -> ProgressFile:
-    """Bars on a terminal, if wanted, and the same in a run's folder, where a report grows if there is one."""
+    """Return progress bars that also write the progress to a run's folder and update its report."""
     return ProgressFile(out / PROGRESS_FILE, progress, lambda note: report and report(out))
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that holds something already.
+    """Refuse a folder that is not empty.
 
     Raises:
-        RunFolderError: it does.
+        RunFolderError: it is not empty. The message says how to resume a run in it.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         resumable = (out / "config.toml").exists()
-        again = by_caller(f"fedstill run --resume {out}", "the same options", f"fedstill run --resume {out}")
-        how = f"go on with it ({again})" if resumable else "empty it"
-        raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {how}")
+        command = f"fedstill run --resume {out}"
+        hint = by_caller(command, "call it with the options of that run", f"on the command line: {command}")
+        advice = f"resume it ({hint})" if resumable else "empty it"
+        raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {advice}")
 
 
 def finish(
     simulation: Simulation, about: dict[str, Any], results: dict[str, Any], out: Path
 ) -> dict[str, Any]:
-    """Write the result of a simulation that has come to its end.
+    """Write the result of a finished simulation.
 
     Returns:
-        What ``result.json`` holds.
+        Content of ``result.json``.
     """
     result = {**about, **results, **machine_and_date()}
     simulation.finish(result)
@@ -222,16 +230,15 @@ def finish(
 
 
 def note_failures(listeners: TrackerGroup, result: dict[str, Any], out: Path) -> None:
-    """Add to a result that is written which listeners failed as they were told of it, or of the last metrics
-    before it."""
-    said = result.get("notes", [])
-    if late := [note for note in listeners.notes if note not in said]:
-        result["notes"] = [*said, *late]
+    """Add notes to a written result about trackers that failed on the result or the last metrics."""
+    known_notes = result.get("notes", [])
+    if new_notes := [note for note in listeners.notes if note not in known_notes]:
+        result["notes"] = [*known_notes, *new_notes]
         write_text(out / "result.json", json_text(result) + "\n")
 
 
 def machine_and_date() -> dict[str, Any]:
-    """Where and when a result was made."""
+    """Return machine, memory, date and software versions, for a result."""
     return {
         # ru_maxrss is in kB on Linux and in bytes on macOS.
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -247,6 +254,6 @@ def machine_and_date() -> dict[str, Any]:
 
 
 def machine() -> str:
-    """What computes here, in words."""
+    """Describe the processor and the number of threads."""
     threads = format_count(torch.get_num_threads(), "CPU thread")
     return f"{platform.machine()}, {platform.system()}, {threads} in use"

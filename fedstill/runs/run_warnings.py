@@ -1,4 +1,4 @@
-"""What a run accepts and its reader should know of: each is a note in terminal, page and result."""
+"""Warnings about a finished run, which appear as notes in the terminal, the report and the result."""
 
 from __future__ import annotations
 
@@ -27,89 +27,93 @@ def collect_warnings(
     model_outputs: Outputs,
     classes: Sequence[str],
 ) -> list[str]:
-    """All that hold of a run that has come to its end, in words.
+    """Return all warnings about a finished run.
 
     Args:
-        setting: the run; where nodes are elsewhere it has none of their data, and less is known.
+        setting: of the run; with remote nodes it has none of their data, and fewer checks are possible.
+        nodes: their names.
+        privacy: "privacy" of the result.
+        classes: names of the classes.
     """
     found = [
-        single(nodes),
-        *idle(setting.method, setting.local.lr),
-        weak(privacy),
-        unheld(setting.task, setting.parts, classes),
-        *shared(setting.test, setting.public, setting.parts),
-        reshaped(setting.public),
-        unscaled(setting.task, setting.mean, setting.std, setting.parts),
-        probabilities(setting.task, model_outputs),
-        unsound(model_outputs),
+        single_node(nodes),
+        *zero_learning_rates(setting.method, setting.local.lr),
+        weak_privacy(privacy),
+        missing_classes(setting.task, setting.parts, classes),
+        *duplicate_inputs(setting.test, setting.public, setting.parts),
+        reshaped_public(setting.public),
+        unscaled_images(setting.task, setting.mean, setting.std, setting.parts),
+        probabilities_as_logits(setting.task, model_outputs),
+        non_finite_outputs(model_outputs),
     ]
     return [each for each in found if each is not None]
 
 
-def single(nodes: Sequence[str]) -> str | None:
-    """One node alone."""
-    return "there is one node alone: nothing is federated" if len(nodes) == 1 else None
+def single_node(nodes: Sequence[str]) -> str | None:
+    """Warn about a federation of one node."""
+    return "there is only one node: nothing is federated" if len(nodes) == 1 else None
 
 
-def idle(method: Method, local: float) -> list[str]:
-    """Learning rates that are 0."""
+def zero_learning_rates(method: Method, local: float) -> list[str]:
+    """Warn about learning rates of 0."""
     options: Any = method
     rates = {"nodes.local.lr": local}
     for option in fields(options):
         if option.name == "lr" or option.name.endswith("_lr"):
             rates[f"method.{option.name}"] = getattr(options, option.name)
-    return [f"{name} is 0: what it trains learns nothing" for name, rate in rates.items() if rate == 0]
+    return [f"{name} is 0: its parameters are not trained" for name, rate in rates.items() if rate == 0]
 
 
-def weak(privacy: Mapping[str, Any]) -> str | None:
-    """An epsilon, as it was spent or as it may be, that hardly bounds anything."""
-    most: dict[str, float] = {}
+def weak_privacy(privacy: Mapping[str, Any]) -> str | None:
+    """Warn about a large epsilon, spent or budgeted."""
+    epsilon_by_node: dict[str, float] = {}
     for node in privacy["nodes"]:
-        known = [value for key in ("epsilon", "budget") if (value := node.get(key)) is not None]
-        if known and max(known) > MAX_EPSILON:
-            most[node["name"]] = max(known)
-    if not most:
+        public_hashes = [value for key in ("epsilon", "budget") if (value := node.get(key)) is not None]
+        if public_hashes and max(public_hashes) > MAX_EPSILON:
+            epsilon_by_node[node["name"]] = max(public_hashes)
+    if not epsilon_by_node:
         return None
     return (
-        f"epsilon is up to {max(most.values()):.3g} at {join_names(list(most))}: above {MAX_EPSILON:g} a "
-        "guarantee is one in name: what is held likely of a record may change by a factor of e^epsilon"
+        f"epsilon is up to {max(epsilon_by_node.values()):.3g} at {join_names(list(epsilon_by_node))}: above "
+        f"{MAX_EPSILON:g} the guarantee is nominal, as the odds about a record may change by a factor of e^epsilon"
     )
 
 
-def unheld(task: Task, parts: Sequence[TensorData], classes: Sequence[str]) -> str | None:
-    """Classes or findings that are declared, and of which no node has an example."""
+def missing_classes(task: Task, parts: Sequence[TensorData], classes: Sequence[str]) -> str | None:
+    """Warn about declared classes or labels without an example at any node."""
     if not parts or task.kind not in ("class", "labels"):
         return None
-    held = torch.stack([task.counts(part).cpu() for part in parts]).sum(0)
-    missing = [name for name, count in zip(classes, held.tolist(), strict=True) if count == 0]
+    class_counts = torch.stack([task.counts(part).cpu() for part in parts]).sum(0)
+    missing = [name for name, count in zip(classes, class_counts.tolist(), strict=True) if count == 0]
     return f"no node holds an example of {join_names(missing)}: nothing teaches it" if missing else None
 
 
-def shared(test: TensorData, public: PublicData | None, parts: Sequence[TensorData]) -> list[str]:
-    """Inputs that are the same, to the last bit, in two of test, public and private data."""
-    tested, known = digests(test.inputs), set(digests(public.inputs)) if public is not None else set()
-    private = {each for part in parts for each in digests(part.inputs)}
+def duplicate_inputs(test: TensorData, public: PublicData | None, parts: Sequence[TensorData]) -> list[str]:
+    """Warn about inputs that occur in two of test, public and private data."""
+    test_hashes, public_hashes = (
+        input_hashes(test.inputs),
+        set(input_hashes(public.inputs)) if public is not None else set(),
+    )
+    private = {each for part in parts for each in input_hashes(part.inputs)}
     found = []
-    for name, others in (("private", private), ("public", known)):
-        if count := sum(each in others for each in tested):
+    for name, others in (("private", private), ("public", public_hashes)):
+        if count := sum(each in others for each in test_hashes):
             found.append(
-                f"{count:,} of {len(tested):,} test examples are among the {name} data, too: figures flatter"
+                f"{count:,} of {len(test_hashes):,} test examples are also {name} data: metrics are too good"
             )
-    if count := len(known & private):
-        found.append(
-            f"{count:,} different public inputs are among the private data, too: these are no secret"
-        )
+    if count := len(public_hashes & private):
+        found.append(f"{count:,} different public inputs are also private data: these are not secret")
     return found
 
 
-def digests(inputs: torch.Tensor) -> list[bytes]:
-    """A hash of each input."""
+def input_hashes(inputs: torch.Tensor) -> list[bytes]:
+    """Return a hash of each input."""
     rows = inputs.detach().cpu().contiguous().numpy()
     return [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
 
 
-def reshaped(public: PublicData | None) -> str | None:
-    """Public images that were brought into the private ones' form."""
+def reshaped_public(public: PublicData | None) -> str | None:
+    """Warn about public images that were converted to the shape of the private ones."""
     return (
         f"public data {public.name} are {public.conversion}"
         if public is not None and public.conversion
@@ -117,10 +121,10 @@ def reshaped(public: PublicData | None) -> str | None:
     )
 
 
-def unscaled(
+def unscaled_images(
     task: Task, mean: Sequence[float], std: Sequence[float], parts: Sequence[TensorData]
 ) -> str | None:
-    """Images from 0 to 1 where, by the normalization that is declared, black is -1."""
+    """Warn about images from 0 to 1 if the declared normalization maps black to -1."""
     if task.form != "images" or task.kind == "image" or ({*mean, *std} or {0.5}) != {0.5}:
         return None
     if not parts or any(float(part.inputs.min()) < 0 for part in parts):
@@ -129,13 +133,13 @@ def unscaled(
     return f"{model_outputs}: pixels from 0 to 1 want mean = 0 and std = 1"
 
 
-def probabilities(task: Task, model_outputs: Outputs) -> str | None:
-    """Models whose outputs are none of logits: a second softmax makes of them answers that are never sure."""
+def probabilities_as_logits(task: Task, model_outputs: Outputs) -> str | None:
+    """Warn about models that return probabilities: a second softmax of them is never confident."""
     names = [name for name, outputs in _models(model_outputs).items() if _are_probabilities(task, outputs)]
     if not names:
         return None
     last = "sigmoid" if task.kind == "labels" else "softmax"
-    return f"outputs of {join_names(names)} are probabilities already, and logits are expected: leave the {last} out"
+    return f"outputs of {join_names(names)} are probabilities (expected logits): remove the {last}"
 
 
 def _are_probabilities(task: Task, outputs: torch.Tensor) -> bool:
@@ -146,42 +150,42 @@ def _are_probabilities(task: Task, outputs: torch.Tensor) -> bool:
     return bool((outputs >= 0).all() and ((outputs.float().sum(1) - 1).abs() < 1e-2).all())
 
 
-def unsound(model_outputs: Outputs) -> str | None:
-    """Models that give NaN or infinity, which any figure takes for some answer."""
+def non_finite_outputs(model_outputs: Outputs) -> str | None:
+    """Warn about models that return NaN or infinity."""
     models = _models(model_outputs)
     bad = {name: int((~outputs.isfinite()).flatten(1).any(1).sum()) for name, outputs in models.items()}
     names = [name for name, count in bad.items() if count]
     if not names:
         return None
-    most = f"{max(bad.values()):,} of {len(models[names[0]]):,} test inputs"
+    count = f"{max(bad.values()):,} of {len(models[names[0]]):,} test inputs"
     return (
-        f"outputs of {join_names(names)} are NaN or infinite for up to {most}: figures of these mean nothing"
+        f"outputs of {join_names(names)} are NaN or infinite for up to {count}: their metrics are meaningless"
     )
 
 
 def _models(model_outputs: Outputs) -> dict[str, torch.Tensor]:
-    """What each model gave, by name."""
+    """Return the outputs of all models by name."""
     return {
         **model_outputs.node_models,
         **({} if model_outputs.global_model is None else {"the student": model_outputs.global_model}),
     }
 
 
-def best(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]:
-    """Which evaluation was best, in words; none where nothing was measured on the way.
+def best_evaluation(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]:
+    """Return a note about the best evaluation of a run; empty if there was only one.
 
     Args:
-        lines: of ``metrics.jsonl``.
-        unit: what a turn is called.
+        lines: lines of ``metrics.jsonl``.
+        unit: name of a step: step, epoch or round.
     """
-    judged = task.metrics[0]
-    seen = [line for line in lines if line["phase"] == "distillation" and judged.key in line]
-    if len(seen) < 2:
+    main_metric = task.metrics[0]
+    evaluations = [line for line in lines if line["phase"] == "distillation" and main_metric.key in line]
+    if len(evaluations) < 2:
         return []
-    choose = max if judged.better == "higher" else min
-    found = choose(seen, key=lambda line: line[judged.key])
-    model_outputs = f"{found[judged.key]:.1f} {judged.unit} at {unit} {found['step']}"
+    choose = max if main_metric.better == "higher" else min
+    best = choose(evaluations, key=lambda line: line[main_metric.key])
+    value = f"{best[main_metric.key]:.1f} {main_metric.unit} at {unit} {best['step']}"
     return [
-        f"the best of {len(seen)} evaluations on the test data was {model_outputs}; to choose it is to choose by "
-        "the test data, and all other figures are of the end"
+        f"the best of {len(evaluations)} evaluations on the test data was {value}; choosing it is selection on "
+        "the test data, and all other metrics are of the end of the run"
     ]

@@ -1,4 +1,4 @@
-"""What an experiment is made of, and whether it fits together: said before anything is trained."""
+"""Setting of a run: all objects that it needs, with checks before training that they fit together."""
 
 from __future__ import annotations
 
@@ -29,30 +29,38 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that an experiment is made of, as objects; :mod:`fedstill.runs.run` makes one from a config.
+    """All objects of a run; :mod:`fedstill.runs.build` creates one from a configuration.
 
     Args:
+        task: what is learned.
         parts: each node's private data.
-        test: data that no node sees.
-        method: the method's config, for example ``FedIOD()``.
+        models: each node's model.
+        student: the server's model.
+        test: data that no node has.
+        method: the method's options, for example ``FedIOD()``.
         centralized_model: network for the centralized upper bound, or None.
-        mean, std: the data's declared normalization, per channel; none is 0.5 and 0.5.
-        every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
-        samples: generated inputs kept at each evaluation.
-        test_names: of each test example in its source; none: numbers from 0.
-        best: whether the best evaluation is told beside the last.
+        names: names of the nodes; default: ``node-0``, ``node-1``, ...
+        policies: policies of the nodes; default: ``PolicyConfig()`` each.
+        local: options of local training.
+        engine: device, precision, and whether models are stacked.
+        mean, std: normalization of images, per channel; default: 0.5 and 0.5.
+        seed: of all random draws.
+        every: steps between two evaluations; 0 is only at the end, None is ten evaluations.
+        samples: number of generated inputs that are saved at each evaluation.
+        test_names: name of each test example in its source; default: numbers from 0.
+        best: whether the result has a note about the best evaluation.
         public: public data, for methods that need some.
-        link: in which form tensors travel, and what is done about nodes that fail.
-        privacies: how the nodes protect their records; none is not at all.
-        classes: names of the task's classes or labels, for reports; none: their numbers.
-        vocabulary: how many token ids there are, where inputs are texts.
-        schema: what the columns of rows of a table may be; none: any numbers.
-        perceptual: a file of VGG weights at every node, for losses that compare images by features; none: "".
-        model_names, student_name: what the networks are called in results; none: as their classes are.
-        values: what of a column each node stands for, known to whoever divided the data; none: of none.
-        learns: the task with its options, for the student's file; None: the file does not say it.
-        words: how words become token ids, where inputs are texts.
-        options: of a config, by dotted name: a run goes on with those that it began with.
+        link: wire formats, and rules for nodes that fail.
+        privacies: privacy mechanisms of the nodes; default: none.
+        classes: names of the task's classes or labels, for reports; default: their numbers.
+        vocabulary: number of token ids, for texts.
+        schema: columns of tables; default: any numbers.
+        perceptual: file of VGG weights at every node for perceptual losses; empty: none.
+        model_names, student_name: names of the networks in results; default: their classes.
+        split_values: value of the column by which the data were split, per node; empty: another split.
+        learns: the task's config, for the student's file; None: not written.
+        words: tokenizer of texts.
+        options: options of the configuration by dotted name, which a resumed run must keep.
     """
 
     task: Task
@@ -82,7 +90,7 @@ class Setting:
     perceptual: str = ""
     model_names: Sequence[str] = ()
     student_name: str = ""
-    values: Sequence[str] = ()
+    split_values: Sequence[str] = ()
     learns: TaskConfig | None = None
     words: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +100,7 @@ def check_method(method: Method, task: Task, public: PublicData | None) -> None:
     """Refuse a method that cannot learn the task, or lacks public data.
 
     Raises:
-        MethodRefused: it does.
+        MethodRefused: the method does not fit.
         ArgumentError: it has no rounds.
     """
     method.total_steps  # noqa: B018 - which refuses to be none
@@ -107,33 +115,35 @@ def check_method(method: Method, task: Task, public: PublicData | None) -> None:
 
 
 def check_server(setting: Setting) -> None:
-    """Refuse test data, public data or a student that do not go with the task.
+    """Refuse test data, public data or a student that do not fit the task.
 
     Raises:
-        FedstillError: naming the first misfit.
+        FedstillError: the first that does not fit.
     """
     setting.task.check(setting.test, "test data")
-    shape, public = shape_of(setting), setting.public
+    shape, public = input_shape(setting), setting.public
     models.check_module(
         setting.student, shape, setting.task.output_shape(shape), "student", setting.task.form
     )
     if not any(parameter.requires_grad for parameter in setting.student.parameters()):
-        raise ArgumentError("student", "all frozen", "a network with something to train")
+        raise ArgumentError("student", "all frozen", "a network with trainable parameters")
     if public is not None:
-        theirs = tuple(public.inputs.shape[1:])
-        labels = setting.task.empty_targets(len(public), theirs) if public.labels is None else public.labels
+        public_shape = tuple(public.inputs.shape[1:])
+        labels = (
+            setting.task.empty_targets(len(public), public_shape) if public.labels is None else public.labels
+        )
         data = TensorData(public.inputs, labels.to(public.inputs.device))
         setting.task.check(data, "public data")
         check_range(setting, data, "public data")
-        if theirs != shape:
-            raise ArgumentError("shape of public data", theirs, f"{shape}, as in the test data")
+        if public_shape != shape:
+            raise ArgumentError("shape of public data", public_shape, f"{shape}, as in the test data")
 
 
 def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
-    """Names and policies of a simulation's nodes, once their data and models fit together.
+    """Check the nodes of a simulation; return their names and policies.
 
     Raises:
-        FedstillError: they do not; naming the first misfit.
+        FedstillError: data, models, names, policies or privacies do not fit together.
     """
     count = len(setting.parts)
     names = list(setting.names) or [f"node-{index}" for index in range(count)]
@@ -147,7 +157,7 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
             raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
     if len(set(map(normalize_name, names))) < count:
         raise ArgumentError("names", names, "each name once")
-    shape = shape_of(setting)
+    shape = input_shape(setting)
     outputs = setting.task.output_shape(shape)
     for name, part, model in zip(names, setting.parts, setting.models, strict=True):
         setting.task.check(part, f"data of {name}")
@@ -157,63 +167,63 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
         check_range(setting, part, f"data of {name}")
         models.check_module(model, shape, outputs, f"model of {name}", setting.task.form)
     owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
-    seen: dict[int, str] = {}
+    owner_by_parameter: dict[int, str] = {}
     for owner, model in owners:
         for parameter in model.parameters():
-            other = seen.setdefault(id(parameter), owner)
+            other = owner_by_parameter.setdefault(id(parameter), owner)
             if other != owner:
                 raise ArgumentError("models", f"{other} and {owner}", "networks that share no parameter")
     return names, policies
 
 
 def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: Mapping[str, bool]) -> None:
-    """Refuse nodes whose networks are not what a method needs, before anything is trained.
+    """Refuse nodes whose networks the method cannot use, before training.
 
     Args:
-        title, needs: of the method.
-        frozen: by node, whether nothing of its model may be trained.
-        alike: by node, whether its model is of the student's architecture.
+        title, needs: title and needs of the method.
+        frozen: by node, whether all parameters of its model are frozen.
+        alike: by node, whether its model has the student's architecture.
 
     Raises:
-        MethodRefused: naming all of them at once, for those who see to it.
+        MethodRefused: naming all of these nodes.
     """
     reasons: dict[str, list[str]] = {}
     for node in frozen:
         if needs.trainable and frozen[node]:
-            reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
+            reasons.setdefault("its model is frozen, but the method trains it", []).append(node)
         elif needs.same_architecture and not alike[node]:
-            named = by_caller(*2 * ("which student.model names",), "that of student=")
-            apart = f"its model is not of the student's architecture, {named}"
-            reasons.setdefault(apart, []).append(node)
+            option = by_caller("student.model", "student.model", "student=")
+            reason = f"its model does not have the student's architecture ({option})"
+            reasons.setdefault(reason, []).append(node)
     if reasons:
         (reason, nodes), *others = reasons.items()
         also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)
         raise MethodRefused(title, ", ".join(nodes), f"{reason}{also}")
     if needs.student_architecture and not any(alike.values()):
-        raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
+        raise MethodRefused(title, "the student", "no node has its architecture")
 
 
-def shape_of(setting: Setting) -> Shape:
-    """``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row, as in the test data."""
+def input_shape(setting: Setting) -> Shape:
+    """Return the shape of an input: ``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row."""
     return tuple(setting.test.inputs.shape[1:])
 
 
 def check_range(setting: Setting, data: TensorData, what: str) -> None:
-    """Refuse what a generator could never make: pixels outside 0..1, and rows that their schema forbids."""
+    """Refuse pixels outside 0..1 and rows outside their schema, which a generator cannot produce."""
     if setting.schema and setting.task.form == "rows":
         check_features(data.inputs, setting.schema, what)
     if setting.task.form != "images":
         return
     mean, std = (each.flatten().tolist() for each in normalization(setting))
-    images = setting.task.real_images(data)  # what is measured of an image may be brighter than white
+    images = setting.task.real_images(data)  # inputs of reconstruction may be brighter than white
     try:
         check_pixels(images, mean, std, what)
     except DataError as error:
-        raise DataError(f"{error}; say how inputs were normalized with mean and std") from None
+        raise DataError(f"{error}; set mean and std to the normalization of the inputs") from None
 
 
 def normalization(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of images, as declared: two of (C, 1, 1); of others none: (0, 1, 1)."""
+    """Return mean and standard deviation of images, ``(C, 1, 1)`` each; ``(0, 1, 1)`` for other inputs."""
     if setting.task.form != "images":
         return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)
     channels = setting.test.inputs.shape[1]

@@ -1,4 +1,4 @@
-"""A run whose nodes are objects of this process: their local training, the mark, and what is remembered."""
+"""Simulation: a run whose nodes are objects of this process."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from fedstill.protocol.run_plan import public_fingerprint
 from fedstill.runs.simulation_metrics import MeasuredSimulation
 from fedstill.runs.trained_model_cache import TrainedModels
 
-CHUNK = 50  # local steps between two looks at the clock
+CHUNK = 50  # local steps between two checks whether a checkpoint is due
 UPPER_BOUND = (
-    "Training one model on all nodes' data together, the centralized upper bound: evaluation.centralized = "
-    "false (--evaluation.centralized false) leaves it out."
+    "Training one model on the pooled data, the centralized upper bound; evaluation.centralized = false "
+    "(--evaluation.centralized false) skips it."
 )
-METERED = 50  # local steps between two losses that are written down; each node's last is, too
+LOG_INTERVAL = 50  # local steps between two logged losses; each node's last loss is logged, too
 
 
-def digest_of(parts: Sequence[TensorData]) -> str:
-    """What examples are told apart by, to the last bit."""
+def digest_examples(parts: Sequence[TensorData]) -> str:
+    """Return a digest of examples; equal digests mean equal bits."""
     named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
     named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
     named |= {f"groups {k}": part.groups for k, part in enumerate(parts) if part.groups is not None}
@@ -49,22 +49,22 @@ def digest_of(parts: Sequence[TensorData]) -> str:
 
 
 class Simulation(MeasuredSimulation):
-    """A setting's run in this process; of its nodes' data and networks see :class:`PreparedSimulation`."""
+    """Run of a setting in this process, with the nodes of :class:`PreparedSimulation`."""
 
     def load_remote_results(
         self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], bars: ProgressBar
     ) -> dict[str, Any]:
-        """Take up what processes elsewhere have trained for this setting, and measure it.
+        """Load what other processes have trained for this setting, and evaluate it.
 
         Args:
-            out: the run's folder, with the audit log and the metrics that the server wrote.
-            server: the state that the server saved last.
-            nodes: each node's own state, at that moment or when it was left out. Who never took part has
-                none, and no figures.
-            bars: show progress.
+            out: folder of the run, with the server's audit log and metrics.
+            server: the server's last checkpoint.
+            nodes: each node's checkpoint, from that moment or from before its exclusion. A node that never
+                took part has none and is not evaluated.
+            bars: progress bars.
 
         Returns:
-            The figures, as :meth:`run` gives them.
+            The results, as :meth:`run` returns them.
         """
         self.clock.start()
         self.records, self.bars = RunWriter(out, self.listeners.log), bars
@@ -86,20 +86,26 @@ class Simulation(MeasuredSimulation):
             self._train_centralized({})
             return self._finish_results()
 
-    # --- the loop's parts -----------------------------------------------------------------------------
+    # --- parts of the loop ----------------------------------------------------------------------------
 
     def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
         if not saved:
             return
         if not {"data", "models"} <= saved.keys():
-            raise RunFolderError("the run began under an earlier fedstill (expected that one, or a new run)")
-        if saved["data"] != self._data:
-            raise DataError("the data are others than the run began with (expected those, or a new run)")
-        models, now = saved["models"], self._models()
+            raise RunFolderError(
+                "the run was started with an earlier fedstill: use that version, or a new run"
+            )
+        if saved["data"] != self._data_digest:
+            raise DataError(
+                "the data have changed since the run was started: restore them, or start a new run"
+            )
+        models, now = saved["models"], self._model_fingerprints()
         if other := [name for name in models if models[name] != now.get(name)]:
-            told = "another model than the run began with: allowed is that one, or a new run"
-            raise ModelError(f"{', '.join(other)}: {told}")
-        self.compute.precision = saved["precision"]  # as the run began, whatever machine this is
+            raise ModelError(
+                f"{', '.join(other)}: the model has changed since the run was started: restore it, or start "
+                "a new run"
+            )
+        self.compute.precision = saved["precision"]  # as at the start, also on another machine
         self.local_steps, self.groups = saved["local_steps"], saved["groups"]
         for node in self.nodes:
             node.load_state_dict(saved["nodes"][node.name])
@@ -109,16 +115,18 @@ class Simulation(MeasuredSimulation):
         if span is None:
             return
 
-        # A node that brings a finished model, all frozen, has nothing to train and only answers.
+        # A node with a frozen model has nothing to train.
         learning = [node for node in self.learners if "model" in node.optimizers]
         with self.clock.phase("local_training"):
-            self._train_once("local_training", self._parted("local_training", learning), "local", span)
+            self._train_or_load(
+                "local_training", self._grouped_nodes("local_training", learning), "local", span
+            )
         for node in self.learners:
             node.optimizers.pop("model", None)
 
     def _train_centralized(self, saved: Mapping[str, Any]) -> None:
-        """The mark to reach: one model on what no server ever has, all nodes' data together, and public data
-        whose labels the method uses."""
+        """Train the centralized upper bound on the pooled data of all nodes, and on public data if the method
+        uses their labels."""
         if self.setting.centralized_model is None:
             return
         parts = [part.to(self.compute.device) for part in self.setting.parts]
@@ -132,11 +140,11 @@ class Simulation(MeasuredSimulation):
         if saved.get("centralized"):
             self.centralized_node.load_state_dict(saved["centralized"])
         with self.clock.phase("centralized"):
-            self._train_once("centralized", [[self.centralized_node]], "centralized", FULL_TRAINING)
+            self._train_or_load("centralized", [[self.centralized_node]], "centralized", FULL_TRAINING)
         self.centralized_node.optimizers.clear()
 
     def _create_server(self, saved: Mapping[str, Any]) -> Server:
-        server = self.make_server(self._parted("distillation", self.nodes))
+        server = self.make_server(self._grouped_nodes("distillation", self.nodes))
         if saved.get("server"):
             server.load_state_dict(saved["server"])
         return server
@@ -147,75 +155,82 @@ class Simulation(MeasuredSimulation):
             "local_steps": self.local_steps,
             "groups": self.groups,
             "nodes": {node.name: node.state_dict() for node in self.nodes},
-            "data": self._data,
-            "models": self._models(),
+            "data": self._data_digest,
+            "models": self._model_fingerprints(),
             "centralized": None if self.centralized_node is None else self.centralized_node.state_dict(),
         }
 
     @cached_property
-    def _data(self) -> str:
-        """A fingerprint of what is learned from and tested on: a file may be another as a run goes on."""
+    def _data_digest(self) -> str:
+        """Digest of training, test and public data, to detect changes when a run is resumed."""
         return chain_digest(
-            digest_of([*self.setting.parts, self.setting.test]), public_fingerprint(self.public)
+            digest_examples([*self.setting.parts, self.setting.test]), public_fingerprint(self.public)
         )
 
-    def _models(self) -> dict[str, str]:
-        """What the networks are beside their weights, and the files of those that only predict."""
-        told = {
+    def _model_fingerprints(self) -> dict[str, str]:
+        """Return fingerprints of the networks' architectures, and of files of models that can only
+        predict."""
+        fingerprints = {
             node.name: architecture_hash(node.model) + file_fingerprint(node.model) for node in self.nodes
         }
-        return told | {"student": architecture_hash(self.student)}
+        return fingerprints | {"student": architecture_hash(self.student)}
 
     def _close(self) -> None:
-        """Nodes of this process end with it."""
+        """Do nothing: nodes of this process need no cleanup."""
 
     def results(self) -> dict[str, Any]:
         """See :class:`~fedstill.runs.loop.Run`."""
         results = super().results()
-        self.student.eval()  # as it will be used
-        for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
+        self.student.eval()
+        for node in self.nodes:  # the nodes' models can be trained again, except for frozen parameters
             for name, parameter in node.model.named_parameters():
                 parameter.requires_grad_(name not in node.frozen["model"])
-        return {**results, "data_digest": digest_of(self.setting.parts)}
+        return {**results, "data_digest": digest_examples(self.setting.parts)}
 
     # --- local training -------------------------------------------------------------------------------
 
-    def _train_once(self, counted: str, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
-        """Train groups, or take what another run has trained alike: its seconds and losses, too."""
-        begun = any(self.local_steps.get(group[0].name) for group in groups)
+    def _train_or_load(self, counted: str, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
+        """Train groups, or load equal models from the cache, with their seconds and losses."""
+        has_started = any(self.local_steps.get(group[0].name) for group in groups)
         nodes = [node for group in groups for node in group]
-        about = (phase, span, self.compute.precision, [len(node.data) for node in nodes])
-        file = None if self.trained is None or begun else self.trained.file(groups, *about)
+        cache_key = (phase, span, self.compute.precision, [len(node.data) for node in nodes])
+        file = None if self.trained is None or has_started else self.trained.model_file(groups, *cache_key)
         if file is None:
             self._train(groups, phase, span)
         elif file.exists():
-            kept = TrainedModels.put(file, nodes)
-            self.local_steps |= kept["steps"]
-            self.clock.add_seconds(counted, kept["seconds"])
-            for line in kept["losses"]:
+            cached = TrainedModels.load_models(file, nodes)
+            self.local_steps |= cached["steps"]
+            self.clock.add_seconds(counted, cached["seconds"])
+            for line in cached["losses"]:
                 self.records.add_metrics(line)
         else:
             start, first = time.monotonic(), len(self.records.metrics)
             self._train(groups, phase, span)
             steps = {group[0].name: self.local_steps.get(group[0].name, 0) for group in groups}
             seconds, losses = time.monotonic() - start, self.records.metrics[first:]
-            with suppress(OSError):  # on a full disk the next run trains for itself
-                TrainedModels.keep(file, nodes, steps=steps, seconds=seconds, losses=losses)
+            with suppress(OSError):  # with a full disk the next run trains again
+                TrainedModels.save_models(file, nodes, steps=steps, seconds=seconds, losses=losses)
 
     def _train(self, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
-        """Train groups to the end of a span, from the steps that they have reached; several at once."""
+        """Train groups from the steps that they have reached to the end of a span, several at once."""
         local, workers = self.setting.local, self.compute.workers
         nodes = [node for group in groups for node in group]
-        lasts = {node.name: len(span.steps(local.steps(len(node.data)))) for node in nodes}
-        ends = [max(lasts[node.name] for node in group) for group in groups]
-        kinds = [(phase, stacking_key(group[0].model)) for group in groups]
+        last_steps = {node.name: len(span.steps(local.steps(len(node.data)))) for node in nodes}
+        group_ends = [max(last_steps[node.name] for node in group) for group in groups]
+        architectures = [(phase, stacking_key(group[0].model)) for group in groups]
 
         def advance(nodes: Sequence[Node]) -> tuple[int, list[dict[str, Any]]]:
             lines = []
 
             def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
-                due = [at for at, node in enumerate(nodes) if step % METERED == 0 or step == lasts[node.name]]
-                for at, loss in zip(due, losses[due].tolist() if due else (), strict=True):  # else no wait
+                due = [
+                    at
+                    for at, node in enumerate(nodes)
+                    if step % LOG_INTERVAL == 0 or step == last_steps[node.name]
+                ]
+                for at, loss in zip(
+                    due, losses[due].tolist() if due else (), strict=True
+                ):  # otherwise avoid waiting for the device
                     line = {"phase": phase, "node": nodes[at].name, "step": step, "loss": round(loss, 5)}
                     lines.append(line)
 
@@ -225,26 +240,26 @@ class Simulation(MeasuredSimulation):
             )
             return done, lines
 
-        def to_do() -> dict[int, int]:
+        def remaining_steps() -> dict[int, int]:
             done = [self.local_steps.get(group[0].name, 0) for group in groups]
-            return {at: end - done[at] for at, end in enumerate(ends) if end > done[at]}
+            return {at: end - done[at] for at, end in enumerate(group_ends) if end > done[at]}
 
-        if to_do():
+        if remaining_steps():
             if phase == "centralized":
                 self.bars.print_line(UPPER_BOUND)
             self.bars.update(*self._local_progress(phase))
-        while left := to_do():
-            # Who has most to do comes first, so that no core has nothing to do before the end.
-            places = sorted(left, key=lambda place: -left[place])[: workers.count]
-            if any(groups[place][0].private_steps for place in places):  # which is charged while they learn
-                places = places[:1]
-            now = [groups[place] for place in places]
-            work = (
+        while left := remaining_steps():
+            # The groups with most remaining steps first, so that all cores are busy until the end.
+            batch = sorted(left, key=lambda index: -left[index])[: workers.count]
+            if any(groups[index][0].private_steps for index in batch):  # whose training is charged in order
+                batch = batch[:1]
+            now = [groups[index] for index in batch]
+            results = (
                 map(advance, now)
                 if len(groups) == 1
-                else workers.map(advance, now, [kinds[place] for place in places])
+                else workers.map(advance, now, [architectures[index] for index in batch])
             )
-            for group, (done, lines) in zip(now, work, strict=True):
+            for group, (done, lines) in zip(now, results, strict=True):
                 self.local_steps[group[0].name] = done
                 for line in lines:
                     self.records.add_metrics(line)
@@ -266,8 +281,8 @@ class Simulation(MeasuredSimulation):
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
         return "local training", done, sum(totals[name] for group in groups for name in group)
 
-    def _parted(self, phase: str, nodes: Sequence[Node]) -> list[list[Node]]:
-        """Nodes in the groups of a phase; after a stop in the same, whatever machine this is."""
+    def _grouped_nodes(self, phase: str, nodes: Sequence[Node]) -> list[list[Node]]:
+        """Return the nodes in the groups of a phase; a resumed run keeps its groups on any machine."""
         if phase not in self.groups:
             groups = group_nodes(
                 nodes, should_stack(self.compute, nodes, local_training=phase == "local_training")
@@ -275,4 +290,4 @@ class Simulation(MeasuredSimulation):
             self.groups[phase] = [[node.name for node in group] for group in groups]
         named = {node.name: node for node in nodes}
         groups = [[named[name] for name in group if name in named] for group in self.groups[phase]]
-        return [group for group in groups if group]  # none of those that learn, once they have learned
+        return [group for group in groups if group]  # without groups that have been trained

@@ -49,7 +49,8 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         return metrics
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """See :class:`~fedstill.runs.loop.Run`; also of an average model or an ensemble built for evaluation."""
+        """See :class:`~fedstill.runs.loop.Run`; also of an average model or an ensemble built for
+        evaluation."""
         if self.method.evaluated_model == "virtual":
             virtual = deep_copy(self.student)
             load_vector(virtual, self._average_parameters())
@@ -83,15 +84,16 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         Args:
             shared: whether another run may have evaluated the same models.
         """
-        file = self.trained.answers_file(nodes, "float32") if self.trained and shared else None
+        file = self.trained.outputs_file(nodes, "float32") if self.trained and shared else None
         if file is not None and file.exists():
             return {
-                name: stored.to(self.compute.device) for name, stored in TrainedModels.responses(file).items()
+                name: stored.to(self.compute.device)
+                for name, stored in TrainedModels.load_outputs(file).items()
             }
         own = {node.name: self.evaluation.outputs(node.model) for node in nodes}
         if file is not None:
             with suppress(OSError):  # with a full disk the next run computes them again
-                TrainedModels.keep_answers(file, own)
+                TrainedModels.save_outputs(file, own)
         return own
 
     def _baseline_metrics(self, model_outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
@@ -138,7 +140,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 "parameters": parameter_count(node.model),
                 "examples": len(part),
                 "label_counts": [round(float(count)) for count in self.task.counts(part)],
-                **({"site": setting.values[index]} if setting.values else {}),
+                **({"site": setting.split_values[index]} if setting.split_values else {}),
             }
             for index, (node, name, part) in enumerate(zip(self.nodes, names, setting.parts, strict=True))
         ]
@@ -164,7 +166,8 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         return mean([{"it": value} for value in each])["it"]
 
     def _average_parameters(self) -> torch.Tensor:
-        """Return the average of all local models, weighted by their data (FedMD-CG, section 3.1), for evaluation."""
+        """Return the average of all local models, weighted by their data (FedMD-CG, section 3.1), for
+        evaluation."""
         sizes = torch.tensor(
             [float(len(node.data)) for node in self.evaluated_nodes], device=self.compute.device
         )
@@ -191,7 +194,8 @@ class MeasuredSimulation(PreparedSimulation, ABC):
     def _ensemble(
         self, inputs: torch.Tensor, node_outputs: Mapping[str, torch.Tensor] | None = None
     ) -> torch.Tensor | None:
-        """Return the outputs of the teachers' ensemble with the method's weights; None if the method has none.
+        """Return the outputs of the teachers' ensemble with the method's weights; None if the method has
+        none.
 
         Args:
             node_outputs: outputs of nodes' models on these inputs, as far as known.
@@ -222,8 +226,9 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         return torch.cat(parts)
 
     def _teachers(self) -> list[Node]:
-        """Return the nodes of the ensemble: those that take part and, if weights need label counts, sent them."""
-        histogram, present = LabelHistogram.among(self.server.state), self.server.federation.present
+        """Return the nodes of the ensemble: those that take part and, if weights need label counts, sent
+        them."""
+        histogram, present = LabelHistogram.find_in(self.server.state), self.server.federation.present
         names = present if histogram is None or SUM in histogram.names else histogram.names
         return [node for node in self.evaluated_nodes if node.name in present and node.name in names]
 

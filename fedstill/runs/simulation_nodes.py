@@ -1,7 +1,4 @@
-"""A simulation's nodes, student and method made ready: every check that can be made beforehand has been made.
-
-Everything is checked before anything is written.
-"""
+"""Preparation of a simulation: nodes, student and method, with all checks before anything is written."""
 
 from __future__ import annotations
 
@@ -121,21 +118,25 @@ class PreparedSimulation(Run, ABC):
                 self.compute.to_device(module)
         if self.side.initial_training is not None:
             local_training.make_optimizers(self.learners, setting.local)
-        # Would every node answer what the method asks, and do the options go with task, student and public
-        # data? The server itself knows, so one is made and let go.
+        # A trial server checks that every node allows the method's queries, and that options, task, student
+        # and public data fit together.
         with seeded(setting.seed, "trial server"):
             self.make_server([[node] for node in self.nodes], deep_copy(self.student))
-        self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
-        self.groups: dict[str, list[list[str]]] = {}  # who was computed together, by phase
+        self.local_steps: dict[str, int] = {}
+        self.groups: dict[str, list[list[str]]] = {}
         self.centralized_node: Node | None = None
         self.evaluated_nodes = self.nodes
 
     def secret(self, name: str) -> int:
-        """What keys the noise at a node: no secret in a simulation, whose seed is known."""
+        """Return the key of a node's noise; it is no secret in a simulation, whose seed is known."""
         return derive(self.setting.seed, name, "gate")
 
     def make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
-        """The method's program at the server, at its beginning; with another student, if one is given."""
+        """Create the server in its initial state.
+
+        Args:
+            student: replaces the simulation's student.
+        """
         chosen = self.student if student is None else student
         return self._server(self._federation(groups), chosen, self.kinds)
 
@@ -151,7 +152,7 @@ class PreparedSimulation(Run, ABC):
         return self.compute.to_device(load_vgg(Path(self.setting.perceptual), *scale))
 
     def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
-        """The nodes' names by architecture, with a network of each in its first state."""
+        """Return the nodes' names by architecture, with an initial network of each."""
         kinds: dict[tuple[Any, ...], list[Node]] = {}
         for node in self.nodes:
             kinds.setdefault(kind_of(node.model), []).append(node)

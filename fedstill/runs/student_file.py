@@ -1,7 +1,7 @@
-"""Keeps a run's student as a file that says itself how it is used: ``student.safetensors``.
+"""The file of a run's student, ``student.safetensors``, which contains a description of its inputs.
 
-The header of the file, which whoever has safetensors can read, says in JSON what the network is called, what
-its inputs are and how pixels become them. Nothing of it is code, and no pickle is written or read.
+The header has the network's name, its inputs and their preprocessing as JSON. It contains no code, and no
+pickle is written or read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedstill.core.version import __version__
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import MODELS, build
 from fedstill.runs.config import load_toml
-from fedstill.runs.setting import Setting, normalization, shape_of
+from fedstill.runs.setting import Setting, input_shape, normalization
 
 FILE = "student.safetensors"
 FORMAT = "fedstill student 1"
@@ -30,12 +30,13 @@ KEY = "fedstill"  # of the file's header
 
 @dataclass(frozen=True)
 class StudentFile:
-    """What such a file says of its network.
+    """Description of a student in its file.
 
     Args:
-        model: its name, as :func:`fedstill.models.build` takes it; of a module of one's own, its class.
-        spec: its inputs, classes and normalization; None: known to whoever made them alone.
-        words: how words become token ids, as ``data.vocabulary`` says it, where inputs are texts.
+        model: name of the network, as :func:`fedstill.models.build` takes it, or the class of a custom
+            module.
+        spec: inputs, classes and normalization; None if unknown.
+        words: tokenizer of texts, as in ``data.vocabulary``.
     """
 
     model: str
@@ -43,18 +44,24 @@ class StudentFile:
     words: str = ""
 
     def header(self) -> dict[str, str]:
-        """The file's header, JSON under one key, as safetensors writes several in any order; :meth:`of` reads
-        it back."""
+        """Return the file's header, as JSON under one key, since safetensors does not keep the order of
+        keys."""
         spec = {} if self.spec is None else self.spec.to_dict()
-        told = {"format": FORMAT, "version": __version__, "model": self.model, **spec, "words": self.words}
-        return {KEY: json.dumps(told)}
+        metadata = {
+            "format": FORMAT,
+            "version": __version__,
+            "model": self.model,
+            **spec,
+            "words": self.words,
+        }
+        return {KEY: json.dumps(metadata)}
 
     @classmethod
-    def of(cls, header: Mapping[str, str], where: str, tasks: Collection[str] = ()) -> StudentFile:
-        """What a header says. No task is imported for it beside the package's own and ``tasks``.
+    def parse(cls, header: Mapping[str, str], where: str, tasks: Collection[str] = ()) -> StudentFile:
+        """Parse a header. Only the package's own tasks and ``tasks`` are imported.
 
         Raises:
-            RunFolderError: it is of another format, or says what cannot be.
+            RunFolderError: it has another format or invalid values.
         """
         try:
             table = dict(json.loads(header.get(KEY, "{}")))
@@ -70,94 +77,105 @@ class StudentFile:
             raise RunFolderError(f"{where}: {first_line(error)}") from error
 
     def network(self, given: str = "", own: str = "") -> nn.Module:
-        """A network of its architecture, with first weights.
+        """Build a network of the student's architecture, with initial weights.
 
         Args:
-            given: a name that the caller gives in place of the file's.
-            own: that may be imported, where the file names it, beside the package's own.
+            given: name of a network that replaces the file's.
+            own: name of a custom network that may be imported if the file names it.
 
         Raises:
-            ArgumentError: a name that may not be imported.
+            ArgumentError: the name may not be imported.
         """
-        wanted = given or self.model
-        if not given and own != wanted and wanted.partition(":")[0] not in MODELS.builtin:
+        model_name = given or self.model
+        if not given and own != model_name and model_name.partition(":")[0] not in MODELS.builtin:
             option = by_caller("--model", "model=", "model=")
-            mine = f"one of the package's own, or a network that you name yourself: {option}"
-            raise ArgumentError("the student's model", wanted, mine)
-        spec = self.known
-        return build(wanted, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
+            raise ArgumentError(
+                "the student's model", model_name, f"one of fedstill's own; or name it with {option}"
+            )
+        spec = self.known_spec
+        return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
 
     @property
-    def known(self) -> InputSpec:
-        """Its spec.
+    def known_spec(self) -> InputSpec:
+        """The spec.
 
         Raises:
-            RunFolderError: the file does not say it.
+            RunFolderError: the file has none.
         """
         if self.spec is None:
-            told = "the student's file does not say what its inputs are, as features that no schema describes"
-            raise RunFolderError(f"{told} (expected a run with schema=; from Python, outcome.student)")
+            raise RunFolderError(
+                "the student's file does not describe its inputs, as the run had features without a schema: "
+                "run with schema=, or use outcome.student in Python"
+            )
         return self.spec
 
 
 def header(setting: Setting) -> dict[str, str]:
-    """What the file of a setting's student says beside the weights."""
+    """Return the header of the file of a setting's student."""
     spec = None
     if setting.learns is not None:
         mean, std = (tuple(values.flatten().tolist()) for values in normalization(setting))
-        known = setting.schema.classes if setting.schema else setting.classes
-        names = tuple(known or map(str, range(setting.task.classes)))
-        form = (setting.learns, names, shape_of(setting), mean, std, setting.vocabulary, setting.schema)
-        with suppress(ArgumentError):  # features of rows without a schema, say
+        class_names = setting.schema.classes if setting.schema else setting.classes
+        names = tuple(class_names or map(str, range(setting.task.classes)))
+        form = (setting.learns, names, input_shape(setting), mean, std, setting.vocabulary, setting.schema)
+        with suppress(ArgumentError):  # for example, features without a schema
             spec = InputSpec(*form)
-    return StudentFile(setting.student_name or name_of(setting), spec, setting.words).header()
+    return StudentFile(setting.student_name or student_name(setting), spec, setting.words).header()
 
 
-def name_of(setting: Setting) -> str:
-    """What a student that is given as a module is called: one of the package's own as on a command line."""
+def student_name(setting: Setting) -> str:
+    """Return the name of a student given as a module, as on a command line for the package's own networks."""
     student = setting.student
     name = MODELS.name_of(type(student))
-    known = {key: each.shape for key, each in student.state_dict().items()}
+    shapes = {key: each.shape for key, each in student.state_dict().items()}
     if name in MODELS.builtin:
-        width = len(next(student.parameters()))  # of the first layer, which is what ``:width`` says
-        given = (shape_of(setting), setting.task.output_shape(shape_of(setting))[0], 0, "student")
+        width = len(next(student.parameters()))  # width of the first layer, as in ``name:width``
+        given = (input_shape(setting), setting.task.output_shape(input_shape(setting))[0], 0, "student")
         for spec in (name, f"{name}:{width}"):
             with suppress(FedstillError):
                 made = build(spec, *given, vocabulary=setting.vocabulary).state_dict()
-                if {key: each.shape for key, each in made.items()} == known:
+                if {key: each.shape for key, each in made.items()} == shapes:
                     return spec
     return f"{type(student).__module__}:{type(student).__qualname__}"
 
 
-def read(place: str | Path, model: nn.Module | type | str | None = None) -> tuple[nn.Module, StudentFile]:
-    """A run's student, in evaluation mode on the CPU.
+def read(
+    path_or_folder: str | Path, model: nn.Module | type | str | None = None
+) -> tuple[nn.Module, StudentFile]:
+    """Load a run's student, in evaluation mode on the CPU.
 
     Args:
-        place: a run's folder, or the file out of it.
-        model: a network of its architecture, to take the weights, or the name of one; None makes the one that
-            the file names. What is neither the package's own nor named here is only imported for a run's
-            folder on this machine, whose ``config.toml`` names it too: a file from elsewhere imports nothing.
+        path_or_folder: folder of a run, or its file of the student.
+        model: a network that gets the weights, or the name of one; None builds the network named in the file.
+            A custom network that is not named here is imported only for a run's folder whose ``config.toml``
+            names it, too: a file alone imports nothing.
+
+    Returns:
+        The network, and the file's description.
 
     Raises:
-        RunFolderError: there is no such file, it is broken, or does not say enough.
-        ArgumentError: it names a network or a task that it may not import.
-        ModelError: the weights are of another architecture.
+        RunFolderError: the file does not exist, is malformed, or lacks a description.
+        ArgumentError: it names a network or a task that may not be imported.
+        ModelError: the weights belong to another architecture.
     """
     if isinstance(model, type):
-        called = model.__name__
-        raise ArgumentError("model", called, f"a network, as {called}(...) makes one, or its name")
-    path, folder = _located(Path(place))
+        class_name = model.__name__
+        raise ArgumentError("model", class_name, f"an instance, such as {class_name}(...), or its name")
+    path, folder = _find_file(Path(path_or_folder))
     try:
         with safe_open(str(path), "pt") as file:
-            told, weights = dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata, weights = (
+                dict(file.metadata() or {}),
+                {name: file.get_tensor(name) for name in file.keys()},
+            )  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise RunFolderError(f"{path} cannot be read: {first_line(error)}") from error
+        raise RunFolderError(f"cannot read {path}: {first_line(error)}") from error
     own: tuple[str, ...] = ()
     if folder is not None and (folder / "config.toml").exists():
-        config = load_toml(folder / "config.toml")  # which also says where modules are looked for
+        config = load_toml(folder / "config.toml")  # also registers its plugin folders
         own = (config.student.model, config.task.registered_name)
-    about = StudentFile.of(told, str(path), own[1:])
-    about.known  # noqa: B018
+    about = StudentFile.parse(metadata, str(path), own[1:])
+    about.known_spec  # noqa: B018
     network = model if isinstance(model, nn.Module) else about.network(model or "", "".join(own[:1]))
     try:
         network.load_state_dict(weights)
@@ -167,16 +185,20 @@ def read(place: str | Path, model: nn.Module | type | str | None = None) -> tupl
     return network.eval(), about
 
 
-def _located(place: Path) -> tuple[Path, Path | None]:
-    """The file, and the folder of its run, if that was named."""
-    if place.is_file():
-        return place, None
-    if not place.is_dir():
-        raise RunFolderError(f"there is no {place} (expected the folder of a finished run, or its {FILE})")
-    if not (place / FILE).exists():
-        none = "its run is not finished, or its method has no central model (fedstill list METHOD)"
-        runs = [file.parent for below in ("*", "*/*") for file in sorted(place.glob(f"{below}/{FILE}"))]
+def _find_file(path_or_folder: Path) -> tuple[Path, Path | None]:
+    """Return the student's file, and the folder of its run if a folder was given."""
+    if path_or_folder.is_file():
+        return path_or_folder, None
+    if not path_or_folder.is_dir():
+        raise RunFolderError(
+            f"file not found: {path_or_folder} (expected the folder of a finished run, or its {FILE})"
+        )
+    if not (path_or_folder / FILE).exists():
+        reason = "its run is not finished, or its method trains no student (fedstill list METHOD)"
+        runs = [
+            file.parent for below in ("*", "*/*") for file in sorted(path_or_folder.glob(f"{below}/{FILE}"))
+        ]
         if runs:  # as a comparison does, by settings if it has some
-            none = f"it is no run, but holds some: allowed is one of them, as {runs[0]}"
-        raise RunFolderError(f"{place} holds no {FILE}: {none}")
-    return place / FILE, place
+            reason = f"it holds several runs (expected one of them, as {runs[0]})"
+        raise RunFolderError(f"{path_or_folder} holds no {FILE}: {reason}")
+    return path_or_folder / FILE, path_or_folder

@@ -1,9 +1,8 @@
-"""Presets: complete experiments as TOML files beside this module, and how such files are read.
+"""Presets: complete configurations as TOML files in this folder, and functions that read such files.
 
-A file may start from a preset with ``extends = "name"`` on top, or from a file beside it with
-``extends = "name.toml"``, and then say only what differs.
-The first comment line of a file describes it; ``fedstill list`` shows that line. Nothing here
-imports torch, so that listing and asking for help stay quick.
+A file may extend a preset with ``extends = "name"``, or a file in the same folder with ``extends = "name.toml"``,
+and contain only the differences. The first comment line of a file is its description in ``fedstill list``. This
+module does not import torch, so that listing presets is fast.
 """
 
 from __future__ import annotations
