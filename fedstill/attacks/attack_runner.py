@@ -172,12 +172,16 @@ def leakage_sentence(leakage: Mapping[str, Any]) -> str:
     """
     released = ", ".join(leakage["releases"]) or "nothing"
     private_kinds = [kind for kind in (PRIVATE_DATA, LABEL_MAPS) if kind in leakage["releases"]]
-    warning = f" Whoever has the {' and '.join(private_kinds)} needs no attack." if private_kinds else ""
+    warning = (
+        f" The {' and '.join(private_kinds)} left in plain form, so that no attack is needed."
+        if private_kinds
+        else ""
+    )
     sentences = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
     findings = " ".join(sentences) or "None of the attacks applied, which says nothing about others."
     disagreement = leakage.get("audit")
     notice = (
-        f"The run could not be repeated as it was ({disagreement}): what follows is of another run. "
+        f"The run could not be repeated exactly ({disagreement}): the results are of another run. "
         if disagreement
         else ""
     )
@@ -186,5 +190,5 @@ def leakage_sentence(leakage: Mapping[str, Any]) -> str:
 
 def _largest_epsilon(result: Mapping[str, Any]) -> float | None:
     """Largest epsilon of the nodes; None if a node has none."""
-    told = [node.get("epsilon") for node in (result.get("privacy") or {}).get("nodes", [])]
-    return max(told) if told and None not in told else None
+    epsilons = [node.get("epsilon") for node in (result.get("privacy") or {}).get("nodes", [])]
+    return max(epsilons) if epsilons and None not in epsilons else None

@@ -110,7 +110,7 @@ def penultimate_extractor(model: nn.Module, example: torch.Tensor, model_name: s
         layer, features = visited[-1]
         if not isinstance(features, torch.Tensor) or features.ndim not in (2, 4) or len(features) != len(x):
             shape = tuple(features.shape) if isinstance(features, torch.Tensor) else "no tensor"
-            expected = f"for {len(x)} inputs: allowed is (B, p) or (B, p, h, w)"
+            expected = f"for {len(x)} inputs (expected (B, p) or (B, p, h, w))"
             raise ModelError(f"the last layer of {model_name} takes {shape} {expected}")
         return layer, features if features.ndim == 2 else features.mean((2, 3))
 

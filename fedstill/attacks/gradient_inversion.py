@@ -66,16 +66,16 @@ class GradientInversion(Attack):
             name="psnr_db",
             head="PSNR",
             title="PSNR dB",
-            description="PSNR: how close inverted updates come to private images, in dB; the run's own report has "
-            "what guessing gives.",
+            description="PSNR: similarity of recovered and private images in dB; the run's own report shows "
+            "the PSNR of a guess.",
         ),
     )
     notes: ClassVar[tuple[str, ...]] = (
-        "Nodes of this run hold more than that: this is the easiest case for an attacker, in the run's own "
-        "protocol, and the updates of the run itself were not attacked. PSNR: the higher, the more alike, "
-        "100 at most; the mean over images \u00b1 one standard deviation. A guess is the mean of many real "
-        "images; what stays near it shows little more than what such images look like. An attack that "
-        "fails does not prove that the images cannot be worked out from what was sent.",
+        "Nodes of this run hold more images: this is the easiest case for an attacker, in the run's own "
+        "protocol, and the updates of the run itself were not attacked. PSNR: higher means more similar, 100 "
+        "at most; mean over images \u00b1 one standard deviation. A guess is the mean of many real images; "
+        "results near it show little more than the typical look of such images. A failed attack does not "
+        "prove that the images cannot be recovered from the release.",
     )
     user_errors: ClassVar[tuple[str, ...]] = ("inversion.round", "inversion.victims")
 
@@ -104,11 +104,11 @@ class GradientInversion(Attack):
         if side.sums:
             return "gradient inversion needs one node's parameters, and the server sees their sum"
         if not shared_kinds:
-            return "gradient inversion needs parameters, and none leave"
+            return "gradient inversion needs parameters, and none are released"
         if not any(
             shared_kinds & {*q.releases.values()} & {*q.sends.values()} for q in side.queries.values()
         ):
-            return "gradient inversion needs the weights that nodes began with, and none are sent"
+            return "gradient inversion needs the nodes' initial weights, and none are sent"
         return None
 
     def run(self, target: Target) -> AttackResult:
@@ -137,12 +137,12 @@ class GradientInversion(Attack):
         db, guess = best["psnr"]["mean"], part["guess"]
         image = "one image" if part["images"] == 1 else f"{part['images']} images"
         comparison = "more than" if db > guess + MIN_PSNR_GAIN else "no better than"
-        precision = " (an error of less than one of 256 grays)" if db > GRAY_LEVEL_PSNR else ""
+        precision = " (an error of less than one of 256 gray levels)" if db > GRAY_LEVEL_PSNR else ""
         return (
-            f"Had a node held no more than {image}, the case that is easiest for an attacker (the smallest "
-            f"here holds {part['smallest']}, and its own updates were not attacked), {best['title']} would "
-            f"have recovered images from {part['shared']} at {db:.1f} dB on the mean{precision}, {comparison} a "
-            f"guess without any attack ({guess:.1f})."
+            f"From a node with {image}, the easiest case for an attacker (the smallest node here holds "
+            f"{part['smallest']}, and its own updates were not attacked), {best['title']} recovers images "
+            f"from {part['shared']} at a mean of {db:.1f} dB{precision}, {comparison} a guess without any "
+            f"attack ({guess:.1f})."
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
@@ -170,10 +170,10 @@ class GradientInversion(Attack):
             for victim in range(part["victims"])
             for image in range(images)
         )
-        title = "Original images, and what each attack made of them, with its PSNR"
+        title = "Original images and those that each attack recovered, with their PSNR"
         return (
             ImageTable(
-                title=title, heads=heads, strips=tuple(strips), note="These show records of the nodes."
+                title=title, heads=heads, strips=tuple(strips), note="They show records of the nodes."
             ),
         )
 
@@ -257,14 +257,14 @@ class Victim:
         data: the victim's images, the truth for comparison.
         part: of the parameters that was shared.
         schedule: local training steps.
-        beside: loss in addition to the task's own in the training; "" if there is none.
+        extra_loss: loss in addition to the task's own in the training; "" if there is none.
     """
 
     release: ObservedUpdate
     data: TensorData
     part: ModelPart
     schedule: Schedule
-    beside: str
+    extra_loss: str
 
 
 def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
@@ -299,11 +299,11 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
     releases = _collect_releases(experiment, names, round)
     schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.total_steps))
     first = models.build(run.student.model, shape, classes, run.seed, "student")
-    single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
+    single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands extra_loss the task's loss yet
     victims = []
     for name, part in zip(names, victim_data, strict=True):
-        beside = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
-        victims.append(_make_victim(deep_copy(first), releases[name], schedule, part, beside))
+        extra_loss = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
+        victims.append(_make_victim(deep_copy(first), releases[name], schedule, part, extra_loss))
     return victims
 
 
@@ -325,7 +325,7 @@ def invert_victim(
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
     steps_taken, is_gradient = len(victim.schedule.rates), victim.release.is_gradient
     if is_gradient and victim.schedule.optimizer == "adam" and attack != "inverting":
-        raise ArgumentError("nodes.local.optimizer", "adam", "sgd, as Adam's first step tells signs alone")
+        raise ArgumentError("nodes.local.optimizer", "adam", "sgd, as Adam's first step reveals signs only")
     if attack == "layers":
         if not is_gradient:
             raise ArgumentError("steps of SGD in a round", steps_taken, "1, for layer by layer")
@@ -352,8 +352,10 @@ def describe_knowledge(victim: Victim, round: int) -> str:
             if round == 0
             else f"; of the {kept_part}, which stays at the node, it has only the first weights"
         )
-    if victim.beside:
-        text += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
+    if victim.extra_loss:
+        text += (
+            f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.extra_loss}"
+        )
     return text
 
 
@@ -391,7 +393,7 @@ def _collect_releases(
 
 
 def _make_victim(
-    model: nn.Module, release: ObservedRelease, schedule: Schedule, data: TensorData, beside: str
+    model: nn.Module, release: ObservedRelease, schedule: Schedule, data: TensorData, extra_loss: str
 ) -> Victim:
     """Return the change from the weights that the server sent, as attacks take it."""
     (name,) = (name for name, kind in release.kinds.items() if kind in PART_OF_KIND)
@@ -409,4 +411,4 @@ def _make_victim(
     }
     update = ObservedUpdate(model, changes, schedule)
     observed = update.as_gradient() if len(schedule.rates) == 1 else update
-    return Victim(observed, data, part, schedule, beside)
+    return Victim(observed, data, part, schedule, extra_loss)

@@ -36,12 +36,12 @@ class LabelCounts(Attack):
             return "the server sees the sum of all nodes' label counts"
         if any(kind.by_class for kind in side.released_kinds()):
             return None
-        return "no node was asked for its label counts"
+        return "no query for label counts was sent"
 
     def run(self, target: Target) -> AttackResult:
         nodes = compare_counts(target.transcript.counts, target.experiment)
         if not nodes:
-            raise MethodRefused(target.experiment.method.title, "every node", "no node told label counts")
+            raise MethodRefused(target.experiment.method.title, "every node", "no node released label counts")
         return AttackResult({"nodes": nodes})
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
@@ -62,11 +62,9 @@ class LabelCounts(Attack):
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         if all(node["exact"] for node in part["nodes"]):
-            return "Each node told exactly how many examples of each class it holds."
+            return "Each node released the exact number of its examples of each class."
         max_error = max(node["total_variation"] for node in part["nodes"])
-        return (
-            f"Nodes told their class counts with noise: up to {100 * max_error:.0f} % are in a wrong class."
-        )
+        return f"Nodes released noisy class counts: up to {100 * max_error:.0f} % are in a wrong class."
 
 
 def _detail_rows(node: Mapping[str, Any]) -> Iterator[LeakageMetric]:
@@ -89,10 +87,10 @@ def _detail_rows(node: Mapping[str, Any]) -> Iterator[LeakageMetric]:
     correct, incorrect = (
         [name for name in reported_absent if (name in absent) == there] for there in (True, False)
     )
-    text = f"{len(correct)} of {len(absent)} classes" if absent else "it lacks no class"
+    text = f"{len(correct)} of {len(absent)} classes" if absent else "no class is absent"
     named = f": {', '.join(correct)}" if correct else ""
-    says = f"told as absent, but there: {', '.join(incorrect)}" if incorrect else ""
-    yield LeakageMetric(target=target, metric="known to be absent", text=text + named, note=says, detail=True)
+    note = f"reported as absent, but present: {', '.join(incorrect)}" if incorrect else ""
+    yield LeakageMetric(target=target, metric="known to be absent", text=text + named, note=note, detail=True)
 
 
 def compare_counts(released: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:

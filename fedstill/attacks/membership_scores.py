@@ -364,7 +364,7 @@ def train_proxies(
         ArgumentError: no queries, or a different number of responses.
     """
     if len(responses) != len(inputs) or not len(inputs):
-        raise ArgumentError("answers", tuple(responses.shape), f"({len(inputs)}, classes)")
+        raise ArgumentError("responses", tuple(responses.shape), f"({len(inputs)}, classes)")
     compute = compute or Compute()
     queried = inputs.to(compute.device)
     targets = [responses, *(local_training.predict(shadow, queried, compute).cpu() for shadow in shadows)]

@@ -54,11 +54,11 @@ from fedstill.core.seeds import torch_generator
 from fedstill.runs.setting import normalization
 from fedstill.runs.simulation import Simulation
 
-MAX_NUMBERS = 1 << 23  # float64 in memory at once while neighbors are looked for, beside the vectors: 64 MiB
+MAX_NUMBERS = 1 << 23  # float64 in memory at once in the search of neighbors (64 MiB)
 NORMAL_95 = 1.959964  # standard deviations to each side of a 95 % interval
 STATISTIC_TOLERANCE = 1e-12  # rounding difference of equal statistics
-MAX_IMAGES = 4000  # private images, and held-out ones, that neighbors are sought among in one space
-MAX_NODE_IMAGES = 1000  # images of one node that generated ones are measured from
+MAX_IMAGES = 4000  # private images, and held-out ones, in the search of neighbors
+MAX_NODE_IMAGES = 1000  # of one node, for FID and KID
 MAX_FID_DIMENSIONS = 1100  # for FID, whose cost grows with their cube: 28 x 28 pixels, not 32 x 32 x 3
 IMAGES_TEXT = "inputs that the server sent to nodes"
 
@@ -73,23 +73,23 @@ class Memorization(Attack):
             name="memorization_p",
             head="memorization p",
             title="Memorization p",
-            description="Memorization p: how often generated images that copy nothing would lie as close to private "
-            "ones; where it is small they depend on these very images, and the closest pairs in the run's "
-            "report say whether one is copied.",
+            description="Memorization p: how often generated images without copies would lie as close to "
+            "private ones; if it is small, they depend on these very images, and the closest pairs in the "
+            "run's report show whether one is copied.",
             digits=3,
             lower_is_stronger=True,
         ),
     )
     notes: ClassVar[tuple[str, ...]] = (
-        "Of images made without the private ones about 50% are nearer to private images, and p is as "
-        "likely small as large; z far below 0: nearer to private images than held-out ones are. A small p "
-        "says that generated images depend on these very images, not that one is copied. Closest pair: the "
-        "distance to the nearest private image over that to the nearest held-out one; 0 is a copy, and "
-        "held-out images themselves come to the figure behind it by chance.",
-        "FID and KID: the lower, the more alike; figures of one extractor cannot be set beside those of "
-        "another. Held-out: real images that nobody had, as many or all there are: what perfect images of "
-        "the same source would come to.",
-        "Inception scores: from 1, all alike or unclear, to the number of classes, each clear and all as "
+        "Of images generated without the private ones, about 50% are nearer to private images, and p is "
+        "uniform; z far below 0: nearer to private images than held-out ones are. A small p shows that "
+        "generated images depend on these very images, not that one is copied. Closest pair: the distance to "
+        "the nearest private image divided by that to the nearest held-out one; 0 is a copy, and the next "
+        "value is that of held-out images by chance.",
+        "FID and KID: lower means more similar; values of different extractors are not comparable. Held-out: "
+        "the values of unused real images, as many or all there are: those of perfect images from the same "
+        "source.",
+        "Inception scores: from 1, all similar or unclear, to the number of classes, each clear and equally "
         "frequent.",
     )
 
@@ -110,7 +110,7 @@ class Memorization(Attack):
         inputs = target.transcript.inputs
         form = target.experiment.task.form
         if inputs is None or not target.transcript.has_generated_inputs or form != "images":
-            reason = "the server made no images that left it: it asked about none, or about public ones"
+            reason = "the server sent no generated images: it queried none, or public ones"
             if form == "rows":
                 reason = "it compares images, and the inputs of this task are rows of a table"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
@@ -131,14 +131,14 @@ class Memorization(Attack):
         pair = space["pairs"][0]["ratio"] if space["pairs"] else None
         held_out_text = closest_text = ""
         if space["held_out_ratio"] is not None:
-            held_out_text = f", where held-out images themselves come to {space['fresh']:.2f}"
+            held_out_text = f", compared with {space['held_out_ratio']:.2f} of held-out images"
         if pair is not None:
             closest_text = (
                 f"; the closest lies at {pair:.2f} of its distance to a held-out one{held_out_text}"
             )
         verb = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
         return (
-            f"The images that the server made {verb} the nodes' own ones, by {space['extractor']} "
+            f"The generated images {verb} the nodes' own ones, by {space['extractor']} "
             f"(p = {space['p_value']:.2g}){closest_text}."
         )
 
@@ -146,7 +146,7 @@ class Memorization(Attack):
         return f"memorization in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        return [(f"{part['images']:,} images", f"{part['of']}; the adversary is whoever sees them")]
+        return [(f"{part['images']:,} images", f"{part['of']}; the adversary is anyone who sees them")]
 
     def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
         if not part["spaces"]:
@@ -161,7 +161,7 @@ class Memorization(Attack):
         labels = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
         strips = [ImageStrip(head=head, stack=stack) for stack, head in labels.items()]
         title = f"The {len(heads)} closest pairs, by {space['extractor']}"
-        note = "The private ones are records of nodes."
+        note = "The private images are records of nodes."
         return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), note=note),)
 
 
@@ -221,7 +221,7 @@ def examine_images(
         )
         if not pictures:
             pictures.update(closest_pair_images(record, images, reference, experiment))
-        return reference.told(record)
+        return reference.to_node_indices(record)
 
     record_ = {
         "images": len(images),
@@ -322,7 +322,7 @@ class ReferenceImages:
         )
         return private_groups, held_out_groups[self.test_place]
 
-    def told(self, result: dict[str, Any]) -> dict[str, Any]:
+    def to_node_indices(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return a result with indices in the node's data and in the test part, and with caveats."""
         pairs = [
             {
@@ -752,14 +752,12 @@ def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[Leakag
     yield row(metric="data-copying z", text=_format_value(space["z"], ".1f"), note=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
     yield row(metric="closest pair", text=_format_value(min(ratios, default=None), ".2f"), detail=True)
-    yield row(
-        metric="held-out images come to", text=_format_value(space["held_out_ratio"], ".2f"), detail=True
-    )
+    yield row(metric="closest held-out pair", text=_format_value(space["held_out_ratio"], ".2f"), detail=True)
 
 
 def _distance_rows(space: Mapping[str, Any]) -> Iterator[LeakageMetric]:
     name = f"in {space['extractor']}"
-    note = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
+    note = "too few images for this space: FID is too high" if not space["full_rank"] else ""
     for node, distances in space["nodes"].items():
         held_out = space["held_out"].get(node, {})
         for metric, format_spec in (("fid", "#.4g"), ("kid", "#.3g")):

@@ -82,9 +82,9 @@ class Schedule:
         )
 
     def batches(self, examples: int) -> list[torch.Tensor]:
-        """Which examples each step takes, if every pass takes them in their own order: indices ``(batch,)``.
+        """Return the examples of each step, indices ``(batch,)``, if every pass takes them in their order.
 
-        The first pass may be in this order without loss; that of later ones only the node knows.
+        The first pass may have this order without loss; only the node knows that of later ones.
 
         >>> [indices.tolist() for indices in Schedule((0.1, 0.1), 2).batches(3)]
         [[0, 1], [2, 0]]

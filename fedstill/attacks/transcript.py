@@ -257,7 +257,9 @@ def replay_run(
             raise RunFolderError(f"{file} cannot be read: {error}") from error
         relative_distance = _relative_distance(experiment.student, state)
         if not relative_distance <= STUDENT_TOLERANCE and disagreement is None:
-            disagreement = f"the repetition came to another student, {100 * relative_distance:.2g} % apart from the run's own"
+            disagreement = (
+                f"the replay reached another student, at a distance of {100 * relative_distance:.2g} %"
+            )
         experiment.student.load_state_dict(state)
     return experiment, transcript, disagreement
 
@@ -273,7 +275,7 @@ def _find_disagreement(run: AuditLog, repetition: AuditLog) -> str | None:
     for node, kind in sorted({*logged, *repeated}):
         logged_bytes, repeated_bytes = (counts.get((node, kind), 0) for counts in (logged, repeated))
         if logged_bytes != repeated_bytes:
-            return f"{node}: {logged_bytes} bytes of {kind} by the audit log, {repeated_bytes} heard"
+            return f"{node}: {logged_bytes} bytes of {kind} in the audit log, {repeated_bytes} in the replay"
     return None
 
 
