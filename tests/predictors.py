@@ -1,4 +1,4 @@
-"""Models that are no torch modules, for tests: a graph in a file, and an address that answers."""
+"""Models that are not torch modules, for tests: an ONNX file and an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 
-def write_onnx(path: Path, weights: np.ndarray[Any, Any], gives: str = "probabilities") -> None:
-    """A graph of rows: ``softmax(x W)``, with W ``(features, classes)``, or ``x W`` where it gives logits."""
+def write_onnx(path: Path, weights: np.ndarray[Any, Any], output_name: str = "probabilities") -> None:
+    """Write an ONNX graph ``softmax(x W)``, or ``x W`` for logits, with W ``(features, classes)``."""
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
-    last = "Softmax" if gives == "probabilities" else "Identity"
+    last = "Softmax" if output_name == "probabilities" else "Identity"
     rows, columns = weights.shape
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "W"], ["z"]), helper.make_node(last, ["z"], [gives])],
+        [helper.make_node("MatMul", ["x", "W"], ["z"]), helper.make_node(last, ["z"], [output_name])],
         "graph",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", rows])],
-        [helper.make_tensor_value_info(gives, TensorProto.FLOAT, ["B", columns])],
+        [helper.make_tensor_value_info(output_name, TensorProto.FLOAT, ["B", columns])],
         [numpy_helper.from_array(weights.astype(np.float32), "W")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
@@ -33,7 +33,7 @@ def write_onnx(path: Path, weights: np.ndarray[Any, Any], gives: str = "probabil
 
 @contextmanager
 def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
-    """An address of this machine that answers what a function makes of a query: bytes, or JSON."""
+    """Serve a local endpoint whose responses, bytes or JSON, a function makes of the requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -43,7 +43,7 @@ def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with suppress(OSError):  # whoever asked may be gone
+            with suppress(OSError):  # the client may be gone
                 self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""A task of somebody else's, ordered grades, in a package beside a library that stays as it is."""
+"""A custom task, ordered grades, in a package outside of fedstill."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class QuerySizeLimits:
             require_memory(f"a query about {input_count} inputs at once", need, self._most)
         row_total = sum(tensors[name].numel() for name in indices)
         if row_total and self._public is not None:  # a row may occur several times, and is copied each time
-            bytes_per_row = tensor_bytes(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
+            bytes_per_row = tensor_bytes(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.output_shape)
             require_memory(
                 f"a query about {row_total} public inputs at once", row_total * bytes_per_row, self._most
             )
@@ -94,7 +94,7 @@ class QuerySizeLimits:
             if kind == LABEL_COUNTS:
                 expected = (self._task.classes,)
             elif kind == LOGITS and indices is not None:  # one row per index
-                expected = (len(indices), *self._spec.outputs)
+                expected = (len(indices), *self._spec.output_shape)
             elif kind == SCHEDULE and (tensor.ndim or tensor.dtype != torch.int64 or int(tensor) < 0):
                 rule = f"schedule: {name} must be one int64 from 0"
             if expected is not None and (tensor.dtype != torch.float32 or tuple(tensor.shape) != expected):

@@ -80,21 +80,21 @@ def received_inputs(to: Interface, takes: str) -> Any:
 
 
 def test_raw_rows_have_columns_in_their_own_units() -> None:
-    np.testing.assert_allclose(seen(table(), "raw"), [[75.0, 1.0], [math.nan, 2.0]])
-    assert seen(table(), "inputs").tolist() == ROWS.tolist()
+    np.testing.assert_allclose(received_inputs(table(), "raw"), [[75.0, 1.0], [math.nan, 2.0]])
+    assert received_inputs(table(), "inputs").tolist() == ROWS.tolist()
     with pytest.raises(ModelError, match="no raw inputs for a table without a schema"):
-        seen(table(schema=False), "raw")
+        received_inputs(table(schema=False), "raw")
 
 
 def test_dataframe_has_named_columns_and_categories_as_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame))
-    frame = seen(table(), "frame")
+    frame = received_inputs(table(), "frame")
     assert list(frame) == ["age", "ward"]
     assert frame["ward"] == ["b", "c"]
     np.testing.assert_allclose(frame["age"], [75.0, math.nan])
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModelError, match="pandas is not installed"):
-        seen(table(), "frame")
+        received_inputs(table(), "frame")
 
 
 def test_raw_images_have_pixels_from_0_to_1() -> None:
@@ -183,7 +183,7 @@ def test_boosted_trees_in_skops_files_predict_like_the_library(tmp_path: Path, k
 
 
 class Stranger:
-    """What a file of somebody's might make, were it a pickle."""
+    """A type that a pickle could load."""
 
 
 def test_rejects_untrusted_types_in_skops_files(tmp_path: Path) -> None:

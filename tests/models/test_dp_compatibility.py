@@ -16,7 +16,7 @@ SHAPE = (1, 8, 8)
 
 
 class Remembering(nn.Module):
-    """A layer of one's own that keeps a running mean."""
+    """A custom layer that keeps a running mean."""
 
     def __init__(self) -> None:
         super().__init__()

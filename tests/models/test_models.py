@@ -209,9 +209,9 @@ def test_rejects_invalid_width_and_suggests_close_name(spec: str, words: str) ->
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("no_such_module:thing", "one in .* or installed here"),
-        ("my_networks:absent", "one of .* has no 'absent'"),
-        ("my_networks:number", "a function or class, which 'number' of .* is not"),
+        ("no_such_module:thing", "a module in .* or an installed one"),
+        ("my_networks:absent", "a name in .*, which has no 'absent'"),
+        ("my_networks:number", "a function or class; 'number' of .* is neither"),
     ],
 )
 def test_rejects_missing_factory_in_one_line(spec: str, words: str) -> None:

@@ -38,7 +38,7 @@ def test_body_mask_fills_cavities_at_any_scale() -> None:
 
 def test_body_mask_is_the_largest_piece() -> None:
     image, body = head()
-    image[0, 0, 1:5, 1:5] = 1.0  # a marker beside the head
+    image[0, 0, 1:5, 1:5] = 1.0  # a marker next to the head
     assert agreement(body_mask(image), body) > 0.99
 
 

@@ -186,8 +186,8 @@ def test_consensus_equals_slow_loop_and_is_a_distribution(seed: int, nodes: int,
 def test_consensus_downweights_node_without_the_class() -> None:
     # The first node holds classes 0 and 1, and takes everything for a 0. Two others know a 2.
     weights = importance_weights(torch.tensor([[9.0, 9.0, 0.0], [1.0, 1.0, 9.0], [1.0, 1.0, 9.0]]))
-    for_query = logits_of(0.02, 0.02, 0.96)
-    responses = torch.stack([logits_of(0.8, 0.19, 0.01), knowing, knowing])[:, None]
+    confident = logits_of(0.02, 0.02, 0.96)
+    responses = torch.stack([logits_of(0.8, 0.19, 0.01), confident, confident])[:, None]
     by_class = [
         ensemble(responses, weights, how).softmax(1)[0, 2] for how in ("logits", "log_probs", "probs")
     ]

@@ -301,8 +301,8 @@ def test_metrics_of_empty_images() -> None:
     metrics = TASK.compute_metrics(*whole(nothing))
     assert math.isnan(metrics.pop("hd95"))
     assert set(metrics.values()) == {100}
-    for told, true in ((nothing, TWO), (TWO, nothing)):
-        metrics = dict(TASK.compute_metrics(whole(told)[0], whole(true)[1]))
+    for predicted, true in ((nothing, TWO), (TWO, nothing)):
+        metrics = dict(TASK.compute_metrics(whole(predicted)[0], whole(true)[1]))
         assert metrics.pop("hd95") == pytest.approx(math.hypot(40, 40))
         assert set(metrics.values()) == {0}
 

@@ -186,7 +186,7 @@ def test_metrics_of_patients_without_true_pixels() -> None:
     assert metrics["dice"] == metrics["specificity"] == 100
     assert math.isnan(metrics["sensitivity"])
     assert math.isnan(metrics["hd95"])
-    # beside a patient who has something, only that one has a sensitivity
+    # only the patient with a true region has a sensitivity
     truth, predicted = torch.stack([EMPTY, mask((0, 0), (0, 1))]), torch.stack([EMPTY, mask((0, 0))])
     assert TASK.compute_metrics(logits(predicted), truth, patients(0, 1))["sensitivity"] == 50
 
