@@ -39,10 +39,10 @@ def inverted(
 
 
 def inversion(*attacks: Part, **changes: Any) -> Part:
-    told = {"shared": "all parameters", "known": "the weights sent to the node, and the protocol"}
+    record = {"shared": "all parameters", "known": "the weights sent to the node, and the protocol"}
     counts = {"images": 1, "round": 0, "steps": 1, "optimizer": "sgd", "victims": 4, "smallest": 7}
     rest = {"guess": 9.84, "attacks": list(attacks), "best": attacks[0]["name"]}
-    return {**told, **counts, **rest, **changes}
+    return {**record, **counts, **rest, **changes}
 
 
 def at(rate: float, share: dict[str, float], accused: int = 1, count: int = 3) -> Part:
@@ -76,8 +76,8 @@ def space(extractor: str, **changes: Any) -> Part:
 
 
 def memorization(*spaces: Part, **changes: Any) -> Part:
-    told = {"images": 1000, "of": "inputs that the server sent to nodes"}
-    return {**told, "spaces": list(spaces), "distances": [], "scores": None, **changes}
+    record = {"images": 1000, "of": "inputs that the server sent to nodes"}
+    return {**record, "spaces": list(spaces), "distances": [], "scores": None, **changes}
 
 
 def counted(node: str, exact: bool, off: float = 0.0, **changes: Any) -> Part:

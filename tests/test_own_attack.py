@@ -1,4 +1,4 @@
-"""A package of somebody else's with an attack of its own: in terminals, on pages and in a comparison."""
+"""A third-party package with a custom attack: in terminals, on pages and in a comparison."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_runs_attack_by_entry_point(lab: Lab, run: Path) -> None:
     )
     (first, second) = leakage(run)["attacks"]
     assert (first["name"], second["name"]) == ("majority", "counts")
-    experiment, heard, _ = replay_run(run, load_run(run), 100)
-    for node, told in zip(experiment.nodes, first["result"]["nodes"], strict=True):
-        responses = heard.responses(node.name)
+    experiment, transcript, _ = replay_run(run, load_run(run), 100)
+    for node, record in zip(experiment.nodes, first["result"]["nodes"], strict=True):
+        responses = transcript.responses(node.name)
         assert responses is not None
-        assert told["guess"] == str(int(torch.softmax(responses[1][-100:], 1).mean(0).argmax()))
-        assert told["true"] == str(int(torch.bincount(node.data.targets, minlength=10).argmax()))
+        assert record["guess"] == str(int(torch.softmax(responses[1][-100:], 1).mean(0).argmax()))
+        assert record["true"] == str(int(torch.bincount(node.data.targets, minlength=10).argmax()))
     right = sum(node["guess"] == node["true"] for node in first["result"]["nodes"])
     assert right >= 2, "most records are of few classes"
     share = f"{100 * right / 3:.0f}%"
@@ -87,15 +87,15 @@ def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:
 
 
 def test_comparison_shows_column_of_custom_attack(lab: Lab) -> None:
-    (lab.here / "beside.toml").write_text(COMPARED)
-    printed = " ".join(lab("compare", "beside.toml", "--out", "beside", "--quiet").split())
+    (lab.here / "with_leakage.toml").write_text(COMPARED)
+    printed = " ".join(lab("compare", "with_leakage.toml", "--out", "with_leakage", "--quiet").split())
     assert "Majority class: of how many nodes the class with most records is named, in percent." in printed
-    with (lab.here / "beside" / "compare.csv").open() as file:
+    with (lab.here / "with_leakage" / "compare.csv").open() as file:
         fedkd, fedavg = csv.DictReader(file)
-    told = leakage(lab.here / "beside" / fedkd["folder"])["attacks"][0]["rows"][0]
-    assert float(fedkd["majority_right"]) == told["value"]
+    record = leakage(lab.here / "with_leakage" / fedkd["folder"])["attacks"][0]["rows"][0]
+    assert float(fedkd["majority_right"]) == record["value"]
     assert fedavg["majority_right"] == ""
-    page = (lab.here / "beside" / "compare.html").read_text()
+    page = (lab.here / "with_leakage" / "compare.html").read_text()
     assert "Majority class</th>" in page
     assert "majority: no class scores leave the nodes" in page
 

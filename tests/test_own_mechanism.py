@@ -1,4 +1,4 @@
-"""A package of somebody else's with a mechanism of its own: named by owners, priced, believed no further."""
+"""A third-party package with a custom mechanism: chosen by owners, charged, and not trusted."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(folder: Path) -> dict[str, Any]:
+def read_leakage(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
     return found
 
@@ -57,7 +57,7 @@ def parts(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_runs_attacks_on_responses(fediod: Path) -> None:
-    found = told(fediod)
+    found = read_leakage(fediod)
     assert found["audit"] is None
     assert found["epsilon"] is None
     assert found["command"] == "fedstill attack here"
@@ -78,7 +78,7 @@ def test_runs_attacks_on_responses(fediod: Path) -> None:
 
 
 def test_runs_attacks_on_parameters(fedavg: Path) -> None:
-    found = told(fedavg)
+    found = read_leakage(fedavg)
     assert list(parts(found)) == ["inversion", "membership"]
     assert parts(found)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
     skipped = {each["attack"] for each in found["skipped"]}
@@ -99,7 +99,7 @@ def test_progress_without_terminal_is_one_line_per_attack(
 
 
 def test_equal_seeds_give_equal_results(fedavg: Path) -> None:
-    first = parts(told(fedavg))
+    first = parts(read_leakage(fedavg))
     again = parts(json.loads(json.dumps(run_attacks(fedavg, CONFIG))))
     assert _without_seconds(again) == _without_seconds(first)
 
@@ -111,14 +111,14 @@ def _without_seconds(value: Any) -> Any:
 
 
 def test_summary_sentences(fediod: Path, fedavg: Path) -> None:
-    by_answers, by_parameters = (told(folder)["sentence"] for folder in (fediod, fedavg))
-    assert by_answers.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
-    assert "exactly how many examples of each class" in by_answers
+    by_responses, by_parameters = (read_leakage(folder)["sentence"] for folder in (fediod, fedavg))
+    assert by_responses.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
+    assert "exact number of its examples of each class" in by_responses
     assert "iDLG would have recovered images from all parameters at" in by_parameters
     assert "chance is 50" in by_parameters
-    for words in (by_answers, by_parameters):
+    for words in (by_responses, by_parameters):
         assert "safe" not in words
-    low = {**parts(told(fedavg))["inversion"], "guess": 12.0}
+    low = {**parts(read_leakage(fedavg))["inversion"], "guess": 12.0}
     low["attacks"] = [{**low["attacks"][0], "psnr": {"mean": 12.5, "std": 0.0, "per_image": [12.5]}}]
     assert "no better than a guess" in GradientInversion().sentence(low)
 
@@ -130,11 +130,11 @@ def test_config_round_trips_through_table() -> None:
     with pytest.raises(UnknownName, match="unknown attack 'guessing'"):
         LeakageConfig.from_table({"attacks": ["guessing"]})
     with pytest.raises(
-        ArgumentError, match=r"leakage\.memorization is .*none, as it is not among leakage.attacks"
+        ArgumentError, match=r"leakage.memorization = .*none, as it is not among leakage.attacks"
     ):
         LeakageConfig.from_table({"attacks": ["counts"], "memorization": {"pairs": 3}})
     for twice in ((), (LabelCounts(), LabelCounts())):
-        with pytest.raises(ArgumentError, match=r"attacks is .* each once"):
+        with pytest.raises(ArgumentError, match=r"invalid attacks = .* each once"):
             LeakageConfig(twice)
     with pytest.raises(ArgumentError, match="seed"):
         LeakageConfig(seed=-1)
@@ -183,7 +183,7 @@ def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
     assert 'alt="first"' in write_report(tmp_path).read_text()
     with pytest.raises(ArgumentError, match=r"Keeper invalid found = .* \(expected what JSON can hold"):
         run_attacks(tmp_path, LeakageConfig((Keeper(odd=True),)))
-    assert told(tmp_path)["attacks"] == [only]  # what was there is still there
+    assert read_leakage(tmp_path)["attacks"] == [only]  # what was there is still there
     assert list(parts(run_attacks(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
     assert not (tmp_path / "leakage.safetensors").exists()  # those of the attack before are gone
 

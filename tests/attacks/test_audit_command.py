@@ -66,9 +66,9 @@ def test_refuted_claim_exits_with_error(
     with pytest.raises(FedstillError, match=r"claims that are refuted: counts \(noisy label counts\)"):
         run("--out", str(tmp_path / "found.json"))
     assert capsys.readouterr().out.splitlines()[1].split()[-4:] == ["-", "1", "0", "REFUTED"]
-    told = json.loads((tmp_path / "found.json").read_text())
-    assert [finding["refuted"] for finding in told["findings"]] == [True, False, False]
-    assert (told["seed"], told["delta"], told["confidence"]) == (0, 1e-5, 0.95)
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert [finding["refuted"] for finding in record["findings"]] == [True, False, False]
+    assert (record["seed"], record["delta"], record["confidence"]) == (0, 1e-5, 0.95)
     assert seeds == [0, 0, 0] * 2
 
 

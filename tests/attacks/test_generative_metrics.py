@@ -104,8 +104,8 @@ class Knows(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         last = len(self.of) - 1
-        told: torch.Tensor = -1e3 * (x.mean((1, 2, 3)).clamp(max=last).unsqueeze(1) - self.of).square()
-        return self.drop(told)
+        logits: torch.Tensor = -1e3 * (x.mean((1, 2, 3)).clamp(max=last).unsqueeze(1) - self.of).square()
+        return self.drop(logits)
 
 
 def test_inception_scores_use_each_models_outputs() -> None:

@@ -35,19 +35,19 @@ def adam(**changes: Any) -> dict[str, Any]:
 
 def test_recovers_image_from_all_parameters() -> None:
     got = run_inversion(replay(FEDAVG), ONE, seed=0)
-    told = got.part
-    assert (told["shared"], told["steps"], told["optimizer"], told["best"]) == (
+    record = got.part
+    assert (record["shared"], record["steps"], record["optimizer"], record["best"]) == (
         "all parameters",
         1,
         "sgd",
         "idlg",
     )
-    assert told["attacks"][0]["psnr"]["mean"] > 30
-    assert told["attacks"][0]["labels"] == {"right": 2, "of": 2}
-    assert told["guess"] < 20
+    assert record["attacks"][0]["psnr"]["mean"] > 30
+    assert record["attacks"][0]["labels"] == {"right": 2, "of": 2}
+    assert record["guess"] < 20
     assert got.pictures["original"].shape == got.pictures["idlg"].shape == (2, 1, 8, 8)
     soon = run_inversion(replay(FEDAVG), replace(ONE, steps=1), seed=0).part["attacks"][0]
-    assert soon["psnr"]["mean"] < told["attacks"][0]["psnr"]["mean"] - 5
+    assert soon["psnr"]["mean"] < record["attacks"][0]["psnr"]["mean"] - 5
     apart = got.pictures["original"].int() - got.pictures["idlg"].int()
     assert apart.abs().float().mean() < 8
 

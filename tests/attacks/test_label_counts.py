@@ -1,4 +1,4 @@
-"""The label counts of a run beside the truth, by hand."""
+"""Label counts of a run compared with the truth, by hand."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PARTS = [labeled(5, 0, 5), labeled(2, 4, 2), labeled(0, 0, 3)]
 
 
 def test_counts_by_hand() -> None:
-    """Of node-1's 10 told, shares are 0.4, 0.4 and 0.2 against 0.25, 0.5 and 0.25."""
+    """Of node-1's 10 released counts, shares are 0.4, 0.4 and 0.2 against 0.25, 0.5 and 0.25."""
     experiment = Simulation(setting(Standalone(), parts=PARTS, classes=("cyst", "naevus", "wart")))
-    told = {"node-1": torch.tensor([4.0, 4.0, 2.0]), "node-0": torch.tensor([5.0, 0.0, 5.0])}
-    exact, noised = found = compare_counts(told, experiment)
+    released = {"node-1": torch.tensor([4.0, 4.0, 2.0]), "node-0": torch.tensor([5.0, 0.0, 5.0])}
+    exact, noised = found = compare_counts(released, experiment)
     assert exact == {
         "node": "node-0",
         "exact": True,
@@ -51,17 +51,17 @@ def test_skips_node_without_findings() -> None:
     one = [TensorData(part.inputs, torch.nn.functional.one_hot(part.targets, 3)) for part in PARTS]
     one[1] = TensorData(one[1].inputs, torch.zeros_like(one[1].targets))
     experiment = Simulation(replace(setting(Standalone(), parts=one, task=MultiLabel(3)), test=one[0]))
-    told = {node.name: experiment.task.counts(node.data) for node in experiment.nodes}
-    assert [each["node"] for each in compare_counts(told, experiment)] == ["node-0", "node-2"]
+    released = {node.name: experiment.task.counts(node.data) for node in experiment.nodes}
+    assert [each["node"] for each in compare_counts(released, experiment)] == ["node-0", "node-2"]
 
 
-# --- how near a histogram is ------------------------------------------------------------------------
+# --- histograms ------------------------------------------------------------------------------------
 
 TRUE = torch.tensor([50.0, 30.0, 20.0, 0.0])
 
 
 def test_noisy_counts_by_hand() -> None:
-    """Of 80 told: 40, 40, 0 and 0 are shares 0.5, 0.5, 0, 0 against 0.5, 0.3, 0.2, 0."""
+    """Of 80 released: 40, 40, 0 and 0 are shares 0.5, 0.5, 0, 0 against 0.5, 0.3, 0.2, 0."""
     found = compare_histograms(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
     assert not found["exact"]
     assert found["total_variation"] == pytest.approx(0.2)
@@ -71,7 +71,7 @@ def test_noisy_counts_by_hand() -> None:
     words = {
         row.metric: (row.text, row.note) for row in LabelCounts().rows({"nodes": [{"node": "x", **found}]})
     }
-    assert words["known to be absent"] == ("1 of 1 classes: d", "told as absent, but there: c")
+    assert words["known to be absent"] == ("1 of 1 classes: d", "reported as absent, but present: c")
     assert words["shares off by, points at most"] == ("20.0", "class b")
     assert words["size off by"] == ("-20.0", "")
     assert words["off by"] == ("20.0% to 20.0%", "")

@@ -69,14 +69,14 @@ def test_factors_by_hand() -> None:
 
 
 def test_rejects_more_images_than_gradient_rank() -> None:
-    with pytest.raises(ArgumentError, match="count is 2"):
+    with pytest.raises(ArgumentError, match="invalid count = 2"):
         factor_gradient(torch.ones(4, 3), torch.ones(4), 2)
 
 
 def test_rejects_gradients_without_zeros() -> None:
     draw = torch.Generator().manual_seed(0)
     slopes, inputs = torch.randn(2, 30, generator=draw), torch.rand(2, 40, generator=draw)
-    with pytest.raises(ArgumentError, match=r"count is 2.*zeros"):
+    with pytest.raises(ArgumentError, match=r"invalid count = 2.*zeros"):
         factor_gradient(slopes.T @ inputs, slopes.sum(0), 2)
 
 
@@ -164,5 +164,5 @@ def test_head_alone_leaks_more_with_wider_extractor() -> None:
 def test_rejects_unsupported_networks(name: str) -> None:
     inputs, targets = pictures(1)
     release = released(build(name, (1, 28, 28), 10, 0), inputs, targets)
-    with pytest.raises(ArgumentError, match=r"release.model is .*Conv2d, ReLU, MaxPool2d"):
+    with pytest.raises(ArgumentError, match=r"invalid release.model = .*Conv2d, ReLU, MaxPool2d"):
         invert_layers(release, (1, 28, 28), 1)

@@ -1,4 +1,4 @@
-"""Who was in a run's training data: told where models know it by heart, a coin where they learned nothing."""
+"""Membership inference on runs: overfitted models reveal members, untrained ones do not."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split"
 
 
 def done(again: ReplayedRun, most: int = 0) -> tuple[ObservedSimulation, ServerTranscript]:
-    experiment, heard = again.experiment(), ServerTranscript(most)
-    experiment.listen(lambda release: heard.record_release(release, experiment.public))
-    return experiment, heard
+    experiment, transcript = again.experiment(), ServerTranscript(most)
+    experiment.listen(lambda release: transcript.record_release(release, experiment.public))
+    return experiment, transcript
 
 
 def section(
-    again: ReplayedRun, experiment: ObservedSimulation, heard: ServerTranscript, how: MembershipInference
+    again: ReplayedRun, experiment: ObservedSimulation, transcript: ServerTranscript, how: MembershipInference
 ) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = how.run(Target(again, experiment, heard)).part["targets"]
-    return told
+    record: list[dict[str, Any]] = how.run(Target(again, experiment, transcript)).part["targets"]
+    return record
 
 
 def auc(found: dict[str, Any], name: str) -> float:
@@ -55,8 +55,8 @@ def auc(found: dict[str, Any], name: str) -> float:
 
 def test_detects_members_of_overfitted_model() -> None:
     again = replay({"name": "standalone"}, **HEART)
-    experiment, heard = done(again)
-    (found,) = section(again, experiment, heard, FEW)
+    experiment, transcript = done(again)
+    (found,) = section(again, experiment, transcript, FEW)
     assert (found["of"], found["members"], found["shadows"], found["trained"]) == (
         "nodes' models",
         200,
@@ -77,39 +77,39 @@ def test_detects_members_of_overfitted_model() -> None:
 def test_untrained_model_reveals_no_membership() -> None:
     lazy = {**SGD, "lr": 1e-9, "lr_end": 1e-9, "epochs": 1.0}
     again = replay(FEDAVG, **{**HEART, "nodes": {**LOCAL, "local": lazy}})
-    experiment, heard = done(again)
-    (found,) = section(again, experiment, heard, FEW)
+    experiment, transcript = done(again)
+    (found,) = section(again, experiment, transcript, FEW)
     for each in found["attacks"]:
         assert each["auc"]["low"] < 0.5 < each["auc"]["high"], each["name"]
 
 
 def test_shadow_federations_repeat_the_method() -> None:
     again = replay(FEDAVG, **HEART)
-    experiment, heard = done(again)
-    (found,) = section(again, experiment, heard, replace(FEW, trained="federations", shadows=4))
+    experiment, transcript = done(again)
+    (found,) = section(again, experiment, transcript, replace(FEW, trained="federations", shadows=4))
     assert (found["of"], found["trained"]) == ("student", "federations")
     assert auc(found, "lira") > 0.55
-    alone = section(again, experiment, heard, replace(FEW, shadows=4))[0]
+    alone = section(again, experiment, transcript, replace(FEW, shadows=4))[0]
     assert auc(alone, "loss") == auc(found, "loss")  # which looks at no shadow
     assert auc(alone, "lira") != auc(found, "lira")
 
 
 def test_shadow_federation_trains_on_its_half(monkeypatch: pytest.MonkeyPatch) -> None:
     again = replay(FEDAVG)
-    asked = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
-    row = torch.zeros(len(asked.records), dtype=torch.bool)
+    candidates_ = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
+    row = torch.zeros(len(candidates_.records), dtype=torch.bool)
     row[::2] = True
     parts: list[torch.Tensor] = []
     run = Simulation.run
     monkeypatch.setattr(
         Simulation, "run", lambda self: parts.extend(node.data.inputs for node in self.nodes) or run(self)
     )
-    told, learned_from = shadow_federation(again, asked, row, 7)
+    record, learned_from = shadow_federation(again, candidates_, row, 7)
     assert torch.equal(learned_from, row)
-    assert told.shape == (len(asked.all), 10)
+    assert record.shape == (len(candidates_.all), 10)
     learned = torch.cat(parts).flatten(1)
     assert sorted(map(tuple, learned.tolist())) == sorted(
-        map(tuple, asked.records.inputs[row].flatten(1).tolist())
+        map(tuple, candidates_.records.inputs[row].flatten(1).tolist())
     )
 
 
@@ -118,7 +118,7 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
     plain = {"name": "fedkd", "epochs": 1, "levels": 0, "gamma": float("inf")}
     shape = {**HEART, "nodes": {**LOCAL, "policy": {}}, "data": {"name": "digits", "train_limit": 400}}
     again = replay(plain, outputs_only=True, public=public, **shape)
-    experiment, heard = done(again, 500)
+    experiment, transcript = done(again, 500)
     # Below only responses matter, and shadows are the same each time.
     monkeypatch.setattr(membership_inference, "_attack_student", lambda target, how: {})
     shadows = membership_inference.train_shadows
@@ -129,50 +129,50 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
         return trained[0]
 
     monkeypatch.setattr(membership_inference, "train_shadows", once)
-    _, responses = section(again, experiment, heard, FEW)
+    _, responses = section(again, experiment, transcript, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
     assert responses["of"] == f"responses of {largest.name}"
     assert responses["sees"].startswith("200 queries to it")
     assert responses["learned"] == responses["members"] == len(largest.data)
-    told = heard._logits_by_node[largest.name]
-    for number, logits in told.items():
-        told[number] = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))]
-    shuffled = section(again, experiment, heard, FEW)[1]
+    record = transcript._logits_by_node[largest.name]
+    for number, logits in record.items():
+        record[number] = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))]
+    shuffled = section(again, experiment, transcript, FEW)[1]
     for attack in ("loss", "rmia"):
         assert auc(responses, attack) > 0.53
         assert auc(responses, attack) > auc(shuffled, attack) + 0.02
-    none = section(again, experiment, heard, replace(FEW, responses=0))
+    none = section(again, experiment, transcript, replace(FEW, responses=0))
     assert len(none) == 1
 
 
 def test_members_come_from_contributing_nodes() -> None:
     again = replay({**FEDAVG, "rounds": 1, "participation": 0.34})
-    experiment, heard = done(again)
-    (drawn,) = heard.contributors
-    (found,) = section(again, experiment, heard, FEW)
+    experiment, transcript = done(again)
+    (drawn,) = transcript.contributors
+    (found,) = section(again, experiment, transcript, FEW)
     size = next(len(node.data) for node in experiment.nodes if node.name == drawn)
     assert found["learned"] == found["members"] == size < 200
-    asked = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
-    row = torch.ones(len(asked.records), dtype=torch.bool)
-    learned = shadow_federation(again, asked, row, 7)[1]
+    candidates_ = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
+    row = torch.ones(len(candidates_.records), dtype=torch.bool)
+    learned = shadow_federation(again, candidates_, row, 7)[1]
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
 def test_public_data_are_no_members() -> None:
     again = replay({"name": "fedkd", "epochs": 1, "labeled": True}, public={"name": "held-out"})
-    experiment, heard = done(again)
+    experiment, transcript = done(again)
     held = sum(len(part) for part in again.parts)
     assert sum(len(node.data) for node in experiment.nodes) > held, "they stand beside what nodes hold"
-    (central, *responses) = section(again, experiment, heard, replace(FEW, records=1000))
+    (central, *responses) = section(again, experiment, transcript, replace(FEW, records=1000))
     assert central["members"] == held
     assert all(each["members"] <= held for each in responses)
 
 
 def test_rejects_student_of_public_data() -> None:
     again = replay({"name": "public-only"}, public={"name": "held-out"})
-    experiment, heard = done(again)
+    experiment, transcript = done(again)
     with pytest.raises(MethodRefused, match="no node's records came to the central model"):
-        section(again, experiment, heard, FEW)
+        section(again, experiment, transcript, FEW)
 
 
 def test_ensemble_responds_through_gates() -> None:
@@ -191,23 +191,28 @@ def test_most_confident_node_model_is_used() -> None:
     again = replay({"name": "standalone"})
     experiment, _ = done(again)
     records = again.data.test.subset(torch.arange(20))
-    told = target_logits(experiment, records)
+    record = target_logits(experiment, records)
     each = torch.stack([node.model(records.inputs) for node in experiment.nodes]).detach()
     sure = each.softmax(2)[:, torch.arange(20), records.targets]  # (K, 20)
-    assert torch.allclose(told.softmax(1)[torch.arange(20), records.targets], sure.max(0).values, atol=1e-6)
+    assert torch.allclose(record.softmax(1)[torch.arange(20), records.targets], sure.max(0).values, atol=1e-6)
 
 
 @pytest.mark.parametrize("records", [2000, 20])
 def test_others_match_class_shares_of_members(records: int) -> None:
     again = replay(FEDAVG, split={"nodes": 3, "alpha": 0.3})
     own = again.parts[0]
-    asked = choose_candidates(own, again.data.test, records, 0, match_classes=True)
-    assert int((~asked.inside).sum()) < records + 10
-    parts = (asked.records.targets[asked.inside], asked.records.targets[~asked.inside])
+    candidates_ = choose_candidates(own, again.data.test, records, 0, match_classes=True)
+    assert int((~candidates_.inside).sum()) < records + 10
+    parts = (
+        candidates_.records.targets[candidates_.inside],
+        candidates_.records.targets[~candidates_.inside],
+    )
     shares = [torch.bincount(labels, minlength=10).double() for labels in parts]
     apart = (shares[0] / shares[0].sum() - shares[1] / shares[1].sum()).abs().sum() / 2
     assert apart < 0.1
-    assert not any((own.inputs == x).flatten(1).all(1).any() for x in asked.records.inputs[~asked.inside])
+    assert not any(
+        (own.inputs == x).flatten(1).all(1).any() for x in candidates_.records.inputs[~candidates_.inside]
+    )
 
 
 def test_rejects_inapplicable_runs_in_one_line() -> None:
@@ -222,10 +227,10 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
         with pytest.raises(ArgumentError, match="membership"):
             MembershipInference(**bad)  # type: ignore[arg-type]
     again = replay(FEDAVG)
-    experiment, heard = done(again)
+    experiment, transcript = done(again)
     experiment.task = ReconstructionConfig().make(1)
     with pytest.raises(MethodRefused, match="one label an input"):
-        section(again, experiment, heard, FEW)
+        section(again, experiment, transcript, FEW)
 
 
 def test_secure_aggregation_hides_single_responses() -> None:
@@ -236,17 +241,17 @@ def test_secure_aggregation_hides_single_responses() -> None:
         link={"secure_aggregation": True},
         split={"nodes": 3, "alpha": 5.0},
     )
-    experiment, heard = done(again, most=100)
+    experiment, transcript = done(again, most=100)
 
-    inputs, responses = heard.responses(SUM) or pytest.fail("no sums were heard")
+    inputs, responses = transcript.responses(SUM) or pytest.fail("no sums were transcript")
     alone = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
     counts = torch.stack([experiment.task.counts(node.data) for node in experiment.nodes]).unsqueeze(1)
     mean = (counts * alone).sum(0) / counts.sum(0)
     torch.testing.assert_close(responses, mean, rtol=1e-3, atol=1e-3)
-    assert [heard.responses(node.name) for node in experiment.nodes] == [None] * 3
-    central, told = section(again, experiment, heard, replace(FEW, shadows=4))
+    assert [transcript.responses(node.name) for node in experiment.nodes] == [None] * 3
+    central, record = section(again, experiment, transcript, replace(FEW, shadows=4))
     assert central["members"] == sum(len(node.data) for node in experiment.nodes)
-    assert told["of"].startswith("sum of the nodes' responses, for records of node-")
+    assert record["of"].startswith("sum of the nodes' responses, for records of node-")
     for attack in (LabelCounts(), GradientInversion()):
         assert "sum" in (attack.refusal(experiment.side) or "")
 
@@ -255,7 +260,10 @@ def test_secure_aggregation_hides_single_responses() -> None:
     ("auc", "said"),
     [
         ((0.62, 0.58, 0.66), "picked the former 62 times in 100 by the student; chance"),
-        ((0.52, 0.48, 0.56), "52 times in 100 by the student (not told from chance); chance"),
+        (
+            (0.52, 0.48, 0.56),
+            "52 times in 100 by the student (not significantly different from chance); chance",
+        ),
         ((0.20, 0.17, 0.23), "80 times in 100 by the student, its scores turned round; chance"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Scores of membership: by hand, against loops, and strong on a model that is known to leak."""
+"""Membership scores, shadow models and ROC metrics: by hand, against loops, and on an overfitted model."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def of_two(target: list[float], shadows: list[list[float]], inside: list[list[in
     )
 
 
-def drawn(seed: int, models: int = 6, records: int = 5, classes: int = 3) -> RecordLogits:
-    generator = torch_generator(seed, "seen")
+def random_logits(seed: int, models: int = 6, records: int = 5, classes: int = 3) -> RecordLogits:
+    generator = torch_generator(seed, "records_")
     return RecordLogits(
         3 * torch.randn(records, classes, generator=generator),
         3 * torch.randn(models, records, classes, generator=generator),
@@ -74,12 +74,12 @@ def drawn(seed: int, models: int = 6, records: int = 5, classes: int = 3) -> Rec
 
 
 def outsiders(seed: int, models: int = 6, records: int = 8) -> RecordLogits:
-    seen = drawn(seed, models, records)
-    return RecordLogits(seen.target, seen.shadows, torch.zeros_like(seen.inside), seen.labels)
+    records_ = random_logits(seed, models, records)
+    return RecordLogits(records_.target, records_.shadows, torch.zeros_like(records_.inside), records_.labels)
 
 
-def fewer(seen: RecordLogits, models: int) -> RecordLogits:
-    return RecordLogits(seen.target, seen.shadows[:models], seen.inside[:models], seen.labels)
+def fewer(records_: RecordLogits, models: int) -> RecordLogits:
+    return RecordLogits(records_.target, records_.shadows[:models], records_.inside[:models], records_.labels)
 
 
 # --- scores -----------------------------------------------------------------------------------------
@@ -87,11 +87,16 @@ def fewer(seen: RecordLogits, models: int) -> RecordLogits:
 
 @given(SEEDS)
 def test_logit_confidence_matches_definition(seed: int) -> None:
-    seen = drawn(seed)
-    p = seen.shadows.double().softmax(-1).gather(-1, seen.labels.expand(6, 5).unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(logit_confidence(seen.shadows, seen.labels), (p / (1 - p)).log())
-    shifted = logit_confidence(seen.target.double() + 7.0, seen.labels)
-    torch.testing.assert_close(shifted, logit_confidence(seen.target, seen.labels))
+    records_ = random_logits(seed)
+    p = (
+        records_.shadows.double()
+        .softmax(-1)
+        .gather(-1, records_.labels.expand(6, 5).unsqueeze(-1))
+        .squeeze(-1)
+    )
+    torch.testing.assert_close(logit_confidence(records_.shadows, records_.labels), (p / (1 - p)).log())
+    shifted = logit_confidence(records_.target.double() + 7.0, records_.labels)
+    torch.testing.assert_close(shifted, logit_confidence(records_.target, records_.labels))
 
 
 def test_logit_confidence_near_probability_one() -> None:
@@ -102,29 +107,29 @@ def test_logit_confidence_near_probability_one() -> None:
 
 
 def test_lira_by_hand() -> None:
-    seen = of_two([3.0], [[2.0], [4.0], [0.0], [-2.0]], [[1], [1], [0], [0]])
+    records_ = of_two([3.0], [[2.0], [4.0], [0.0], [-2.0]], [[1], [1], [0], [0]])
     # inside mean 3, variance 2; outside mean -1, variance 2: 16 / (2 * 2)
     for own in (True, False):
-        assert lira_attack(seen, own).item() == pytest.approx(4.0)
-    assert lira_offline_attack(seen).item() == pytest.approx(4 / math.sqrt(2))
+        assert lira_attack(records_, own).item() == pytest.approx(4.0)
+    assert lira_offline_attack(records_).item() == pytest.approx(4 / math.sqrt(2))
 
 
 def test_shared_variance_uses_record_means() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
-    seen = of_two([1.0, 11.0], [[0.0, 10.0], [2.0, 14.0], [0.0, 10.0], [2.0, 14.0]], inside)
+    records_ = of_two([1.0, 11.0], [[0.0, 10.0], [2.0, 14.0], [0.0, 10.0], [2.0, 14.0]], inside)
     # Deviations 1, 1 and 2, 2 of 1 degree of freedom each: variance (2 + 8) / 2
-    assert lira_offline_attack(seen, False).tolist() == pytest.approx([0.0, -1 / math.sqrt(5)])
-    assert lira_offline_attack(seen, True).tolist() == pytest.approx([0.0, -1 / math.sqrt(8)])
+    assert lira_offline_attack(records_, False).tolist() == pytest.approx([0.0, -1 / math.sqrt(5)])
+    assert lira_offline_attack(records_, True).tolist() == pytest.approx([0.0, -1 / math.sqrt(8)])
 
 
 @given(SEEDS)
 def test_lira_matches_loops(seed: int) -> None:
-    seen = drawn(seed)
-    phi = logit_confidence(seen.shadows, seen.labels).numpy()
-    here, own = logit_confidence(seen.target, seen.labels).numpy(), lira_attack(seen, True)
-    offline = lira_offline_attack(seen, True)
+    records_ = random_logits(seed)
+    phi = logit_confidence(records_.shadows, records_.labels).numpy()
+    here, own = logit_confidence(records_.target, records_.labels).numpy(), lira_attack(records_, True)
+    offline = lira_offline_attack(records_, True)
     for record in range(5):
-        inside = seen.inside[:, record].numpy()
+        inside = records_.inside[:, record].numpy()
         one, other = phi[inside, record], phi[~inside, record]
         score = norm(one.mean(), one.std(ddof=1)).logpdf(here[record])
         score -= norm(other.mean(), other.std(ddof=1)).logpdf(here[record])
@@ -135,15 +140,15 @@ def test_lira_matches_loops(seed: int) -> None:
 
 def test_shrinkage_by_hand() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
-    seen = of_two([0.0, 0.0], [[0.0, 4.0], [2.0, 6.0], [-2.0, -2.0], [0.0, 0.0]], inside)
+    records_ = of_two([0.0, 0.0], [[0.0, 4.0], [2.0, 6.0], [-2.0, -2.0], [0.0, 0.0]], inside)
     # Variance 2 everywhere. Means 1 and -1, 5 and -1, apart by 2 and 6 with an error of 2 / 2 + 2 / 2, while
     # they vary by 4: so half of their deviation from 4 is kept, and means are 1.5, -1.5 and 4.5, -0.5.
-    assert lira_attack(seen, True).tolist() == pytest.approx([0.0, (1 - 25) / 4])
-    assert lira_attack(seen, False).tolist() == pytest.approx([0.0, (0.25 - 20.25) / 4])
+    assert lira_attack(records_, True).tolist() == pytest.approx([0.0, (1 - 25) / 4])
+    assert lira_attack(records_, False).tolist() == pytest.approx([0.0, (0.25 - 20.25) / 4])
 
 
 def test_shared_variance_below_64_shadows() -> None:
-    few, many = drawn(0, 62), drawn(0, 64)
+    few, many = random_logits(0, 62), random_logits(0, 64)
     assert torch.equal(lira_attack(few), lira_attack(few, False))
     assert not torch.equal(lira_attack(few), lira_attack(few, True))
     assert torch.equal(lira_attack(many), lira_attack(many, True))
@@ -151,37 +156,39 @@ def test_shared_variance_below_64_shadows() -> None:
 
 def test_rmia_by_hand() -> None:
     odds = math.log(3)  # probability 3/4; 0 is 1/2
-    seen = of_two([odds], [[odds], [0.0]], [[1], [0]])
+    records_ = of_two([odds], [[odds], [0.0]], [[1], [0]])
     others = of_two([0.0, odds, -odds], [[0.0, 0.0, 0.0]] * 2, [[0, 0, 0]] * 2)
     # r(x) = (3/4) / (5/8) = 6/5; with alpha 0.6, Pr(z) = (1.6 / 2 + 0.4) / 2 = 3/5: r(z) = 5/6, 5/4, 5/12
-    told = partial(rmia_attack, seen, others, alpha=0.6, temperature=1.0)
+    score = partial(rmia_attack, records_, others, alpha=0.6, temperature=1.0)
     tie = (6 / 5) / (1 + 6 / 5)
-    assert told(gamma=1.0).item() == pytest.approx((2 + tie) / 4)  # above 5/6 and 5/12
-    assert told(gamma=2.0).item() == pytest.approx((1 + tie) / 4)  # 6/5 / (5/6) is 1.44
+    assert score(gamma=1.0).item() == pytest.approx((2 + tie) / 4)  # above 5/6 and 5/12
+    assert score(gamma=2.0).item() == pytest.approx((1 + tie) / 4)  # 6/5 / (5/6) is 1.44
 
 
 @given(SEEDS, st.sampled_from([0.5, 1.0, 2.0]))
 def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
-    seen, others, alpha, temperature = drawn(seed), outsiders(seed), 0.3, 2.0
-    found = rmia_attack(seen, others, gamma=gamma, alpha=alpha, temperature=temperature)
+    records_, others, alpha, temperature = random_logits(seed), outsiders(seed), 0.3, 2.0
+    found = rmia_attack(records_, others, gamma=gamma, alpha=alpha, temperature=temperature)
 
     def probability(logits: torch.Tensor, label: torch.Tensor) -> float:
         return float((logits.double() / temperature).softmax(0)[label])
 
     def ratio(of: RecordLogits, record: int, online: bool) -> float:
         label, column = of.labels[record], of.inside[:, record]
-        told = [probability(of.shadows[model, record], label) for model in range(6)]
-        out = np.mean([p for p, there in zip(told, column, strict=True) if not there])
+        probabilities = [probability(of.shadows[model, record], label) for model in range(6)]
+        out = np.mean([p for p, there in zip(probabilities, column, strict=True) if not there])
         at_large = ((1 + alpha) * out + 1 - alpha) / 2
         if online:
-            at_large = (out + np.mean([p for p, there in zip(told, column, strict=True) if there])) / 2
+            at_large = (
+                out + np.mean([p for p, there in zip(probabilities, column, strict=True) if there])
+            ) / 2
         return probability(of.target[record], label) / at_large
 
     beaten = [
-        sum(ratio(seen, x, True) / ratio(others, z, False) >= gamma for z in range(8)) for x in range(5)
+        sum(ratio(records_, x, True) / ratio(others, z, False) >= gamma for z in range(8)) for x in range(5)
     ]
     assert (found * 9).floor().tolist() == beaten
-    order = [ratio(seen, x, True) for x in range(5)]
+    order = [ratio(records_, x, True) for x in range(5)]
     assert found.argsort().tolist() == np.argsort(order).tolist(), "for one target, in the order of r(x)"
 
 
@@ -189,22 +196,22 @@ def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
 
 
 def test_rejects_non_finite_logits() -> None:
-    seen = drawn(0)
-    with pytest.raises(ArgumentError, match="target is 'NaN"):
-        RecordLogits(seen.target / 0, seen.shadows, seen.inside, seen.labels)
+    records_ = random_logits(0)
+    with pytest.raises(ArgumentError, match="invalid target = 'NaN"):
+        RecordLogits(records_.target / 0, records_.shadows, records_.inside, records_.labels)
 
 
 def test_rejects_too_few_shadows() -> None:
-    seen, others = drawn(0), outsiders(0)
-    with pytest.raises(ArgumentError, match="shadows inside is 0"):
+    records_, others = random_logits(0), outsiders(0)
+    with pytest.raises(ArgumentError, match="invalid shadows inside = 0"):
         rmia_attack(others, others)
-    with pytest.raises(ArgumentError, match="shadows inside is 0"):
+    with pytest.raises(ArgumentError, match="invalid shadows inside = 0"):
         lira_attack(others)
-    with pytest.raises(ArgumentError, match=r"shadows outside is 1: .* variance"):
-        lira_offline_attack(fewer(seen, 2))
+    with pytest.raises(ArgumentError, match=r"invalid shadows outside = 1 .*variance"):
+        lira_offline_attack(fewer(records_, 2))
     with pytest.raises(ArgumentError, match=r"shadows invalid outside = 1 \(expected 2 or more"):
-        lira_offline_attack(fewer(seen, 2), True)
-    assert rmia_attack(fewer(seen, 2), fewer(others, 2)).shape == (5,), (
+        lira_offline_attack(fewer(records_, 2), True)
+    assert rmia_attack(fewer(records_, 2), fewer(others, 2)).shape == (5,), (
         "one inside and one outside are enough"
     )
 
@@ -240,46 +247,53 @@ def leak() -> tuple[Leak, Leak]:
         compute=compute,
     )
     shadows = models[TARGETS + 1 :]
-    seen = [predict_records(model, shadows, pool, theirs, compute) for model in models[: TARGETS + 1]]
+    records_ = [predict_records(model, shadows, pool, theirs, compute) for model in models[: TARGETS + 1]]
     public = [predict_records(model, shadows, others, compute=compute) for model in models[: TARGETS + 1]]
-    blind = [(seen[-1], public[-1], inside[target]) for target in range(TARGETS)]
-    return list(zip(seen[:-1], public[:-1], inside, strict=True)), blind
+    blind = [(records_[-1], public[-1], inside[target]) for target in range(TARGETS)]
+    return list(zip(records_[:-1], public[:-1], inside, strict=True)), blind
 
 
 Attack = Callable[[RecordLogits, RecordLogits], torch.Tensor]
 
 
-def by_loss(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    return loss_attack(seen)
+def by_loss(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
+    return loss_attack(records_)
 
 
-def by_lira(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    return lira_attack(seen)
+def by_lira(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
+    return lira_attack(records_)
 
 
-def by_lira_offline(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    return lira_offline_attack(seen)
+def by_lira_offline(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
+    return lira_offline_attack(records_)
 
 
-def with_strange_masks(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
+def with_strange_masks(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
     """Shadows that did learn from records, but not from those that are said."""
-    return lira_attack(RecordLogits(seen.target, seen.shadows, shadow_halves(2 * N, SHADOWS, 3), seen.labels))
+    return lira_attack(
+        RecordLogits(records_.target, records_.shadows, shadow_halves(2 * N, SHADOWS, 3), records_.labels)
+    )
 
 
-def with_few_shadows(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
+def with_few_shadows(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
     """Two inside and two outside, and each record's Gaussians from those."""
-    return lira_attack(fewer(seen, 4), True)
+    return lira_attack(fewer(records_, 4), True)
 
 
-def against_one_population(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
+def against_one_population(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
     """RMIA as if every record were equally hard: what models at large say of another one."""
     return rmia_attack(
-        RecordLogits(seen.target, seen.shadows.roll(1, 1), seen.inside.roll(1, 1), seen.labels), others
+        RecordLogits(
+            records_.target, records_.shadows.roll(1, 1), records_.inside.roll(1, 1), records_.labels
+        ),
+        others,
     )
 
 
 def mean_auc(attack: Attack, leaks: Leak) -> float:
-    found = [attack_metrics(attack(seen, others), inside)["auc"]["value"] for seen, others, inside in leaks]
+    found = [
+        attack_metrics(attack(records_, others), inside)["auc"]["value"] for records_, others, inside in leaks
+    ]
     return sum(found) / len(found)
 
 
@@ -306,8 +320,8 @@ def test_attacks_detect_leaking_model(
 @pytest.mark.parametrize("attack", [by_loss, by_lira, by_lira_offline, rmia_attack])
 def test_attacks_guess_on_model_without_members(attack: Attack, leak: tuple[Leak, Leak]) -> None:
     for leaks, chance in zip(leak, (False, True), strict=True):
-        for seen, others, inside in leaks:
-            found = attack_metrics(attack(seen, others), inside, 0.99)
+        for records_, others, inside in leaks:
+            found = attack_metrics(attack(records_, others), inside, 0.99)
             assert (found["auc"]["low"] <= 0.5 <= found["auc"]["high"]) == chance
             assert found["auc"]["high"] - found["auc"]["low"] < 0.25, "records enough to tell"
 
@@ -452,33 +466,33 @@ def test_proxy_matches_logits_up_to_a_constant(target: ProxyTarget) -> None:
     copies = train_proxies(
         network, inputs, responses[0] + 3.0, target.shadows[:1], TEN, 0, local=local, compute=COMPUTE
     )
-    told = torch.stack([predict(proxy, inputs, COMPUTE) for proxy in copies])
-    told, responses = (values - values.mean(2, keepdim=True) for values in (told, responses))
-    errors = (told - responses).square().mean((1, 2)) / responses.var((1, 2))
-    swapped = (told - responses.flip(0)).square().mean((1, 2)) / responses.var((1, 2))
+    outputs = torch.stack([predict(proxy, inputs, COMPUTE) for proxy in copies])
+    outputs, responses = (values - values.mean(2, keepdim=True) for values in (outputs, responses))
+    errors = (outputs - responses).square().mean((1, 2)) / responses.var((1, 2))
+    swapped = (outputs - responses.flip(0)).square().mean((1, 2)) / responses.var((1, 2))
     assert errors.max() < 0.02
     assert swapped.min() > 2 * errors.max(), "each copies its own"
 
 
 def test_proxy_reveals_membership(target: ProxyTarget) -> None:
-    copies, seen = target.train_proxies(target.respond(target.public.inputs))
-    found = attack_metrics(lira_attack(seen), target.inside)
+    copies, records_ = target.train_proxies(target.respond(target.public.inputs))
+    found = attack_metrics(lira_attack(records_), target.inside)
     assert len(copies) == 1 + PROXY_SHADOWS
     assert found["auc"]["value"] > 0.7
     # RMIA's population is one that was not asked about: to those the proxies were fitted.
     others = predict_records(copies[0], copies[1:], load(Digits()).test)
-    assert attack_metrics(rmia_attack(seen, others), target.inside)["auc"]["value"] > 0.7
+    assert attack_metrics(rmia_attack(records_, others), target.inside)["auc"]["value"] > 0.7
     direct = predict_records(target.node, target.shadows, target.pool, target.theirs)
     assert found["auc"]["value"] < attack_metrics(lira_attack(direct), target.inside)["auc"]["value"]
 
 
 def test_shuffled_responses_reveal_less(target: ProxyTarget) -> None:
-    _, seen = target.train_proxies(target.respond(target.public.inputs).roll(1, 0))
-    assert attack_metrics(lira_attack(seen), target.inside)["auc"]["value"] < 0.65
+    _, records_ = target.train_proxies(target.respond(target.public.inputs).roll(1, 0))
+    assert attack_metrics(lira_attack(records_), target.inside)["auc"]["value"] < 0.65
 
 
 def test_rejects_mismatched_responses(target: ProxyTarget) -> None:
-    with pytest.raises(ArgumentError, match="invalid answers"):
+    with pytest.raises(ArgumentError, match="invalid responses"):
         train_proxies(network, target.public.inputs, torch.zeros(3, 10), [], TEN, 0)
 
 

@@ -1,4 +1,4 @@
-"""Copies of private images are found, and what is no copy is not; distances and the spaces they are in."""
+"""Memorization: copies of private images are detected, and fresh images are not."""
 
 from __future__ import annotations
 
@@ -190,11 +190,11 @@ def test_data_copying_matches_scipy() -> None:
     assert data_copying_test(torch.zeros(3), torch.zeros(4)) == (0.0, 0.5)
 
 
-# --- what is a copy, and what is not ----------------------------------------------------------------
+# --- copies and fresh images --------------------------------------------------------------------
 
 
 def split_digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Private, held-out and fresh digits, drawn anew with each seed."""
+    """Private, held-out and fresh digits, by seed."""
     data = load(Digits())
     images = torch.cat([data.train.inputs, data.test.inputs])
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
@@ -322,15 +322,15 @@ def run() -> Simulation:
 
 
 def spaces(found: AttackResult) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = found.part["spaces"]
-    return told
+    records: list[dict[str, Any]] = found.part["spaces"]
+    return records
 
 
 def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
     return images + noise * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
 
 
-# --- what is a copy, and what is not ----------------------------------------------------------------
+# --- copies and fresh images --------------------------------------------------------------------
 
 
 def test_detects_copied_node_images(run: Simulation) -> None:
@@ -350,7 +350,7 @@ def test_detects_copied_node_images(run: Simulation) -> None:
     assert min(near, key=near.__getitem__) == "node-1"
 
 
-# --- where numbers come from ------------------------------------------------------------------------
+# --- references ----------------------------------------------------------------------------------
 
 
 def test_record_matches_single_functions(run: Simulation) -> None:
@@ -370,23 +370,26 @@ def test_record_matches_single_functions(run: Simulation) -> None:
             assert copies[name] == same[name]
         for name in ("share", "low", "high", "z", "z_p_value", "held_out_ratio"):
             assert copies[name] == same[name]
-        for told, pair in zip(copies["pairs"], same["pairs"], strict=True):
-            assert (told["generated"], told["held_out"]) == (pair["generated"], pair["held_out"])
-            assert (told["distance"], told["other"]) == (pair["distance"], pair["other"])
-            assert told["ratio"] == pair["ratio"]
-            own = run.nodes[int(told["node"][-1])].data.inputs
-            assert torch.equal(own[told["private"]], everyone[pair["private"]])
+        for pair_record, pair in zip(copies["pairs"], same["pairs"], strict=True):
+            assert (pair_record["generated"], pair_record["held_out"]) == (
+                pair["generated"],
+                pair["held_out"],
+            )
+            assert (pair_record["distance"], pair_record["other"]) == (pair["distance"], pair["other"])
+            assert pair_record["ratio"] == pair["ratio"]
+            own = run.nodes[int(pair_record["node"][-1])].data.inputs
+            assert torch.equal(own[pair_record["private"]], everyone[pair["private"]])
         nodes = {node.name: node.data.inputs for node in run.nodes}
         real = {name: extractor(own) for name, own in nodes.items()}
         far = {name: frechet_distance(extractor(last), each) for name, each in real.items()}
         spread = TEST.inputs[torch.linspace(0, 299, 60).long()]
-        beside = {name: frechet_distance(extractor(spread), each) for name, each in real.items()}
-        for key, found_ in (("average", far), ("average_held_out", beside)):
+        held_out_fid = {name: frechet_distance(extractor(spread), each) for name, each in real.items()}
+        for key, found_ in (("average", far), ("average_held_out", held_out_fid)):
             assert apart[key] == pytest.approx(sum(found_.values()) / 3)
         assert (apart["generated"], apart["full_rank"]) == (60, apart["dimensions"] == 16)
         kid = kernel_distance(extractor(last), real["node-2"])
         assert apart["nodes"]["node-2"] == {"fid": far["node-2"], "kid": kid, "real": 100}
-        assert apart["held_out"]["node-0"]["fid"] == beside["node-0"]
+        assert apart["held_out"]["node-0"]["fid"] == held_out_fid["node-0"]
     assert [space["dimensions"] for space in found.part["distances"]] == [64, 16]
     scores = inception_scores(last, {node.name: node.model for node in run.nodes})
     student = inception_scores(last, {"student": run.student})["student"]
@@ -400,7 +403,7 @@ def test_repeated_images_count_once(run: Simulation) -> None:
     again = examine_images(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
     assert again.part == examine_images(FRESH[:20], run, FEW, 3).part
     assert again.part["images"] == 20
-    with pytest.raises(ArgumentError, match="generated inputs is 'all one image'"):
+    with pytest.raises(ArgumentError, match="invalid generated inputs = 'all one image'"):
         examine_images(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
 
 
@@ -475,7 +478,7 @@ def test_patients_are_permuted_as_groups() -> None:
     assert "p is too small" in space["caveats"][0]
 
 
-# --- what does not apply ----------------------------------------------------------------------------
+# --- exceptions ------------------------------------------------------------------------------------
 
 
 def test_skips_inception_scores_of_multi_label_tasks() -> None:
@@ -518,9 +521,9 @@ def test_skips_distance_of_single_image_node() -> None:
 def test_record_is_json_with_none_for_non_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
     found = examine_images(TEST.inputs[:150], run, FEW, 0)
-    told = attack_record(FEW, found.part)["result"]
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert [pair["ratio"] for pair in told["spaces"][0]["pairs"]] == [None] * 5
+    record = attack_record(FEW, found.part)["result"]
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert [pair["ratio"] for pair in record["spaces"][0]["pairs"]] == [None] * 5
     assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
 
 

@@ -46,7 +46,7 @@ from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
-from tests.audited import paid
+from tests.audited import total_charged
 from tests.loopback import Loopback
 from tests.methods.digits_world import config_of
 
@@ -197,7 +197,9 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
     for node in experiment.nodes:
         # The node's own audit of its data, which lasts, says the same as the run's.
         audit = AuditLog(tmp_path / "nodes" / node.name / "audit.sqlite", read_only=True)
-        assert audit.spending(NODE_DATA, "one").run_events == dict(paid(experiment.audit, node.name)[0])
+        assert audit.spending(NODE_DATA, "one").run_events == dict(
+            total_charged(experiment.audit, node.name)[0]
+        )
         audit.close()
     away.same_nodes(experiment)
 
@@ -564,7 +566,7 @@ def test_a_query_asked_again_after_others_is_counted_anew() -> None:
         nodes.breaks("one", "answer_query", after(before, value))
         nodes.federation.number = 0
         nodes.query()
-        assert paid(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
+        assert total_charged(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
     assert nodes.audit.spending("two", ALL_RUNS).total_queries == 1, (
         "who says nothing of it is asked the same again"
     )

@@ -75,7 +75,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
 def test_what_loses_accuracy_in_bfloat16_is_computed_in_float32_at_server_and_nodes(
     method: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: True)
+    monkeypatch.setattr(compute_module, "is_bfloat16_faster", lambda device: True)
     config = config_of(method, tmp_path)
     computed: set[str] = set()
 

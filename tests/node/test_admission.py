@@ -35,10 +35,10 @@ Main = Callable[..., tuple[int, str, str]]
 
 def refused(clinic: Clinic) -> str:
     """By which rule the node does not let its run in."""
-    told = clinic.say("join", plan=clinic.plan.to_dict())
-    assert isinstance(told, dict), told
-    assert told["kind"] == "QueryRefused"
-    return str(told["rule"])
+    reply = clinic.say("join", plan=clinic.plan.to_dict())
+    assert isinstance(reply, dict), reply
+    assert reply["kind"] == "QueryRefused"
+    return str(reply["rule"])
 
 
 def joined(clinic: Clinic) -> bool:
@@ -70,7 +70,7 @@ def events(clinic: Clinic) -> list[str]:
         ("20:00-06:00", "12:00", False),
     ],
 )
-def test_hours_have_a_beginning_and_an_end(hours: str, at: str, inside: bool) -> None:
+def test_hours_need_different_start_and_end(hours: str, at: str, inside: bool) -> None:
     def clock() -> datetime:
         return datetime.strptime(at, "%H:%M")
 
@@ -86,7 +86,7 @@ def test_hours_have_a_beginning_and_an_end(hours: str, at: str, inside: bool) ->
     ("option", "value"),
     [("hours", "8-18"), ("hours", "08:00-24:00"), ("hours", "08:00-08:00"), ("allowed_servers", ("abc",))],
 )
-def test_rules_that_are_none_are_refused(option: str, value: Any) -> None:
+def test_rejects_invalid_rules(option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"policy.{option}"):
         PolicyConfig(**{option: value})
 
@@ -99,7 +99,7 @@ def test_rules_that_are_none_are_refused(option: str, value: Any) -> None:
         (f'allowed_servers = ["{OTHER}"]\n', f"allowed_servers: not {KNOWN}"),
     ],
 )
-def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str, rule: str) -> None:
+def test_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str, rule: str) -> None:
     clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, min_nodes=3))
     clinic.host.server_fingerprint = KNOWN
     assert refused(clinic) == rule
@@ -110,7 +110,7 @@ def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str,
     assert line.items() >= {"event": "refused", "actor": KNOWN, "reason": rule, "run": "one"}.items()
 
 
-def test_a_node_lets_in_what_just_fits(tmp_path: Path) -> None:
+def test_node_admits_run_at_the_limits(tmp_path: Path) -> None:
     policy = f'min_records = 40\nmin_nodes = 3\nallowed_servers = ["{KNOWN.upper()}"]\n'
     clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, min_nodes=3))
     clinic.host.server_fingerprint = KNOWN
@@ -118,32 +118,32 @@ def test_a_node_lets_in_what_just_fits(tmp_path: Path) -> None:
     assert events(clinic) == ["policy", "joined"]
 
 
-def test_a_plan_of_a_server_that_is_on_no_list_is_not_read(tmp_path: Path) -> None:
+def test_plan_of_unlisted_server_is_not_parsed(tmp_path: Path) -> None:
     """It may take long to read."""
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN}"]\n')
     assert clinic.say("join", plan="none")["rule"].startswith("allowed_servers")
 
 
-def test_whoever_nothing_proves_is_on_no_list(tmp_path: Path) -> None:
+def test_unproven_server_is_refused(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN}"]\n')
     assert "an unproven server" in refused(clinic)
 
 
-def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_training_or_response_outside_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     soon, later = (f"{datetime.now() + timedelta(hours=hours):%H:%M}" for hours in (2, 3))
     monkeypatch.setattr(clinic.host.file.policy.__class__, "hours", f"{soon}-{later}")
     object.__setattr__(clinic.host.file.policy, "hours", f"{soon}-{later}")
     for do in ("train_locally", "answer_query", "compute_gradients"):
-        told = clinic.say(do, seconds=1, query="predict_logits", number=0, differentiable=True)
-        assert told["rule"].startswith(f"hours: {soon}-{later}")
+        reply = clinic.say(do, seconds=1, query="predict_logits", number=0, differentiable=True)
+        assert reply["rule"].startswith(f"hours: {soon}-{later}")
     assert clinic.left() == []
 
 
 # --- classes, and values of tensors ---------------------------------------------------------------------
 
 
-def test_a_server_that_tries_list_after_list_learns_no_class_that_a_node_has(tmp_path: Path) -> None:
+def test_refusal_does_not_reveal_classes(tmp_path: Path) -> None:
     """One record has the class "rare": a server that leaves it out sees whether a node cannot join then."""
     own = 'classes = ["common", "rare"]\n'
     clinics = []
@@ -169,7 +169,7 @@ def test_a_server_that_tries_list_after_list_learns_no_class_that_a_node_has(tmp
         NodeDataConfig(source="csv", schema="ours.toml", classes=("a", "b"))
 
 
-def test_a_run_of_the_owners_classes_is_let_in(tmp_path: Path) -> None:
+def test_run_with_owners_classes_is_admitted(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     own = f"classes = {json.dumps(PLAN.spec.classes)}\n"
     (clinic.folder / "node.toml").write_text(NODE.replace("[model]\n", f"{own}[model]\n"))
@@ -179,7 +179,7 @@ def test_a_run_of_the_owners_classes_is_let_in(tmp_path: Path) -> None:
     assert changed["reason"].startswith('data.classes = ["0", "1"')
 
 
-def test_no_normalization_that_a_server_declares_tells_the_largest_value(tmp_path: Path) -> None:
+def test_declared_normalization_does_not_reveal_largest_value(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     tensors = {"inputs": torch.full((3, *SHAPE), 0.4), "targets": torch.tensor([0, 1, 2])}
     save_file(tensors, clinic.folder / "own.safetensors")
@@ -194,7 +194,7 @@ def test_no_normalization_that_a_server_declares_tells_the_largest_value(tmp_pat
     assert any("has values from 0.4 to 0.4 in channel 0" in fault for fault in found.faults)
 
 
-def test_a_request_names_the_classes(tmp_path: Path) -> None:
+def test_request_names_classes(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     (request,) = clinic.host.requests.list_all()
@@ -236,7 +236,7 @@ OTHERS = [
 ]
 
 
-def test_a_server_that_tries_range_after_range_learns_nothing_of_a_column(tmp_path: Path) -> None:
+def test_refusal_does_not_reveal_column_ranges(tmp_path: Path) -> None:
     """Whether another schema would fit the rows or not, its refusal is the same, with the data away, too."""
     clinic, anybody = ward(tmp_path / "own"), ward(tmp_path / "any", "")
     for each, schema in enumerate(OTHERS):
@@ -251,7 +251,7 @@ def test_a_server_that_tries_range_after_range_learns_nothing_of_a_column(tmp_pa
     assert not list((clinic.folder / "runs").glob("*"))
 
 
-def test_a_run_of_the_owners_schema_is_let_in_and_a_change_of_it_is_logged(tmp_path: Path) -> None:
+def test_run_with_owners_schema_is_admitted_and_changes_are_logged(tmp_path: Path) -> None:
     clinic = ward(tmp_path / "clinic")
     assert joined(clinic)
     (clinic.folder / "ours.toml").write_text(schema_text(OTHERS[1]))
@@ -261,7 +261,7 @@ def test_a_run_of_the_owners_schema_is_let_in_and_a_change_of_it_is_logged(tmp_p
     assert [line["reason"].partition(" = ")[0] for line in (named, changed)] == ["data.schema"] * 2
 
 
-def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: Path) -> None:
+def test_node_with_unreadable_schema_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.schema .*none\.toml"):
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
     found = owner_folder.check_folder(tmp_path / "clinic", quick=True)
@@ -275,7 +275,7 @@ def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: 
 # --- approval -----------------------------------------------------------------------------------------
 
 
-def test_a_run_waits_until_its_owner_has_approved_it(tmp_path: Path) -> None:
+def test_run_waits_for_approval(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     sha256 = describe(PLAN, None).sha256
     assert refused(clinic).replace(" ", "").startswith(f"approve:run{sha256}waits")
@@ -283,11 +283,11 @@ def test_a_run_waits_until_its_owner_has_approved_it(tmp_path: Path) -> None:
     decide(clinic)
     assert joined(clinic)
     clinic.again()
-    assert joined(clinic)  # the same run goes on
+    assert joined(clinic)  # the same run continues
     assert events(clinic) == ["policy", "waits", "refused", "approved", "joined", "joined"]
 
 
-def test_an_approval_is_of_one_run_or_of_all_that_are_alike(tmp_path: Path) -> None:
+def test_approval_holds_for_one_run_or_one_description(tmp_path: Path) -> None:
     for name, policy, again in (("each", EACH, False), ("listed", LISTED, True)):
         clinic = Clinic(tmp_path / name, policy)
         refused(clinic)
@@ -297,7 +297,7 @@ def test_an_approval_is_of_one_run_or_of_all_that_are_alike(tmp_path: Path) -> N
         assert joined(clinic) is again
 
 
-def test_what_was_said_of_one_run_lets_in_no_other_of_the_same_description(tmp_path: Path) -> None:
+def test_approval_of_one_run_does_not_admit_another(tmp_path: Path) -> None:
     for name, policy, again in (("each", EACH, False), ("listed", LISTED, True)):
         clinic = Clinic(tmp_path / name, policy)
         refused(clinic)
@@ -306,7 +306,7 @@ def test_what_was_said_of_one_run_lets_in_no_other_of_the_same_description(tmp_p
         assert joined(clinic) is again
 
 
-def test_few_digits_name_a_request_and_do_not_approve_it(tmp_path: Path) -> None:
+def test_approval_needs_more_digits_than_display(tmp_path: Path) -> None:
     """Of 32 bits a server finds a description that agrees with another."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
@@ -319,7 +319,7 @@ def test_few_digits_name_a_request_and_do_not_approve_it(tmp_path: Path) -> None
     assert clinic.host.requests.decide(sha256[:8], False).sha256 == sha256
 
 
-def test_an_approved_run_whose_folder_was_moved_away_does_not_begin_anew(tmp_path: Path) -> None:
+def test_approved_run_without_folder_cannot_restart(tmp_path: Path) -> None:
     for name, policy, again in (("each", EACH, False), ("listed", LISTED, True)):
         clinic = Clinic(tmp_path / name, policy)
         refused(clinic)
@@ -342,7 +342,7 @@ def test_an_approved_run_whose_folder_was_moved_away_does_not_begin_anew(tmp_pat
         replace(PLAN, spec=replace(PLAN.spec, classes=tuple("abcdefghij"))),
     ],
 )
-def test_a_run_that_was_changed_after_it_was_approved_is_another(tmp_path: Path, changed: Any) -> None:
+def test_changed_run_needs_another_approval(tmp_path: Path, changed: Any) -> None:
     clinic = Clinic(tmp_path / "clinic", LISTED)
     refused(clinic)
     decide(clinic)
@@ -350,7 +350,7 @@ def test_a_run_that_was_changed_after_it_was_approved_is_another(tmp_path: Path,
     assert "waits until its owner approves it" in refused(clinic)
 
 
-def test_another_server_or_another_protection_is_asked_anew(tmp_path: Path) -> None:
+def test_approval_holds_for_one_server_and_protection(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", LISTED)
     refused(clinic)
     decide(clinic)
@@ -365,7 +365,7 @@ def test_another_server_or_another_protection_is_asked_anew(tmp_path: Path) -> N
     assert "waits" in refused(clinic)
 
 
-def test_whoever_asks_twice_is_not_taken_for_the_server_that_was_approved(tmp_path: Path) -> None:
+def test_repeated_request_does_not_gain_another_servers_approval(tmp_path: Path) -> None:
     """Nor does another's query end the run that was approved."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
@@ -382,7 +382,7 @@ def test_whoever_asks_twice_is_not_taken_for_the_server_that_was_approved(tmp_pa
     assert "waits" in refused(clinic)
 
 
-def test_another_servers_approval_is_none_of_a_run_that_began_under_another_protection(
+def test_approval_of_another_server_does_not_cover_changed_protection(
     tmp_path: Path,
 ) -> None:
     """Both ask for the same; the owner has weakened the protection, and says yes to the second one only."""
@@ -428,7 +428,7 @@ def test_approval_for_one_server_survives_the_same_request_of_another(
     assert "waits" in refused(clinic)
 
 
-def test_decision_on_one_servers_request_leaves_the_others_as_it_is(tmp_path: Path) -> None:
+def test_decision_on_one_request_leaves_others_unchanged(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     for clinic.host.server_fingerprint in (KNOWN, OTHER):
         refused(clinic)
@@ -442,7 +442,7 @@ def test_decision_on_one_servers_request_leaves_the_others_as_it_is(tmp_path: Pa
     assert refused(clinic).endswith("is rejected by its owner")
 
 
-def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path, command: Main) -> None:
+def test_approval_needs_server_if_several_request(tmp_path: Path, command: Main) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     sha256 = describe(PLAN, None).sha256
     for clinic.host.server_fingerprint in (KNOWN, OTHER, ""):
@@ -456,8 +456,8 @@ def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path
     assert {request.state for request in clinic.host.requests.list_all()} == {"waits"}
     shown = " ".join(command("node", "requests", clinic.folder)[1].split())
     assert all(server in shown for server in (KNOWN, OTHER, "an unproven server"))
-    told = json.loads(command("node", "requests", clinic.folder, "--json")[1])
-    assert {(each["sha256"], each["server"]) for each in told} == {
+    listed = json.loads(command("node", "requests", clinic.folder, "--json")[1])
+    assert {(each["sha256"], each["server"]) for each in listed} == {
         (sha256, server) for server in (KNOWN, OTHER, "")
     }
     code, out, _ = command("node", "approve", clinic.folder, sha256, "--server", KNOWN.upper())
@@ -471,9 +471,7 @@ def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path
     assert KNOWN in " ".join(command("node", "log", clinic.folder)[1].split())
 
 
-def test_many_requests_of_one_server_leave_room_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_limit_is_per_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = OTHER
@@ -486,9 +484,7 @@ def test_many_requests_of_one_server_leave_room_for_another(
     assert joined(clinic)
 
 
-def test_requests_under_ever_new_keys_are_limited_and_touch_no_approval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_under_new_keys_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_WAITING", 3)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = KNOWN
@@ -503,7 +499,7 @@ def test_requests_under_ever_new_keys_are_limited_and_touch_no_approval(
     assert joined(clinic)
 
 
-def test_a_run_that_one_server_began_is_not_continued_by_another(tmp_path: Path) -> None:
+def test_run_is_not_continued_by_another_server(tmp_path: Path) -> None:
     """Also where both have an approval: its state and its query numbers are the first one's."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = KNOWN
@@ -515,16 +511,16 @@ def test_a_run_that_one_server_began_is_not_continued_by_another(tmp_path: Path)
     clinic.host.server_fingerprint = OTHER
     refused(clinic)
     decide(clinic, server=OTHER)
-    told = clinic.say("join", plan=clinic.plan.to_dict())
-    assert told["kind"] == "NodeFault"
-    assert "run 'one' is known here" in told["text"]
+    reply = clinic.say("join", plan=clinic.plan.to_dict())
+    assert reply["kind"] == "NodeFault"
+    assert "run 'one' is known here" in reply["text"]
     clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
     clinic.host.server_fingerprint = OTHER  # in the same process, while the run is at work
     assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "NodeFault"
 
 
-def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> None:
+def test_withdrawn_approval_stops_running_run(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -538,7 +534,7 @@ def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> N
     assert isinstance(clinic.query(1), tuple)
 
 
-def test_a_run_that_waits_does_not_stop_the_one_at_work(tmp_path: Path) -> None:
+def test_waiting_run_does_not_stop_current_run(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -548,7 +544,7 @@ def test_a_run_that_waits_does_not_stop_the_one_at_work(tmp_path: Path) -> None:
     assert isinstance(clinic.query(0), tuple)
 
 
-def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
+def test_approved_run_is_limited_to_its_description(tmp_path: Path) -> None:
     """Six queries about four inputs each; over a stop, too, and whatever the policy would allow."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
@@ -574,7 +570,7 @@ def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
     assert max(each) + min(each) <= limit
 
 
-def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
+def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -586,17 +582,17 @@ def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
     assert clinic.left() == []
 
 
-def test_a_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     for steps in (1, 2, 3):
         clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})
-        told = refused(clinic)
-    assert told.startswith("approve: 2 requests of this server")
+        rule = refused(clinic)
+    assert rule.startswith("approve: 2 requests of this server")
     assert len(list((clinic.folder / "requests").glob("*.json"))) == 2
 
 
-def test_nor_the_security_log_with_runs_that_wait(tmp_path: Path) -> None:
+def test_server_cannot_fill_security_log_with_waiting_runs(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     for number in range(6):
         clinic.plan = replace(PLAN, run="ab"[number % 2])
@@ -604,7 +600,7 @@ def test_nor_the_security_log_with_runs_that_wait(tmp_path: Path) -> None:
     assert events(clinic).count("waits") == 2
 
 
-def test_a_request_that_was_changed_on_the_disk_is_none(tmp_path: Path) -> None:
+def test_tampered_request_file_is_refused(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -612,15 +608,15 @@ def test_a_request_that_was_changed_on_the_disk_is_none(tmp_path: Path) -> None:
     table = json.loads(path.read_text())
     table["description"] = table["description"].replace('"steps":6', '"steps":7')
     path.write_text(json.dumps(table))
-    told = clinic.say("join", plan=clinic.plan.to_dict())
-    assert told["kind"] == "NodeDataError"  # and no path of this machine
-    assert str(tmp_path) not in told["text"]
+    reply = clinic.say("join", plan=clinic.plan.to_dict())
+    assert reply["kind"] == "NodeDataError"  # and no path of this machine
+    assert str(tmp_path) not in reply["text"]
 
 
 # --- for the owner --------------------------------------------------------------------------------------
 
 
-def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -> None:
+def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH, replace(PLAN, min_nodes=3, student="mlp:8"))
     found = describe(clinic.plan, None)
     assert command("node", "requests", clinic.folder)[1] == "No run has asked for approval.\n"
@@ -628,8 +624,8 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     code, out, _ = command("node", "requests", clinic.folder)
     assert code == 0
     asked = ("predict_logits: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 queries")
-    for told in (*asked, "student mlp:8; goes on with 3 nodes or more"):
-        assert told in " ".join(out.split())
+    for text in (*asked, "student mlp:8; continues with 3 nodes or more"):
+        assert text in " ".join(out.split())
     assert command("node", "requests", clinic.folder, found.sha256)[1] == found.text
     code, _, err = command("node", "approve", clinic.folder, found.sha256[:7])
     assert (code, "32 or more" in err) == (2, True)
@@ -647,13 +643,13 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     code, out, _ = command("node", "log", clinic.folder)
     assert code == 0
     assert "board of 3 May" in " ".join(out.split())
-    told = json.loads(command("node", "log", clinic.folder, "--json")[1])
-    assert told["fault"] is None
-    assert told["lines"][-1]["event"] == "rejected"
+    log = json.loads(command("node", "log", clinic.folder, "--json")[1])
+    assert log["fault"] is None
+    assert log["lines"][-1]["event"] == "rejected"
     assert "as they were written" in out
 
 
-def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
+def test_approval_reports_and_logs_other_rules(
     tmp_path: Path, command: Main, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH + 'queries = ["count_labels"]\n')
@@ -662,7 +658,7 @@ def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
     assert code == 0
     assert "But predict_logits is refused all the same, as node.toml is: queries: count_labels." in out
     assert "count_labels is refused" not in out
-    for _ in range(2):  # a server that joins again is told again, and nothing is written twice
+    for _ in range(2):  # a server that joins again gets the same reply, and nothing is written twice
         assert joined(clinic)
     *_, line = SecurityLog(clinic.folder).lines()
     assert (line["event"], line["query"], line["reason"]) == (
@@ -674,7 +670,7 @@ def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
     assert events(clinic).count("refused") == 2
 
 
-def test_a_tampered_log_is_noticed_by_whoever_looks_and_by_the_node(tmp_path: Path, command: Main) -> None:
+def test_tampered_security_log_is_detected(tmp_path: Path, command: Main) -> None:
     clinic = Clinic(tmp_path / "clinic", "min_nodes = 4\n")
     refused(clinic)
     path = clinic.folder / FILE
@@ -686,7 +682,7 @@ def test_a_tampered_log_is_noticed_by_whoever_looks_and_by_the_node(tmp_path: Pa
         clinic.again()
 
 
-def test_a_log_that_was_put_back_is_noticed_by_a_hash_that_was_noted(tmp_path: Path, command: Main) -> None:
+def test_restored_security_log_is_detected_by_noted_hash(tmp_path: Path, command: Main) -> None:
     """The file and its head together, as from a backup, are sound by themselves."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     older = {path: path.read_bytes() for path in clinic.folder.glob("security.jsonl*")}
@@ -703,7 +699,7 @@ def test_a_log_that_was_put_back_is_noticed_by_a_hash_that_was_noted(tmp_path: P
     assert (code, "no line has the hash that you noted" in err) == (2, True)
 
 
-def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
+def test_security_log_holds_no_private_values(tmp_path: Path) -> None:
     """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
     clinic = Clinic(tmp_path / "clinic", "min_records = 977\nmax_bytes = 400\n")
     (clinic.folder / "secret").write_text("rehearsal 31415926535\n")

@@ -21,23 +21,23 @@ def charged(log: AuditLog, run: str, unit: str = "a record", bare: int = 0) -> N
     )
 
 
-def test_what_is_left_by_hand(tmp_path: Path) -> None:
+def test_remaining_budget_matches_hand_computation(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.sqlite")
     charged(log, "records")
     charged(log, "bare", unit="", no_guarantee=1)
 
-    def told(run: str, mine: str = "a record") -> AuditCost:
+    def audit_cost(run: str, mine: str = "a record") -> AuditCost:
         return compute_audit_cost(log, NODE_DATA, run, OWNER.delta, OWNER.accountant, OWNER, mine)
 
-    one = told("records")
+    one = audit_cost("records")
     assert one.events == PRICE
     assert one.epsilon is not None
     assert one.remaining == pytest.approx(3 - one.epsilon, abs=1e-3)
-    assert told("records", "4 records of one patient") == AuditCost(0, PRICE, one.epsilon, 0.0)
-    assert told("bare") == AuditCost(1, {}, None, 0.0)
-    assert told(ALL_RUNS) == AuditCost(1, PRICE, None, 0.0)
+    assert audit_cost("records", "4 records of one patient") == AuditCost(0, PRICE, one.epsilon, 0.0)
+    assert audit_cost("bare") == AuditCost(1, {}, None, 0.0)
+    assert audit_cost(ALL_RUNS) == AuditCost(1, PRICE, None, 0.0)
     charged(log, "patients", unit="4 records of one patient")
-    assert told(ALL_RUNS) == AuditCost(1), "of two units, which add up to nothing"
+    assert audit_cost(ALL_RUNS) == AuditCost(1), "of two units, which add up to nothing"
     assert compute_audit_cost(log, NODE_DATA, "records", OWNER.delta, OWNER.accountant) == AuditCost(
         0, PRICE, one.epsilon, None
     )

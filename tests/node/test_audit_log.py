@@ -78,7 +78,7 @@ def copy(path: Path, to: Path) -> Path:
 # --- what is written ----------------------------------------------------------------------------------
 
 
-def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
+def test_entry_holds_release_and_totals_add_up(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry(0))
         assert audit.charge(entry(1, cost={"laplace(10.0)": 3}))
@@ -103,9 +103,9 @@ def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
     assert at.utcoffset() == timedelta(0)
     assert abs(at.timestamp() - time.time()) < 60
     assert len(row.pop("hash")) == 64
-    told = {name: value for name, value in row.items() if value}  # what it does not have is empty
-    assert told == {"entry": 1, **{name: value for name, value in vars(entry()).items() if value}}
-    assert told["payer"] == "clinic"
+    fields = {name: value for name, value in row.items() if value}  # what it does not have is empty
+    assert fields == {"entry": 1, **{name: value for name, value in vars(entry()).items() if value}}
+    assert fields["payer"] == "clinic"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
         {"release_hash": "b"},
     ],
 )
-def test_the_same_release_is_charged_once_and_any_other_again(other: dict[str, Any], path: Path) -> None:
+def test_equal_release_is_charged_once(other: dict[str, Any], path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry())
         asked: list[Spending] = []
@@ -133,7 +133,7 @@ def test_the_same_release_is_charged_once_and_any_other_again(other: dict[str, A
         assert sum(1 for _ in audit.entries()) == 2
 
 
-def test_what_the_budget_refuses_is_not_written(path: Path) -> None:
+def test_refused_charge_is_not_written(path: Path) -> None:
     def refuse(spent: Spending) -> None:
         raise Refused("no more")
 
@@ -164,7 +164,7 @@ def test_what_the_budget_refuses_is_not_written(path: Path) -> None:
         {"content_hash": ["c0"]},
     ],
 )
-def test_what_can_be_no_entry(wrong: dict[str, Any]) -> None:
+def test_rejects_invalid_entries(wrong: dict[str, Any]) -> None:
     audit = AuditLog(None)
     (name,) = wrong
     with pytest.raises(ArgumentError, match=f"^{name} of an entry is "):
@@ -185,7 +185,7 @@ def test_what_can_be_no_entry(wrong: dict[str, Any]) -> None:
         max_size=30,
     )
 )
-def test_totals_are_those_of_a_slow_count(
+def test_totals_match_naive_count(
     releases: list[tuple[str, str, int, dict[str, int], bool]],
 ) -> None:
     audit = AuditLog(None)
@@ -230,7 +230,7 @@ def test_many_threads_share_a_log(path: Path) -> None:
     assert '"entry":100,' in head(path).read_text(encoding="utf-8")
 
 
-def test_a_release_is_on_the_disk_when_it_is_charged(path: Path) -> None:
+def test_charged_release_is_on_disk(path: Path) -> None:
     """What SQLite promises with these settings; a power failure cannot be had in a test."""
     with closing(AuditLog(path)) as audit:
         assert audit._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -240,8 +240,8 @@ def test_a_release_is_on_the_disk_when_it_is_charged(path: Path) -> None:
 # --- many processes, and their end --------------------------------------------------------------------
 
 
-def test_killed_at_any_moment_it_never_shows_less_than_was_released(tmp_path: Path) -> None:
-    """A process that charges and releases is killed 80 times, and every time another goes on from there."""
+def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
+    """A process that charges and releases is killed 80 times, and every time another continues from there."""
     path, released, chance = tmp_path / "audit.sqlite", tmp_path / "released", random.Random(5)
     released.touch()
     between = 0
@@ -280,7 +280,7 @@ def _charge_until_killed(path: Path, released: Path) -> None:
         os._exit(1)
 
 
-def spend(path: Path, run: str, told: Path) -> None:
+def spend(path: Path, run: str, outputs: Path) -> None:
     """Spend 3 a release, of 200, and tell how often that went well."""
 
     def check(spent: Spending) -> None:
@@ -292,19 +292,19 @@ def spend(path: Path, run: str, told: Path) -> None:
         for number in range(1000):
             one = Entry(run, "n", "n", number, "q", "response", cost={"laplace(1.0)": 3})
             paid += audit.charge(one, check) > 0
-    told.write_text(str(paid))
+    outputs.write_text(str(paid))
 
 
-def test_processes_together_cannot_overspend(path: Path) -> None:
+def test_concurrent_processes_cannot_overspend(path: Path) -> None:
     """Three start at once on a file that is not there yet."""
-    told = [path.with_name(f"told-{i}") for i in range(3)]
-    spenders = [FORKING.Process(target=spend, args=(path, f"run-{i}", told[i])) for i in range(3)]
+    outputs = [path.with_name(f"spent-{i}") for i in range(3)]
+    spenders = [FORKING.Process(target=spend, args=(path, f"run-{i}", outputs[i])) for i in range(3)]
     for spender in spenders:
         spender.start()
     for spender in spenders:
         spender.join(60)
     assert [spender.exitcode for spender in spenders] == [0] * 3
-    paid = [int(each.read_text()) for each in told]
+    paid = [int(each.read_text()) for each in outputs]
     assert sum(paid) == 66
     with closing(AuditLog(path)) as audit:
         audit.verify()
@@ -314,9 +314,7 @@ def test_processes_together_cannot_overspend(path: Path) -> None:
     assert '"entry":66,' in head(path).read_text(encoding="utf-8")
 
 
-def test_an_head_is_not_put_back_by_a_process_that_was_slower(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slower_process_does_not_overwrite_newer_head(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(AuditLog(path)) as slow, closing(AuditLog(path)) as quick:
         write = slow._write_head
 
@@ -330,9 +328,7 @@ def test_an_head_is_not_put_back_by_a_process_that_was_slower(
         slow.verify()
 
 
-def test_a_charge_makes_the_text_of_its_own_run_alone_anew(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_charge_recomputes_head_row_of_its_run_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(AuditLog(path)) as audit:
         for number in range(20):
             audit.charge(entry(run=f"run-{number}"))
@@ -346,13 +342,13 @@ def test_a_charge_makes_the_text_of_its_own_run_alone_anew(
         audit.charge(entry(1, run="run-3"))
         audit.charge(entry(0, run="another"))
         assert made == ["run-3", "another"]
-        told = Head.read(head(path))
-        assert told is not None
-        assert told.totals == {names: spent for names, spent in audit.totals.events.items() if names[1]}
-        assert (told.number, len(told.totals)) == (22, 21)
+        head_read = Head.read(head(path))
+        assert head_read is not None
+        assert head_read.totals == {names: spent for names, spent in audit.totals.events.items() if names[1]}
+        assert (head_read.number, len(head_read.totals)) == (22, 21)
 
 
-def test_a_log_has_its_name_when_it_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_file_appears_complete(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link, met = os.link, []
 
     def meet(made: Path, name: Path) -> None:
@@ -399,16 +395,16 @@ EDITS = {
 
 
 @pytest.mark.parametrize("kind", EDITS)
-def test_an_edited_log_is_refused_until_its_owner_settles_it(kind: str, path: Path) -> None:
+def test_edited_log_is_refused_until_accepted(kind: str, path: Path) -> None:
     fill(path, 6)
-    statements, told = EDITS[kind]
+    statements, message = EDITS[kind]
     edit(path, *statements)
     with closing(AuditLog(path)) as audit:
-        with pytest.raises(AuditError, match=told):
+        with pytest.raises(AuditError, match=message):
             audit.verify()
         rows = sum(1 for _ in audit.entries())
         for number in (0, 99):  # not even what was paid for
-            with pytest.raises(AuditError, match=f"{told}.*fedstill audit accept"):
+            with pytest.raises(AuditError, match=f"{message}.*fedstill audit accept"):
                 audit.charge(entry(number))
         assert sum(1 for _ in audit.entries()) == rows
         audit.settle("I did that")
@@ -427,7 +423,7 @@ def test_an_edited_log_is_refused_until_its_owner_settles_it(kind: str, path: Pa
         audit.verify()  # what was settled is settled as it was
 
 
-def test_rolling_back_gains_nothing(path: Path) -> None:
+def test_restored_copy_regains_no_budget(path: Path) -> None:
     """An older copy is a sound log; settled, each run and node pays again what the copy does not show."""
     fill(path, 3)
     old = copy(path, path.parent / "old")
@@ -453,7 +449,7 @@ def test_rolling_back_gains_nothing(path: Path) -> None:
     assert '"entry":10,' in head(path).read_text(encoding="utf-8")
 
 
-def test_a_copy_put_back_under_a_process_that_has_it_open(path: Path) -> None:
+def test_restored_copy_is_detected_by_open_process(path: Path) -> None:
     fill(path, 3)
     old = copy(path, path.parent / "old")
     with closing(AuditLog(path)) as audit:
@@ -466,7 +462,7 @@ def test_a_copy_put_back_under_a_process_that_has_it_open(path: Path) -> None:
             audit.charge(entry(4))
 
 
-def test_entries_deleted_under_a_process_that_has_it_open(path: Path) -> None:
+def test_deleted_entries_are_detected_by_open_process(path: Path) -> None:
     fill(path, 3)
     with closing(AuditLog(path)) as audit:
         edit(path, "DELETE FROM entries WHERE entry = 3")
@@ -480,7 +476,7 @@ def test_entries_deleted_under_a_process_that_has_it_open(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda file: file.unlink(), "head audit.sqlite.head is missing"),
         (lambda file: file.write_bytes(b""), "head is damaged"),
@@ -493,13 +489,13 @@ def test_entries_deleted_under_a_process_that_has_it_open(path: Path) -> None:
         (lambda file: file.write_text(file.read_text().replace('":8,', '":"8",')), "head is damaged"),
     ],
 )
-def test_a_damaged_head(damage: Any, told: str, path: Path) -> None:
+def test_damaged_head_is_reported(damage: Any, message: str, path: Path) -> None:
     fill(path, 4)
     before = head(path).read_bytes()
     damage(head(path))
     assert not head(path).exists() or head(path).read_bytes() != before
     with closing(AuditLog(path)) as audit:
-        with pytest.raises(AuditError, match=told):
+        with pytest.raises(AuditError, match=message):
             audit.charge(entry(9))
         audit.settle("looked at it")
         audit.verify()
@@ -508,7 +504,7 @@ def test_a_damaged_head(damage: Any, told: str, path: Path) -> None:
         audit.verify()
 
 
-def test_a_log_that_is_gone_is_paid_again_from_its_head(path: Path) -> None:
+def test_missing_log_is_charged_again_from_head(path: Path) -> None:
     fill(path, 4)
     path.unlink()
     with closing(AuditLog(path)) as audit:
@@ -522,7 +518,7 @@ def test_a_log_that_is_gone_is_paid_again_from_its_head(path: Path) -> None:
         audit.verify()
 
 
-def test_a_kill_between_settling_and_the_head_is_settled(path: Path) -> None:
+def test_kill_between_acceptance_and_head_keeps_acceptance(path: Path) -> None:
     fill(path, 5)
     before = head(path).read_bytes()
     edit(path, "DELETE FROM entries WHERE entry > 3")
@@ -537,7 +533,7 @@ def test_a_kill_between_settling_and_the_head_is_settled(path: Path) -> None:
     assert head(path).read_bytes() != before
 
 
-def test_files_that_are_no_log(path: Path) -> None:
+def test_rejects_other_files(path: Path) -> None:
     path.write_bytes(b"no database at all, and rather longer than a header of SQLite" * 20)
     with pytest.raises(AuditError, match="cannot be read any more"):
         AuditLog(path)
@@ -569,11 +565,11 @@ def test_reading_changes_nothing(path: Path, reader: AuditLog) -> None:
         AuditLog(path.parent / "none.sqlite", read_only=True)
 
 
-def test_a_disk_that_cannot_be_written_releases_nothing(path: Path) -> None:
+def test_unwritable_disk_blocks_release(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(0))
         size = audit._database.execute("PRAGMA page_count").fetchone()[0]
-        audit._database.execute(f"PRAGMA max_page_count = {size}")  # a disk with no more room
+        audit._database.execute(f"PRAGMA max_page_count = {size}")  # a full disk
         with pytest.raises(AuditError, match="full"):
             audit.charge(entry(1, rule="long " * 20_000))
         audit._database.execute("PRAGMA max_page_count = 1000000")
@@ -581,7 +577,7 @@ def test_a_disk_that_cannot_be_written_releases_nothing(path: Path) -> None:
         audit.verify()
 
 
-def test_an_head_that_cannot_be_written_releases_nothing_and_costs_once(path: Path) -> None:
+def test_unwritable_head_blocks_release_and_charges_once(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(0))
         blocker = path.with_name(path.name + ".head.part")
@@ -597,7 +593,7 @@ def test_an_head_that_cannot_be_written_releases_nothing_and_costs_once(path: Pa
         assert audit.spending("clinic", "first").total_events["gaussian(1.1)"] == 3
 
 
-def test_only_a_file_that_another_process_has_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_locked_file_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_database, "LOCK_TIMEOUT", 0.2)
     calls: list[str] = []
 
@@ -617,7 +613,7 @@ def test_only_a_file_that_another_process_has_is_tried_again(monkeypatch: pytest
         audit_database._retry_while_locked(lambda: failing(*["database is locked"] * 1000))
 
 
-def test_what_was_protected_as_one_outlives_a_log_that_is_lost(path: Path) -> None:
+def test_privacy_unit_survives_lost_log(path: Path) -> None:
     """Or its owner, who changed nothing, could spend nothing more."""
     unit = "4 records of one patient"
     with closing(AuditLog(path)) as audit:

@@ -1,4 +1,4 @@
-"""Audit logs and heads that somebody has rewritten are refused in one line, and sound once settled."""
+"""Audit logs and heads that were rewritten are refused in one line, and sound once settled."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def settles(path: Path, told: str) -> Spending:
+def settles(path: Path, message: str) -> Spending:
     """What was spent by a log in trouble: settled, it is opened, verified and charged to as any other."""
     with closing(AuditLog(path)) as audit:
-        with pytest.raises(AuditError, match=told):
+        with pytest.raises(AuditError, match=message):
             audit.charge(entry(50))
         assert all(isinstance(row["number"], int) for row in audit.entries())
         audit.settle("looked at it")
@@ -73,7 +73,7 @@ LINES = {
 
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("name", LINES)
-def test_a_line_that_no_node_has_written_is_damage(name: str, hashed: bool, path: Path) -> None:
+def test_foreign_line_counts_as_damage(name: str, hashed: bool, path: Path) -> None:
     wrong: Any = LINES[name]
     with closing(sqlite3.connect(path)) as file:
         (before,) = file.execute("SELECT hash FROM entries WHERE entry = 2").fetchone()
@@ -81,7 +81,7 @@ def test_a_line_that_no_node_has_written_is_damage(name: str, hashed: bool, path
         line = json.dumps({**json.loads(line), **wrong}) if isinstance(wrong, dict) else wrong
         set_line = "UPDATE entries SET line = CAST(? AS TEXT) WHERE entry = 3"
         file.execute(set_line, (line,))
-        if hashed:  # by somebody who knows how
+        if hashed:  # with a valid hash
             text = line.decode("utf-8", "surrogateescape") if isinstance(line, bytes) else line
             file.execute("UPDATE entries SET hash = ? WHERE entry = 3", (chain_hash(before, 3, text),))
         file.commit()
@@ -89,7 +89,7 @@ def test_a_line_that_no_node_has_written_is_damage(name: str, hashed: bool, path
     assert spent.total_events == {"gaussian(1.1)": 3, "laplace(10.0)": 6}  # from the head
 
 
-def test_bytes_in_the_place_of_text_are_damage(path: Path) -> None:
+def test_bytes_instead_of_text_count_as_damage(path: Path) -> None:
     edit(path, "UPDATE entries SET line = CAST(line AS BLOB), hash = x'ff' WHERE entry = 2")
     settles(path, "entry 2 is not as it was written")
     with closing(AuditLog(path)) as audit:
@@ -123,21 +123,19 @@ def totals(*rows: list[Any], **other: Any) -> str:
     ],
     ids=range(17),
 )
-def test_an_impossible_head_is_damaged(text: str, path: Path) -> None:
+def test_impossible_head_counts_as_damage(text: str, path: Path) -> None:
     head(path).write_text(text, encoding="utf-8")
     assert settles(path, "its head audit.sqlite.head is damaged").total_events["gaussian(1.1)"] == 3
 
 
-@pytest.mark.parametrize(("told", "paid"), [(2, 3), (5, 5), (2**53 - 1, 2**53 - 1)])
-def test_of_totals_that_are_not_those_of_the_entries_the_larger_are_paid(
-    told: int, paid: int, path: Path
-) -> None:
-    replace(head(path), '"gaussian(1.1)":3', f'"gaussian(1.1)":{told}')
+@pytest.mark.parametrize(("head_count", "paid"), [(2, 3), (5, 5), (2**53 - 1, 2**53 - 1)])
+def test_larger_of_head_and_entry_totals_is_charged(head_count: int, paid: int, path: Path) -> None:
+    replace(head(path), '"gaussian(1.1)":3', f'"gaussian(1.1)":{head_count}')
     spent = settles(path, "its entries up to 3 do not add up to the totals in its head")
     assert spent.total_events == {"gaussian(1.1)": paid, "laplace(10.0)": 6}
 
 
-def test_the_totals_of_an_older_head_are_compared_with_those_of_then(path: Path) -> None:
+def test_older_head_is_compared_with_entries_up_to_it(path: Path) -> None:
     with closing(AuditLog(path, durable=False)) as audit, closing(AuditLog(path, read_only=True)) as reader:
         audit.charge(entry(3))
         reader.verify()
@@ -147,7 +145,7 @@ def test_the_totals_of_an_older_head_are_compared_with_those_of_then(path: Path)
         replace(head(path), '"gaussian(1.1)":2', '"gaussian(1.1)":3')
 
 
-def test_what_a_log_that_is_gone_has_left_is_not_given_to_the_next(path: Path) -> None:
+def test_leftover_wal_is_not_applied_to_new_log(path: Path) -> None:
     log = path.with_name(f"{path.name}-wal")
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(3))
@@ -157,16 +155,16 @@ def test_what_a_log_that_is_gone_has_left_is_not_given_to_the_next(path: Path) -
     assert settles(path, "ends at entry 0, and its head at 4").total_events["gaussian(1.1)"] == 4
 
 
-def test_where_no_number_is_left_settling_says_what_to_do(path: Path) -> None:
-    told = "no entry can follow number .*: move this log or its head away, and settle"
+def test_acceptance_without_free_number_gives_advice(path: Path) -> None:
+    message = "no entry can follow number .*: move this log or its head away, and settle"
     edit(path, f"INSERT INTO entries VALUES ({2**63 - 1}, 'x', 'y')")
-    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=told):
+    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=message):
         audit.settle("looked at it")
     for file in set(path.parent.glob(f"{path.name}*")) - {head(path)}:
         file.unlink()
     assert settles(path, "ends at entry 0, and its head at 3").total_events["gaussian(1.1)"] == 3
     head(path).write_text(totals(entry=2**62), encoding="utf-8")
-    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=told):
+    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=message):
         audit.settle("looked at it")
     head(path).unlink()
     assert settles(path, "head audit.sqlite.head is missing").total_events["gaussian(1.1)"] == 5
@@ -182,7 +180,7 @@ def test_where_no_number_is_left_settling_says_what_to_do(path: Path) -> None:
         "DROP TABLE entries",
     ],
 )
-def test_a_file_that_holds_more_than_entries_is_refused(statement: str, path: Path) -> None:
+def test_file_with_other_tables_is_refused(statement: str, path: Path) -> None:
     before = head(path).read_bytes()
     with closing(AuditLog(path)) as audit:
         edit(path, statement)
@@ -193,7 +191,7 @@ def test_a_file_that_holds_more_than_entries_is_refused(statement: str, path: Pa
     assert head(path).read_bytes() == before
 
 
-def test_an_entry_that_was_not_taken_releases_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unstored_entry_blocks_release(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(AuditLog(path)) as audit:
         edit(path, "CREATE TRIGGER t BEFORE INSERT ON entries BEGIN SELECT raise(ignore); END")
         monkeypatch.setattr(audit._database, "require_format", lambda: None)
@@ -202,7 +200,7 @@ def test_an_entry_that_was_not_taken_releases_nothing(path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("because", [" ", "\udcff"])
-def test_a_reason_is_words(because: str, path: Path) -> None:
+def test_acceptance_needs_a_reason(because: str, path: Path) -> None:
     head(path).unlink()
     with closing(AuditLog(path)) as audit, pytest.raises(ArgumentError, match="because"):
         audit.settle(because)

@@ -48,8 +48,8 @@ def serve(folder: Path, ceiling: bool) -> None:
     for path in sorted((folder / "messages").iterdir()):
         message, start = path.read_bytes(), time.monotonic()
         # Without its tensors, for which there may be no more memory than for the node.
-        told = json.loads(decode_header(host.serve(message))[METADATA][HEADER])[HEADER]
-        replies.append({**told.get("error", {}), "took": time.monotonic() - start})
+        reply = json.loads(decode_header(host.serve(message))[METADATA][HEADER])[HEADER]
+        replies.append({**reply.get("error", {}), "took": time.monotonic() - start})
     (folder / "replies").write_text(json.dumps([replies, peak() - before]))
 
 
@@ -104,7 +104,7 @@ def join(plan: RunPlan = PLAN, **spec: Any) -> bytes:
 # --- memory -------------------------------------------------------------------------------------------
 
 
-def test_memory_is_what_the_owner_says_or_three_quarters_of_the_machines(
+def test_memory_limit_defaults_to_three_quarters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_limits, "_machine_memory", lambda: 1000)
@@ -112,7 +112,7 @@ def test_memory_is_what_the_owner_says_or_three_quarters_of_the_machines(
 
 
 @linux
-def test_a_plan_of_a_million_classes_is_refused_before_its_head_is_made(tmp_path: Path) -> None:
+def test_plan_with_million_classes_is_refused_before_allocation(tmp_path: Path) -> None:
     change, policy = {"mlp:8": "small-cnn"}, f"max_memory = {GIB}\nmax_header = 0\n"
     message = join(classes=[str(number) for number in range(1_000_000)])
     (reply,), grown = served(tmp_path / "classes", message, policy=policy, change=change)
@@ -123,7 +123,7 @@ def test_a_plan_of_a_million_classes_is_refused_before_its_head_is_made(tmp_path
 
 
 @linux
-def test_images_are_not_fitted_to_a_form_too_large(tmp_path: Path) -> None:
+def test_image_shape_beyond_memory_is_refused(tmp_path: Path) -> None:
     change, policy = {'path = "data.npz"': 'path = "data.npz"\nfit = true'}, f"max_memory = {GIB}\n"
     folder = tmp_path / "fit"
     Clinic(folder)
@@ -143,7 +143,7 @@ def pixels_of(folder: Path) -> None:
 
 
 @linux
-def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Path) -> None:
+def test_text_length_or_vocabulary_beyond_memory_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     Clinic(folder)
     lines = ["text,label", *(f"a word {n},{n % 2}" for n in range(40))]
@@ -161,7 +161,7 @@ def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Pat
 
 
 @linux
-def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path: Path) -> None:
+def test_query_beyond_memory_is_refused(tmp_path: Path) -> None:
     """max_rows allows 100,000: in a small CNN they would take 4 GB."""
     folder, plan = tmp_path / "rows", PLAN.to_dict()
     asked = {"run": "one", "query": "predict_logits", "differentiable": True}
@@ -180,7 +180,7 @@ def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path:
 
 
 @linux
-def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Path) -> None:
+def test_repeated_public_rows_are_limited(tmp_path: Path) -> None:
     """Named 100,000 times, one of 64 x 64 pixels would take 1.6 GB."""
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
     public = PublicData("ours", torch.zeros(4, *spec.shape), None, "")
@@ -201,7 +201,7 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
 
 
 @linux
-def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -> None:
+def test_unforeseen_allocation_meets_process_limit(tmp_path: Path) -> None:
     """A factory of the owner's own makes as much of a spec as it likes; then a sound plan is served."""
     folder = tmp_path / "ceiling"
     Clinic(folder)
@@ -215,15 +215,15 @@ def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -
     sound = dataclasses.replace(PLAN, run="two")
     messages = [join(classes=[str(n) for n in range(100)]), join(sound)]
     policy = f"max_memory = {GIB}\n"
-    (refused, told), grown = served(folder, *messages, policy=policy, change=change, ceiling=True)
+    (refused, reply), grown = served(folder, *messages, policy=policy, change=change, ceiling=True)
     assert refused["rule"] == RUN
     assert refused["kind"] == "QueryRefused"
-    assert "kind" not in told
+    assert "kind" not in reply
     assert grown < GIB
 
 
 @linux
-def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_processes_have_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a job of FLARE, and `fedstill node response`."""
     clinic = Clinic(tmp_path / "clinic", f"max_memory = {GIB}\n")
     code = (
@@ -245,18 +245,18 @@ def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: 
     assert limited == [GIB]
 
 
-def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_path: Path) -> None:
+def test_billion_sampled_images_are_refused(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "memory": 10**9})
     clinic = Clinic(tmp_path / "clinic", plan=plan)
-    told, _ = clinic.say("join", plan=plan.to_dict())
-    assert told["refused_queries"] == {"predict_logits": "max_rows: 100000, and it is about 1000000000"}
+    reply, _ = clinic.say("join", plan=plan.to_dict())
+    assert reply["refused_queries"] == {"predict_logits": "max_rows: 100000, and it is about 1000000000"}
 
 
 # --- messages -----------------------------------------------------------------------------------------
 
 
 @linux
-def test_a_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+def test_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     message = pack({"operation": "identify", "x": [[]] * 20_000_000})
     assert len(message) > 76 * 2**20
     (reply,), grown = served(tmp_path / "header", message)
@@ -265,20 +265,20 @@ def test_a_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     assert grown < 200 * 2**20  # the message itself, as this process reads it from a file
 
 
-def test_a_header_within_the_limit_is_read(tmp_path: Path) -> None:
+def test_header_within_limit_is_parsed(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
-    told, _ = clinic.say("identify", x="y" * 990_000)
-    assert told["protocol"] == PROTOCOL
+    reply, _ = clinic.say("identify", x="y" * 990_000)
+    assert reply["protocol"] == PROTOCOL
 
 
-def test_a_large_message_is_refused(tmp_path: Path) -> None:
+def test_large_message_is_refused(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n").ready()
     clinic.query(0)[1]["logits"]
     said = clinic.query(1, torch.zeros(100, *SHAPE))
     assert said["rule"].startswith("max_message: 10000, and it has 2")
 
 
-def test_a_message_is_measured_as_it_is_computed_with(tmp_path: Path) -> None:
+def test_compressed_message_counts_as_float32(tmp_path: Path) -> None:
     """int8 is a quarter of float32 on the way, and not here."""
     plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n", plan).ready()
@@ -287,7 +287,7 @@ def test_a_message_is_measured_as_it_is_computed_with(tmp_path: Path) -> None:
     assert said["rule"] == "max_message: 10000, and in float32 it has 15360 bytes"
 
 
-def test_a_file_of_queries_is_a_message(tmp_path: Path) -> None:
+def test_query_file_counts_as_message(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n")
     path = tmp_path / "queries.safetensors"
     path.write_bytes(bytes(10_001))
@@ -311,7 +311,7 @@ def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool) -> None:
+def test_slow_response_is_stopped(tmp_path: Path, private: bool) -> None:
     plan, public = fedmd(digest_epochs=10**6)
     noise = '[privacy]\nmechanism = "dp-sgd"\n[privacy.training]\nnoise = 1.0\n' * private
     clinic = Clinic(tmp_path / "clinic", f"max_seconds = 2\n{noise}", plan)
@@ -327,27 +327,27 @@ def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool
         assert "it failed at query 0 (digest)" in asked_to_digest(clinic, 1)["text"]
 
 
-def test_training_that_a_plan_parts_into_endless_rounds_is_refused(tmp_path: Path) -> None:
+def test_endless_rounds_are_refused(tmp_path: Path) -> None:
     plan, public = fedmd(first=10**9)
     said = Clinic(tmp_path / "clinic", "", plan).say("join", public_tensors(public), plan=plan.to_dict())
     assert said["rule"].startswith("rounds: 100000 at most, and the plan's number of parts is 10000000")
 
 
-def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> None:
+def test_cost_computation_respects_time_limit() -> None:
     price = PrivacyCost({Event("gaussian", 1.2345, rate=0.0123): 10**5})
     with timing.time_limit(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
         compute_epsilon(price, 1e-5)
 
 
-def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path: Path) -> None:
+def test_initial_training_stops_at_time_limit_and_resumes(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_seconds = 1\n")
     path = clinic.folder / "node.toml"
     path.write_text(path.read_text().replace("epochs = 4", "epochs = 2000"))
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
-    start, (told, _) = time.monotonic(), clinic.say("train_locally", seconds=60)
+    start, (reply, _) = time.monotonic(), clinic.say("train_locally", seconds=60)
     assert time.monotonic() - start < 20
-    assert not told["is_trained"]
+    assert not reply["is_trained"]
     before = clinic.session.training.steps
     clinic.say("train_locally", seconds=60)
     assert clinic.session.training.steps > before
@@ -356,7 +356,7 @@ def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path
 # --- runs and disk ------------------------------------------------------------------------------------
 
 
-def test_runs_are_limited_and_known_ones_go_on(tmp_path: Path) -> None:
+def test_new_runs_are_limited_and_known_runs_continue(tmp_path: Path) -> None:
     policy = "max_runs = 2\n"
     for run in ("one", "two"):
         clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run=run)).ready()
@@ -373,7 +373,7 @@ def test_runs_are_limited_and_known_ones_go_on(tmp_path: Path) -> None:
     third.ready()
 
 
-def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) -> None:
+def test_disk_limit_refuses_writes(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     clinic.query(0)
     clinic.say("leave")
@@ -381,11 +381,11 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     used = audit.stat().st_size
     used += sum(path.stat().st_size for path in (clinic.folder / "runs").rglob("*") if path.is_file())
     clinic = Clinic(tmp_path / "clinic", f"max_disk = {used + 1000}\n")
-    told, _ = clinic.say("join", plan=PLAN.to_dict())
-    assert told["is_trained"]
+    reply, _ = clinic.say("join", plan=PLAN.to_dict())
+    assert reply["is_trained"]
     assert "max_disk" in clinic.say("save_checkpoint", checkpoint=1)["rule"]
     assert not list(clinic.session.run_folder.path.glob("checkpoint-*"))
-    for number in range(50):  # each refusal is a line, until there is no room for it
+    for number in range(50):  # each refusal is a line, until the disk share is full
         clinic.say("answer_query", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000
     assert "max_disk" in clinic.query(1)["rule"]
@@ -395,7 +395,7 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     assert not (clinic.folder / "runs" / "two").exists()
 
 
-def test_public_data_count_as_what_is_on_the_disk(tmp_path: Path) -> None:
+def test_public_data_count_for_disk_limit(tmp_path: Path) -> None:
     plan, public = fedmd()
     clinic = Clinic(tmp_path / "clinic", "max_disk = 5000\n", plan)
     assert "max_disk: 5000" in clinic.say("join", public_tensors(public), plan=plan.to_dict())["rule"]
@@ -411,13 +411,13 @@ WILD: list[Any] = [True, -1, 1.5, float("nan"), "9" * 1000]
 @pytest.mark.parametrize(
     "name", [part.name for part in dataclasses.fields(PolicyConfig) if part.name.startswith("most_")]
 )
-def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
+def test_limits_must_be_integers(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"policy.{name} is .* 0 .no limit. or more, an integer"):
         PolicyConfig(**{name: value})
 
 
 @linux
-def test_a_message_for_which_there_is_no_memory_leaves_the_node_serving(tmp_path: Path) -> None:
+def test_out_of_memory_message_keeps_node_serving(tmp_path: Path) -> None:
     """Read by Rust it would end the process, or its call, with what no one handles."""
     large = pack({"operation": "identify"}, {"x": torch.zeros(2**24)})
     policy = f"max_memory = {2**20 * 100}"
@@ -428,9 +428,7 @@ def test_a_message_for_which_there_is_no_memory_leaves_the_node_serving(tmp_path
     assert "rule" not in replies[1]
 
 
-def test_an_answer_for_whose_bytes_there_is_no_memory_is_refused_and_can_be_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_response_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
 
     def full(header: Mapping[str, Any], tensors: Any = None) -> bytes:

@@ -43,7 +43,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
     return TensorData(inputs, targets.float() if task.kind == "image" else targets)
 
 
-def told(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
+def released(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
     """What the query's handler reads of a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.for_query = lambda at, number: SimpleNamespace(**vars(group), at=at, number=number)
@@ -54,14 +54,12 @@ def told(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", TASKS)
 @given(seed=st.integers(0, 2**31), count=st.integers(3, 40), group=st.integers(1, 2))
 @settings(max_examples=15, deadline=None)
-def test_no_record_moves_counts_further_than_is_paid_for(
-    name: str, seed: int, count: int, group: int
-) -> None:
+def test_count_sensitivity_matches_charge(name: str, seed: int, count: int, group: int) -> None:
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     data, query = records(task, count, seed), count_labels(task)
     config = DPSGD(counts_noise=SCALE, group_size=group)
     made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, task)
-    before, after = told(task, data), told(task, data.subset(torch.arange(group, count)))
+    before, after = released(task, data), released(task, data.subset(torch.arange(group, count)))
     reading = query.depends_on_records or ()
     assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
     for each in reading:
@@ -74,17 +72,17 @@ def test_no_record_moves_counts_further_than_is_paid_for(
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_sizes_are_the_number_of_examples(name: str) -> None:
+def test_size_is_number_of_examples(name: str) -> None:
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
-    query, response = count_labels(task), told(task, records(task, 12, 0))
+    query, response = count_labels(task), released(task, records(task, 12, 0))
     response = dict(query.postprocess(response, {})) if query.postprocess else response
     assert response["sizes"].item() == pytest.approx(12)
     assert response["counts"].shape == (task.classes,)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: str) -> None:
-    """Where all nodes told 0, the server would divide nothing by nothing."""
+def test_noisy_size_is_at_least_one(name: str) -> None:
+    """With 0 from all nodes the server would divide zero by zero."""
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     least, seen = [], False
     for query in (count_labels(task), count_samples()):
@@ -103,7 +101,7 @@ def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: str) -> None:
     assert seen or name == "reconstruction", "counts may all be 0, and sizes are not"
 
 
-def test_of_very_many_images_no_one_moves_the_shares_further_than_is_paid() -> None:
+def test_class_share_sensitivity_matches_charge() -> None:
     """Sums of shares rounded to float32 would move by the rounding, too."""
     task = tasks.TASKS["segmentation"]().make(2)
     targets = torch.zeros(300_001, 1, 3, dtype=torch.int64)

@@ -25,8 +25,8 @@ def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
     """What the owner's log says of a join that fails; the server learns nothing of it."""
     clinic.again()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
-        told = clinic.say("join", plan=clinic.plan.to_dict())
-    assert (told["kind"], told["text"]) == ("NodeDataError", HIDDEN)
+        reply = clinic.say("join", plan=clinic.plan.to_dict())
+    assert (reply["kind"], reply["text"]) == ("NodeDataError", HIDDEN)
     assert clinic.host.session is None
     (line,) = caplog.messages
     assert "\n" not in line
@@ -34,7 +34,7 @@ def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (b"", "cannot be read as JSON"),
         (b"[1]", "holds a list (expected a JSON object"),
@@ -43,16 +43,16 @@ def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
     ],
     ids=["empty", "a list", "deep", "no text"],
 )
-def test_a_damaged_plan_is_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes, told: str
+def test_damaged_plan_gives_one_line_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes, message: str
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     path = clinic.folder / "runs/one" / PLAN_FILE
     path.write_bytes(text)
-    assert f"{path} {told}" in joined(clinic, caplog)
+    assert f"{path} {message}" in joined(clinic, caplog)
 
 
-def test_a_copy_of_a_mark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_copied_checkpoint_file_is_named_in_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     copied = clinic.folder / "runs/one/checkpoint-3 (copy).safetensors"
     copied.write_bytes(b"")
@@ -64,7 +64,7 @@ def test_a_copy_of_a_mark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
     [{"steps": None}, {"steps": 10**30}, {"steps": -1}, {"learned": 1}, {"node": {}}, {"node": "x"}],
     ids=str,
 )
-def test_what_was_learned_in_another_form_is_one_line(
+def test_state_of_another_format_gives_one_line_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
@@ -74,7 +74,7 @@ def test_what_was_learned_in_another_form_is_one_line(
 
 
 @pytest.mark.parametrize("state", ["x", [1], {}], ids=str)
-def test_what_is_no_table_is_no_state_of_a_node(
+def test_state_that_is_no_dict_gives_one_line_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
@@ -82,9 +82,7 @@ def test_what_is_no_table_is_no_state_of_a_node(
     assert f"{TRAINING_STATE} is not a state of this node: " in joined(clinic, caplog)
 
 
-def test_a_state_that_is_nested_without_end_is_no_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endlessly_nested_state_gives_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.core.checkpoint.json.dumps", lambda tree: "[" * 100_000)
         save_state(tmp_path / "state", {})
@@ -93,17 +91,17 @@ def test_a_state_that_is_nested_without_end_is_no_state(
 
 
 @pytest.mark.parametrize("text", ["", "x" * 32, "0" * 31, "0" * 64])
-def test_a_damaged_salt_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+def test_damaged_salt_gives_one_line_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
     clinic = Clinic(tmp_path / "clinic", WIDE).ready()
     path = clinic.folder / "runs/one" / SALT
     path.write_text(text)
-    told = f"invalid {path} = no salt of a run (expected 32 hexadecimal digits"
-    assert told in joined(clinic, caplog)
+    message = f"invalid {path} = no salt of a run (expected 32 hexadecimal digits"
+    assert message in joined(clinic, caplog)
 
 
-def test_salt_and_plan_are_on_the_disk_before_anything_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_salt_and_plan_are_on_disk_before_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     from fedstill.core import private_files
 
@@ -121,12 +119,10 @@ def test_salt_and_plan_are_on_the_disk_before_anything_leaves(
 # --- two at once --------------------------------------------------------------------------------------
 
 
-def test_of_two_processes_that_begin_a_run_one_makes_its_salt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_processes_share_one_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other, however far it had come, is refused, and leaves the salt on the disk as it is."""
     first, other = (Clinic(tmp_path / "clinic", WIDE) for _ in range(2))
-    paused, go_on, told = threading.Event(), threading.Event(), []
+    paused, go_on, replies = threading.Event(), threading.Event(), []
     real = secrets.token_hex
 
     def slow(count: int) -> str:
@@ -137,7 +133,7 @@ def test_of_two_processes_that_begin_a_run_one_makes_its_salt(
 
     monkeypatch.setattr(secrets, "token_hex", slow)
     late = threading.Thread(
-        target=lambda: told.append(other.say("join", plan=PLAN.to_dict())), name="other", daemon=True
+        target=lambda: replies.append(other.say("join", plan=PLAN.to_dict())), name="other", daemon=True
     )
     late.start()
     assert paused.wait(60)
@@ -146,7 +142,7 @@ def test_of_two_processes_that_begin_a_run_one_makes_its_salt(
     late.join(60)
     one = [clinic for clinic in (first, other) if clinic.host.session is not None]
     assert len(one) == 1
-    (refused,) = [each for each in (begun, told[0]) if isinstance(each, dict)]
+    (refused,) = [each for each in (begun, replies[0]) if isinstance(each, dict)]
     assert refused["text"].endswith("another run is active here")
     before = labels_of(one[0].ready())
     one[0].again()
@@ -156,9 +152,7 @@ def test_of_two_processes_that_begin_a_run_one_makes_its_salt(
 
 
 @pytest.mark.parametrize("reason", ["at work", "own trouble"])
-def test_a_join_that_is_refused_leaves_no_run_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
+def test_refused_join_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     clinic = Clinic(tmp_path / "clinic", PRIVATELY["dp-sgd"])
     if reason == "at work":
         first = clinic.ready()

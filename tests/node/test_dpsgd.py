@@ -86,7 +86,7 @@ def total(node: Node, clip: float, rows: Sequence[int] | None = None) -> torch.T
     clip=st.floats(1e-3, 1e3),
     seed=st.integers(0, 99),
 )
-def test_no_example_counts_more_than_the_clip(scale: float, clip: float, seed: int) -> None:
+def test_example_gradients_are_clipped(scale: float, clip: float, seed: int) -> None:
     node = made(n=3, scale=scale, seed=seed)
     for row in range(3):
         length = total(node, clip, [row]).double().norm().item()
@@ -94,7 +94,7 @@ def test_no_example_counts_more_than_the_clip(scale: float, clip: float, seed: i
     assert total(node, clip).double().norm().item() <= 3 * clip
 
 
-def test_a_huge_gradient_is_shortened_like_any_other() -> None:
+def test_huge_gradient_is_clipped() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     node = made(network, n=20, scale=1e25)  # whose square is beyond float32
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_huge_gradient_is_shortened_like_any_other() -> None:
     assert lengths.max() <= 0.5
 
 
-def test_an_example_whose_gradient_is_not_finite_counts_nothing() -> None:
+def test_non_finite_gradient_is_dropped() -> None:
     node = made(n=4)
     node.data.inputs[2] = math.nan
     torch.testing.assert_close(total(node, 1.0), total(node, 1.0, [0, 1, 3]))
@@ -125,16 +125,16 @@ class Mixing(nn.Module):
         return out
 
 
-def test_more_examples_than_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipped_sum_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     node = made(n=20)
     together = total(node, 0.5)
-    for room in (6 * len(together), 1):
-        monkeypatch.setattr(dpsgd, "MAX_GRADIENT_NUMBERS", room)
+    for limit in (6 * len(together), 1):
+        monkeypatch.setattr(dpsgd, "MAX_GRADIENT_NUMBERS", limit)
         torch.testing.assert_close(total(node, 0.5), together)
 
 
 @pytest.mark.parametrize("model", ["small-cnn:4", "mlp:8", "random-conv:4", "scattering:2", Mixing])
-def test_one_record_more_or_less_moves_a_real_step_by_at_most_the_clip(
+def test_step_sensitivity_is_at_most_the_clip(
     model: str | Callable[[], nn.Module],
 ) -> None:
     network = (lambda: build(model, SHAPE, 3, 0)) if isinstance(model, str) else model
@@ -156,7 +156,7 @@ def slope(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shortcut", [True, False])
-def test_a_record_less_moves_a_sum_of_thousands_by_no_more_than_the_clip(shortcut: bool) -> None:
+def test_large_sum_sensitivity_is_at_most_the_clip(shortcut: bool) -> None:
     """In float32 the small ones after 1024 large ones all round up, and after 1023 none does."""
     layer = nn.Linear(1, 1, bias=False)
     network = layer if shortcut else Behind(layer)
@@ -171,7 +171,7 @@ def test_a_record_less_moves_a_sum_of_thousands_by_no_more_than_the_clip(shortcu
 
 
 @pytest.mark.parametrize("shortcut", [True, False])
-def test_a_slope_too_small_to_square_on_huge_features_is_shortened_too(shortcut: bool) -> None:
+def test_tiny_gradient_on_huge_features_is_clipped(shortcut: bool) -> None:
     """A server that sends a network's weights, fixed first layers among them, chooses both."""
     layer = nn.Linear(4, 3, bias=False)
     nn.init.zeros_(layer.weight)
@@ -183,7 +183,7 @@ def test_a_slope_too_small_to_square_on_huge_features_is_shortened_too(shortcut:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_linear_layers_sum_is_that_of_gradients_written_out(bias: bool) -> None:
+def test_linear_layer_sum_matches_explicit_gradients(bias: bool) -> None:
     torch.manual_seed(0)
     layer, f, y = (
         nn.Linear(50, 3, bias=bias),
@@ -228,7 +228,7 @@ class Whole(nn.Sequential):
         return out
 
 
-def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one_to_them(
+def test_fixed_layers_features_are_computed_once_per_example(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = LocalConfig(epochs=1, least_steps=5, batch=64, optimizer="sgd", lr=0.5, smoothing=0.0)
@@ -258,7 +258,7 @@ def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one
     assert learned(nn.Sequential)[1] == 1 + 5
 
 
-def test_a_sum_is_not_rounded_to_the_precision_that_a_run_computes_in() -> None:
+def test_gradient_sum_keeps_full_precision() -> None:
     generator = torch.Generator().manual_seed(0)
     node = made("random-conv:16", n=1000)
     alike = torch.randn(1, *SHAPE, generator=generator) + 0.02 * torch.randn(
@@ -285,7 +285,7 @@ def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> t
     return (vector(node.model) - before) * len(node.data)
 
 
-def test_one_record_less_moves_an_augmented_step_by_at_most_the_clip() -> None:
+def test_augmented_step_sensitivity_is_at_most_the_clip() -> None:
     def stepped(rows: Sequence[int]) -> torch.Tensor:
         node = made(n=24, scale=10.0)
         node.data = node.data.subset(torch.tensor(rows))
@@ -297,7 +297,7 @@ def test_one_record_less_moves_an_augmented_step_by_at_most_the_clip() -> None:
     torch.testing.assert_close(stepped(range(23, -1, -1)), full, rtol=1e-3, atol=1e-4)
 
 
-def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> None:
+def test_augmentation_depends_on_secret_not_seed() -> None:
     def stepped(seed: int = 0, **how: Any) -> torch.Tensor:
         node = made(n=24)
         node.seed = seed
@@ -309,7 +309,7 @@ def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> N
     assert not torch.allclose(stepped(asking="another query"), one, atol=1e-2)
 
 
-def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
+def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
     drawn = dp_training.moves(inputs, seeded(0, "a"))
     assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
@@ -326,7 +326,7 @@ def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
 # --- sampling -------------------------------------------------------------------------------------
 
 
-def test_samples_are_poissons() -> None:
+def test_samples_are_poisson() -> None:
     n, q, times = 12, 0.3, 4000
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     drawn = torch.zeros(times, n)
@@ -346,7 +346,7 @@ def test_samples_are_poissons() -> None:
     assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, "each by itself"
 
 
-def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() -> None:
+def test_step_divides_sample_sum_by_expected_size() -> None:
     node, dp = made(n=30), private(clip=0.5)
     before = total(node, 0.5, rows := drawn_by(node, dp, 0.4, 3))
     assert 0 < len(rows) < 30
@@ -364,22 +364,20 @@ def drawn_by(node: Node, dp: DPParameters, q: float, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("noise", "clip", "batch"), [(1.0, 1.0, 1.0), (0.7, 3.0, 5.0), (8.0, 0.1, 2.0)])
-def test_a_real_steps_noise_has_the_distribution_that_is_charged(
-    noise: float, clip: float, batch: float
-) -> None:
+def test_step_noise_matches_charged_distribution(noise: float, clip: float, batch: float) -> None:
     quiet, loud = (moved(made("mlp:32"), private(z, clip), 0.5, batch=batch).double() for z in (0.0, noise))
     z = (loud - quiet) * batch / (noise * clip)
     assert len(z) > 3000
     assert stats.kstest(z.numpy(), "norm").pvalue > 0.01
 
 
-def test_a_step_that_draws_nobody_is_noise_alone() -> None:
+def test_empty_sample_step_is_noise_only() -> None:
     z = moved(made("mlp:32"), private(2.0, 0.5), 1e-9).double()
     assert stats.kstest(z.numpy(), "norm").pvalue > 0.01
     assert moved(made(), private(0.0), 1e-9).abs().max() == 0
 
 
-def test_noise_and_samples_follow_from_names_and_secret() -> None:
+def test_noise_and_samples_depend_on_names_and_secret() -> None:
     one = moved(made(), private(1.0), 0.5, 1)
     torch.testing.assert_close(moved(made(), private(1.0), 0.5, 1), one, rtol=0, atol=0)
     for other in (moved(made(), private(1.0), 0.5, 2), moved(made(), private(1.0, secret=1), 0.5, 1)):
@@ -389,7 +387,7 @@ def test_noise_and_samples_follow_from_names_and_secret() -> None:
     assert abs(torch.corrcoef(torch.stack([one, moved(node, private(1.0), 0.5, 1)]))[0, 1]) < 0.2
 
 
-def test_equal_noise_is_never_on_two_different_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_sums_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def noise(scale: float = 1.0) -> torch.Tensor:
         loud, quiet = (moved(made("mlp:32", scale=scale), private(z), 1.0, 1) for z in (1.0, 0.0))
         return loud - quiet
@@ -430,7 +428,7 @@ def opacus_step(network: nn.Module, data: TensorData, noise: float, clip: float,
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("model", ["small-cnn:4", "lenet5", "mlp:8", "random-conv:4", "scattering:2"])
-def test_a_step_without_noise_is_opacus_step(model: str) -> None:
+def test_step_without_noise_matches_opacus(model: str) -> None:
     node, dp = made(model, n=30), private(clip=0.4)
     theirs = made(model, n=30)
     for number in range(3):
@@ -444,7 +442,7 @@ def test_a_step_without_noise_is_opacus_step(model: str) -> None:
 # --- what else a step does ------------------------------------------------------------------------
 
 
-def test_a_public_loss_is_added_whole() -> None:
+def test_public_loss_is_added_without_clipping() -> None:
     def public(module: nn.Module) -> torch.Tensor:
         return 50 * sum(own.square().sum() for own in module.parameters())  # type: ignore[return-value]
 
@@ -454,7 +452,7 @@ def test_a_public_loss_is_added_whole() -> None:
     torch.testing.assert_close(both, alone - 100 * first, rtol=1e-4, atol=1e-5)
 
 
-def test_a_public_loss_of_some_parameters_only() -> None:
+def test_public_loss_of_some_parameters() -> None:
     node = made()
     bias = node.model[1].bias.detach().clone()
     moved(node, private(clip=0.1), 1e-9, public_loss=lambda module: module[1].bias.sum())
@@ -462,7 +460,7 @@ def test_a_public_loss_of_some_parameters_only() -> None:
     assert torch.equal(node.model[3].bias, made().model[3].bias)
 
 
-def test_the_loss_that_is_told_is_the_samples_mean() -> None:
+def test_reported_loss_is_sample_mean() -> None:
     node = made()
     loss = private_step(node, "model", private(), 1.0, private_loss=entropy, batch=1.0)
     mine = made()
@@ -474,8 +472,8 @@ def test_the_loss_that_is_told_is_the_samples_mean() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fixed", [(), ("0.weight", "0.bias")])
-def test_clipped_sums_are_the_same_whatever_the_layout(precision: Any, fixed: tuple[str, ...]) -> None:
-    """Group norm lays channels out anew, within vmap, too, and behind frozen layers."""
+def test_clipped_sums_do_not_depend_on_memory_layout(precision: Any, fixed: tuple[str, ...]) -> None:
+    """Group norm changes the memory layout, within vmap and behind frozen layers, too."""
     node, compute = made("small-cnn:4"), Compute(EngineConfig(precision=precision))
 
     def of(model: nn.Module) -> torch.Tensor:
@@ -489,7 +487,7 @@ def test_clipped_sums_are_the_same_whatever_the_layout(precision: Any, fixed: tu
     assert float((last - first).norm() / first.norm()) < (1e-5 if precision == "float32" else 0.15)
 
 
-def test_what_is_frozen_stays_and_neither_counts_nor_gets_noise() -> None:
+def test_frozen_parameters_get_no_gradient_or_noise() -> None:
     network = build("mlp:8", SHAPE, 3, 0)
     network[1].requires_grad_(False)
     node = made(network)
@@ -501,7 +499,7 @@ def test_what_is_frozen_stays_and_neither_counts_nor_gets_noise() -> None:
     assert torch.equal(network[1].weight, first)
 
 
-def test_a_step_leaves_nothing_on_the_network() -> None:
+def test_step_leaves_no_gradients() -> None:
     node = made("small-cnn:4")
     node.model.eval()
     names, attributes = list(node.model.state_dict()), [set(vars(layer)) for layer in node.model.modules()]
@@ -513,7 +511,7 @@ def test_a_step_leaves_nothing_on_the_network() -> None:
     assert all(own.grad is None for own in node.model.parameters())
 
 
-def test_a_network_that_was_stacked_learns_the_same() -> None:
+def test_stacked_network_gets_equal_private_step() -> None:
     alone = made("small-cnn:4")
     moved(alone, private(1.0), 0.5)
     stacked = made("small-cnn:4")
@@ -537,7 +535,7 @@ def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> 
 
 @pytest.mark.parametrize("model", ["mlp:8", "small-cnn:4"])  # the second lies with channels last
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimizer: Any, model: str) -> None:
+def test_full_batch_without_clipping_matches_plain_training(optimizer: Any, model: str) -> None:
     config = LocalConfig(
         epochs=6, batch=20, optimizer=optimizer, lr=0.02, lr_end=0.001, weight_decay=0.01, smoothing=0.1
     )
@@ -550,7 +548,7 @@ def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimizer: Any, m
 
 
 @pytest.mark.parametrize("augment", ["none", "shift-flip"])
-def test_training_that_was_stopped_goes_on_as_if_it_had_not_been(augment: Any) -> None:
+def test_resumed_private_training_equals_uninterrupted(augment: Any) -> None:
     config = LocalConfig(epochs=3, batch=8, augment=augment)
     dp = private(1.0)
     unbroken = prepared("small-cnn:4", config)
@@ -565,11 +563,11 @@ def test_training_that_was_stopped_goes_on_as_if_it_had_not_been(augment: Any) -
     assert torch.equal(vector(fresh.model), vector(unbroken.model))
 
 
-def test_rounds_take_the_steps_of_one_go() -> None:
+def test_rounds_take_the_steps_of_one_call() -> None:
     dp, config = private(1.0), LocalConfig(epochs=3, batch=8)
     whole, rounds = prepared(config=config), prepared(config=config)
     dp_training.train_privately(whole, TASK, config, COMPUTE, dp=dp)
-    told: list[int] = []
+    reported: list[int] = []
     done = [
         dp_training.train_privately(
             rounds,
@@ -578,16 +576,16 @@ def test_rounds_take_the_steps_of_one_go() -> None:
             COMPUTE,
             dp=dp,
             span=Span(r, r + 1, 3),
-            report=lambda nodes, step, losses: told.append(step),
+            report=lambda nodes, step, losses: reported.append(step),
         )
         for r in range(3)
     ]
     assert done == [2, 3, 3]
-    assert told == [1, 2, 1, 2, 3, 1, 2, 3]
+    assert reported == [1, 2, 1, 2, 3, 1, 2, 3]
     assert torch.equal(vector(whole.model), vector(rounds.model))
 
 
-def test_a_network_that_draws_while_it_learns_is_stopped_even_unchecked() -> None:
+def test_random_layers_are_refused_in_private_training() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.5))
     with pytest.raises(RuntimeError, match="random operation"):
         moved(made(network), private(), 1.0)

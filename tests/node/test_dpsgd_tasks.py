@@ -78,7 +78,7 @@ def alone(task: Task, model: nn.Module, data: TensorData, row: int, smoothing: f
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
-def test_gradients_by_example_are_those_of_a_loop(case: Case) -> None:
+def test_per_example_gradients_match_loop(case: Case) -> None:
     task, model, data = made(case)
     model.train()
     each = torch.stack([alone(task, model, data, row, 0.1) for row in range(N)])  # (N, P)
@@ -93,7 +93,7 @@ def test_gradients_by_example_are_those_of_a_loop(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
-def test_a_batch_loses_the_mean_of_what_its_examples_lose_each_by_itself(case: Case) -> None:
+def test_batch_loss_is_mean_of_example_losses(case: Case) -> None:
     task, model, data = made(case)
     with torch.no_grad():
         outputs = model.eval()(data.inputs).float()
@@ -104,7 +104,7 @@ def test_a_batch_loses_the_mean_of_what_its_examples_lose_each_by_itself(case: C
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
-def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
+def test_private_training_is_reproducible(case: Case) -> None:
     def learned() -> torch.Tensor:
         task, model, data = made(case)
         dp_compatibility.check(model, "the model", data.inputs[:2])

@@ -60,7 +60,7 @@ def released(clinic: Clinic) -> int:
 
 
 @pytest.mark.parametrize("query", ["predict_logits", "score_with_critic"])
-def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Path, query: str) -> None:
+def test_query_with_another_number_changes_history(tmp_path: Path, query: str) -> None:
     clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
     seen: set[bytes] = set()
     for number in range(1, 5):
@@ -74,7 +74,7 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
     assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
 
 
-def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
+def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
     """By numbers alone a server could have nearly twice as much as its owner allows."""
     clinic = Clinic(tmp_path / "clinic", "max_queries = 6\n" + PRIVATE).ready()
     answered = 0
@@ -93,24 +93,24 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("private", ["", PRIVATE])
-def test_a_further_gradient_of_an_answer_is_a_further_query(tmp_path: Path, private: str) -> None:
+def test_second_gradient_counts_as_query(tmp_path: Path, private: str) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_queries = 2\n" + private).ready()
     clinic.query(0)
     first = clinic.pull(0, 1.0)[1]
-    told = []
+    replies = []
     for value in (1.0, 2.0, 1.0, 3.0):
         clinic.say("load_checkpoint", checkpoint=0)
         clinic.query(0)
-        told.append(clinic.pull(0, value))
-    same(told[0][1], first)
-    same(told[2][1], first)
-    assert told[1][1], "the second query"
-    assert "max_queries: 2" in told[3]["text"]
+        replies.append(clinic.pull(0, value))
+    same(replies[0][1], first)
+    same(replies[2][1], first)
+    assert replies[1][1], "the second query"
+    assert "max_queries: 2" in replies[3]["text"]
     assert clinic.left() == [(0, "response"), (0, "gradient"), (0, "gradient")]
 
 
 @pytest.mark.parametrize("change", ["a run's folder is gone", "another name", "another run"])
-def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
+def test_limits_hold_across_folders_and_names(tmp_path: Path, change: str) -> None:
     policy = "max_queries = 3\nmax_bytes = 1000000\n"
     clinic = Clinic(tmp_path / "clinic", policy).ready()
     for number in range(3):
@@ -129,19 +129,17 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
         plan = replace(PLAN, run="two")
         again.plan = plan
         again.again()
-    told, _ = again.say("join", plan=plan.to_dict())
+    reply, _ = again.say("join", plan=plan.to_dict())
     again.say("train_locally", seconds=60)
     assert "max_queries: 3" in again.query(7)["text"]
     if change != "a run's folder is gone":
-        assert told["refused_queries"]["predict_logits"] == "max_queries: 3, over all runs"
+        assert reply["refused_queries"]["predict_logits"] == "max_queries: 3, over all runs"
 
 
 # --- other last digits ---------------------------------------------------------------------------------
 
 
-def test_learning_that_comes_out_otherwise_is_another_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a start with other threads: the noise would be another, so that is charged, too."""
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
     first = clinic.query(0)[1]
@@ -161,10 +159,10 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
-    told, second = clinic.query(0)
+    reply, second = clinic.query(0)
     assert not torch.equal(second["critic"], first["critic"])
     assert learned(clinic) == 2
-    assert told["privacy"]["cost"] == {str(STEP): 1}, "the server is told of both"
+    assert reply["privacy"]["cost"] == {str(STEP): 1}, "the server learns both costs"
     assert samples[0] != samples[1], "no draw of records serves two sums"
     clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], second)
@@ -176,7 +174,7 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     assert len({x["critic"].numpy().tobytes() for x in (first, second, third)}) == learned(clinic) == 3
 
 
-def test_what_follows_from_other_learning_is_another_release(
+def test_response_after_differing_training_is_charged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
@@ -190,7 +188,7 @@ def test_what_follows_from_other_learning_is_another_release(
     assert learned(clinic) == 4
 
 
-def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
+def test_unaffordable_second_attempt_releases_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = Event("laplace", NoPrivacy().counts_noise)
@@ -212,9 +210,7 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     assert "resume the run from an earlier checkpoint" in clinic.query(2)["text"]
 
 
-def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server gets it by asking the same of inputs that lie otherwise in memory."""
     clinic = Clinic(tmp_path / "clinic", 'approve = "each run"\n' + PRIVATE)
     assert "waits" in clinic.say("join", plan=PLAN.to_dict())["rule"]
@@ -232,9 +228,7 @@ def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
     assert released(clinic) == rows
 
 
-def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server can make a query fail behind the training: kept, each repetition would be a free round."""
     public = PublicData("shared", image(5), None, "")
     method = {"name": "fedmd", "rounds": 20, "first": 1}
@@ -254,8 +248,8 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     before = to_vector(clinic.session.node.model).clone()
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
-    for mark in (0, 1):
-        assert "failed at query 0" in clinic.say("save_checkpoint", checkpoint=mark)["text"]
+    for checkpoint in (0, 1):
+        assert "failed at query 0" in clinic.say("save_checkpoint", checkpoint=checkpoint)["text"]
     assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
@@ -273,7 +267,7 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     "wrong",
     [[1], [[1]], -1, 2, 2**62, True, 1.0, *(torch.tensor(1, dtype=k) for k in (torch.int8, torch.uint8))],
 )
-def test_a_round_that_is_none_costs_nothing_and_trains_nothing(tmp_path: Path, wrong: Any) -> None:
+def test_invalid_round_trains_and_charges_nothing(tmp_path: Path, wrong: Any) -> None:
     """Priced as one round and trained as two, it would be a free one."""
     plan = replace(PLAN, method={"name": "fedavg", "rounds": 2})
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n" + PRIVATE, plan)
@@ -292,7 +286,7 @@ def test_a_round_that_is_none_costs_nothing_and_trains_nothing(tmp_path: Path, w
     assert clinic.rows()
 
 
-def test_a_model_that_has_told_of_itself_is_not_trained_once_more(tmp_path: Path) -> None:
+def test_model_with_releases_is_not_retrained(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
     clinic.query(0)
     clinic.say("leave")
@@ -311,23 +305,23 @@ def test_a_model_that_has_told_of_itself_is_not_trained_once_more(tmp_path: Path
         ('queries = ["exmine"]\n', "exmine"),
     ],
 )
-def test_what_check_refuses_is_not_answered(
+def test_faults_of_check_are_refused_by_node(
     tmp_path: Path, text: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", text)
     assert any(fault in line for line in owner_folder.check_folder(clinic.folder).faults)
-    told = clinic.say("join", plan=PLAN.to_dict())
-    assert told["text"] == "its data or model failed: see its log"
+    reply = clinic.say("join", plan=PLAN.to_dict())
+    assert reply["text"] == "its data or model failed: see its log"
     assert fault in caplog.text
 
 
-# --- any order of all of this, beside a model of the accountant ----------------------------------------
+# --- any order of all of this, compared with a model of the accountant ----------------------------------------
 
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(0, 1), st.integers(0, 1)),  # a gap in the numbers, an image
         st.tuples(st.just("pull"), st.sampled_from([1.0, 2.0]), st.just(0)),
-        st.tuples(st.just("recall"), st.booleans(), st.just(0)),  # to the last mark, or to the start
+        st.tuples(st.just("recall"), st.booleans(), st.just(0)),  # to the last checkpoint, or to the start
         st.tuples(st.sampled_from(["remember", "restart", "digits"]), st.just(0), st.just(0)),
     ),
     min_size=4,
@@ -346,13 +340,13 @@ def quick(folder: Path) -> Clinic:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(OPERATIONS)
-def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operations: Any) -> None:
+def test_audit_log_covers_all_releases_property(operations: Any) -> None:
     """The model counts what anybody outside has seen: distinct bytes, and distinct critics behind them."""
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         clinic = quick(Path(place) / "clinic")
         bytes_seen: set[bytes] = set()
         critics: set[bytes] = set()
-        last, marks, digits = -1, [0], False
+        last, checkpoints, digits = -1, [0], False
         for what, one, two in operations:
             if what == "ask":
                 last += 1 + one
@@ -365,7 +359,7 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
                 left = left[1]
             else:
                 if what == "remember":
-                    marks = [0, last + 1]
+                    checkpoints = [0, last + 1]
                     clinic.say("save_checkpoint", checkpoint=last + 1)
                 elif what == "digits":
                     digits = not digits
@@ -374,10 +368,10 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
                     if what == "restart":
                         clinic.again()
                         clinic.say("join", plan=PLAN.to_dict())
-                    mark = marks[-1] if one else 0
-                    marks = [0, mark] if mark else [0]
-                    assert clinic.say("load_checkpoint", checkpoint=mark) == ({}, {})
-                    last = mark - 1
+                    checkpoint = checkpoints[-1] if one else 0
+                    checkpoints = [0, checkpoint] if checkpoint else [0]
+                    assert clinic.say("load_checkpoint", checkpoint=checkpoint) == ({}, {})
+                    last = checkpoint - 1
                 continue
             whole = hashlib.sha256()
             for name in sorted(left):
@@ -390,7 +384,7 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
         assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
         assert compute_epsilon(spent, 1e-5, "rdp") >= compute_epsilon(model, 1e-5, "rdp")
         left = [line for line in clinic.lines() if line["part"] != "refused"]
-        told = [cost_from_dict(line[name]) for line in left for name in ("cost", "training_cost")]
-        assert sum(told, PrivacyCost()) == spent, "the server is told the same"
+        costs = [cost_from_dict(line[name]) for line in left for name in ("cost", "training_cost")]
+        assert sum(costs, PrivacyCost()) == spent, "the server gets the same costs"
         clinic.session.audit.verify()
         clinic.say("leave")

@@ -27,7 +27,7 @@ from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAM
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
-from tests.audited import entries, paid
+from tests.audited import entries, total_charged
 
 QUERY = Query(
     "predict_logits",
@@ -136,7 +136,7 @@ class Watched(AuditLog):
 # --- policy --------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
+def test_approved_rows_limit_response() -> None:
     """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
     requires_approval = {"predict": {"times": 9, "rows": 3, "releases": {}, "bytes": 0}}
     door, query = gate(), Query("predict", QUERY.handler, {"rows": "indices"}, {"logits": "logits"})
@@ -158,7 +158,7 @@ def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
         (("exam",), "queries: exam"),
     ],
 )
-def test_only_the_queries_on_the_list_are_answered(queries: tuple[str, ...], rule: str | None) -> None:
+def test_only_listed_queries_are_allowed(queries: tuple[str, ...], rule: str | None) -> None:
     door = gate(queries=queries)
     assert door.refusal_reason(QUERY) == rule
     if rule is None:
@@ -173,7 +173,7 @@ def test_only_the_queries_on_the_list_are_answered(queries: tuple[str, ...], rul
         )
 
 
-def test_outputs_only_refuses_parameters_and_nothing_else() -> None:
+def test_outputs_only_refuses_parameters_only() -> None:
     assert gate().refusal_reason(UPLOAD) == "outputs_only: no parameters"
     assert gate(queries=("upload",)).refusal_reason(UPLOAD) == "outputs_only: no parameters"
     assert gate(outputs_only=False).refusal_reason(UPLOAD) is None
@@ -193,7 +193,7 @@ def test_max_queries_counts_queries_not_releases() -> None:
         door.admit(asked(2), QUERY, {})
 
 
-def test_each_node_has_its_own_limits_though_they_share_an_audit() -> None:
+def test_nodes_with_shared_audit_have_own_limits() -> None:
     audit = AuditLog()
     first, second = (Gate(name, PolicyConfig(max_queries=1), audit) for name in ("a", "b"))
     release(first, asked(0))
@@ -202,7 +202,7 @@ def test_each_node_has_its_own_limits_though_they_share_an_audit() -> None:
         first.admit(asked(1), QUERY, {})
 
 
-def test_max_bytes_is_never_overstepped_by_a_release() -> None:
+def test_max_bytes_is_never_exceeded() -> None:
     audit = AuditLog()
     door = gate(audit, max_bytes=2 * 56 + 55)
     for number in range(2):
@@ -214,14 +214,14 @@ def test_max_bytes_is_never_overstepped_by_a_release() -> None:
     assert audit.spending("clinic", ALL_RUNS).total_queries == 2
 
 
-def test_once_the_bytes_are_used_up_no_query_is_let_in() -> None:
+def test_no_query_is_admitted_after_max_bytes() -> None:
     door = gate(max_bytes=56)
     release(door, asked(0))
     with pytest.raises(QueryRefused, match="max_bytes: 56"):
         door.admit(asked(1), QUERY, {})
 
 
-def test_less_memory_than_the_program_needs_is_refused() -> None:
+def test_rejects_too_small_max_memory() -> None:
     with pytest.raises(ArgumentError, match=r"expected 0 \(no limit\), or 50000000 or more"):
         PolicyConfig(max_memory=1000)
     assert PolicyConfig(max_memory=0).max_memory == 0
@@ -230,7 +230,7 @@ def test_less_memory_than_the_program_needs_is_refused() -> None:
 # --- release -------------------------------------------------------------------------------------
 
 
-def test_a_tensor_that_was_not_declared_does_not_leave() -> None:
+def test_undeclared_tensor_is_refused() -> None:
     audit = AuditLog()
     with pytest.raises(QueryRefused, match="undeclared: diary, secret"):
         release(gate(audit), tensors={**ANSWER, "secret": torch.ones(1), "diary": torch.ones(1)})
@@ -249,7 +249,7 @@ def journaled(**bills: CostBreakdown) -> tuple[Gate, Journal, Watched]:
 PAID = {"laplace(4.0)": 2}
 
 
-def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
+def test_release_steps_run_in_order() -> None:
     door, journal, audit = journaled()
     released = release(door)
     assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge response"]
@@ -264,12 +264,12 @@ def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
     assert audit.last.rule == "logits: written down; critic: written down"
 
 
-def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> None:
+def test_postprocessing_gets_noised_response_and_inputs() -> None:
     door, journal, audit = journaled()
 
-    def finish(told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> Any:
+    def finish(response: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> Any:
         journal.calls.append("finish")
-        return {name: tensor.sum() * sent["z"] for name, tensor in told.items()}
+        return {name: tensor.sum() * sent["z"] for name, tensor in response.items()}
 
     released = release(door, query=replace(QUERY, postprocess=finish), sent={"z": torch.tensor(2.0)})
     assert journal.calls[-3:] == ["price", "finish", "charge response"]
@@ -277,13 +277,13 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
     assert audit.last.up == {"logits": 4, "critic": 8}, "bytes are those that leave"
 
 
-def test_only_an_answer_is_finished() -> None:
+def test_gradients_are_not_postprocessed() -> None:
     door, _, _ = journaled()
-    finishing = replace(QUERY, postprocess=lambda told, sent: {})
+    finishing = replace(QUERY, postprocess=lambda response, sent: {})
     assert set(release(door, None, "gradient", {"d/dx": torch.ones(1)}, finishing)) == {"d/dx"}
 
 
-def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unaffordable_release_is_neither_logged_nor_released(monkeypatch: pytest.MonkeyPatch) -> None:
     door, journal, audit = journaled()
 
     def refuse(*given: Any) -> None:
@@ -296,7 +296,7 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch:
     assert list(audit.entries()) == []
 
 
-def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> None:
+def test_first_release_reports_training_cost() -> None:
     door, journal, audit = journaled(before={"training": PrivacyCost({Event("gaussian", 2.0, rate=0.5): 30})})
     trained = {"gaussian(2.0, rate=0.5)": 30}
     release(door, asked(0))
@@ -305,18 +305,18 @@ def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> Non
     release(door, asked(1))
     assert door.release_cost(1, "answer").cost == PAID
     release(door, asked(0))
-    assert door.release_cost(0, "response").cost == PAID | trained, "again as it was told"
-    assert paid(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
+    assert door.release_cost(0, "response").cost == PAID | trained, "as in the first reply"
+    assert total_charged(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
 
 
-def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
+def test_training_without_guarantee_voids_run() -> None:
     door, _, audit = journaled(before={"training": None})
     release(door)
     assert door.release_cost(0, "response").cost is None
-    assert paid(audit, "clinic") == (PAID, 1)
+    assert total_charged(audit, "clinic") == (PAID, 1)
 
 
-def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> None:
+def test_release_reports_its_own_training_cost() -> None:
     door, journal, audit = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
     door.charge_training(asked(0), QUERY, {})
     release(door, asked(0))
@@ -330,7 +330,7 @@ def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> Non
     assert door.release_cost(1, "answer").cost is None
 
 
-def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
+def test_training_is_charged_once_at_admission() -> None:
     door, journal, _ = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
     for _ in range(2):  # after a stop it is learned once more
         door.admit(asked(), QUERY, {})
@@ -345,14 +345,14 @@ def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
     assert journal.calls == [], "what the policy refuses is not paid for"
 
 
-def test_objections_are_the_budgets_too_but_the_policys_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_refusals_come_before_budget_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     door, _, _ = journaled()
-    monkeypatch.setattr(door.budgets, "refusal_reason", lambda query: "privacy: too dear")
-    assert door.refusal_reason(QUERY) == "privacy: too dear"
+    monkeypatch.setattr(door.budgets, "refusal_reason", lambda query: "privacy: over budget")
+    assert door.refusal_reason(QUERY) == "privacy: over budget"
     assert door.refusal_reason(UPLOAD) == "outputs_only: no parameters"
 
 
-def test_what_is_let_in_can_be_afforded_and_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     door, _, _ = journaled()
     given: list[Any] = []
     monkeypatch.setattr(door.budgets, "require_affordable", lambda *what: given.append(what))
@@ -364,7 +364,7 @@ def test_what_is_let_in_can_be_afforded_and_again_costs_nothing(monkeypatch: pyt
     assert len(given) == 1, "asked again it is not asked for again"
 
 
-def test_the_charge_is_on_disk_before_the_release_is_handed_over(tmp_path: Path) -> None:
+def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
     seen = []
 
     class Watching(Gate):
@@ -378,7 +378,7 @@ def test_the_charge_is_on_disk_before_the_release_is_handed_over(tmp_path: Path)
     assert seen == [1]
 
 
-def test_a_release_carries_no_graph() -> None:
+def test_release_has_no_graph() -> None:
     released = release(gate(), tensors={"logits": torch.ones(2, requires_grad=True) * 2})
     assert not released["logits"].requires_grad
 
@@ -406,7 +406,7 @@ def rows_of(door: Gate) -> int:
 
 
 @pytest.mark.parametrize("part", ["response", "gradient"])
-def test_an_answer_that_differs_in_its_last_digit_is_noised_and_charged_anew(part: str) -> None:
+def test_response_with_another_last_digit_is_charged_again(part: str) -> None:
     door, one = noisy(), torch.ones(2, 3)
     other = one.clone()
     other[1, 2] = torch.nextafter(one[1, 2], torch.tensor(2.0))
@@ -433,7 +433,7 @@ def restarted(folder: Path, **policy: Any) -> Gate:
     return gate(AuditLog(folder / FILE), **policy)
 
 
-def test_an_old_number_does_not_lead_past_limits_after_a_restart(tmp_path: Path) -> None:
+def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
     for number in range(2):
         release(restarted(tmp_path), asked(number))
     door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
@@ -452,7 +452,7 @@ def test_an_old_number_does_not_lead_past_limits_after_a_restart(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("x", "scale", "told"),
+    ("x", "scale", "message"),
     [
         (torch.zeros(2, 1, 8, 8).double(), torch.float32, "x is torch.float64"),
         (torch.zeros(2, 1, 8, 8).long(), torch.int64, "x is torch.int64"),
@@ -462,39 +462,39 @@ def test_an_old_number_does_not_lead_past_limits_after_a_restart(tmp_path: Path)
     ],
     ids=["float64", "int64", "a scale of float64", "complex", "complex NaN"],
 )
-def test_what_comes_with_scales_is_float32_once_they_are_taken_in(
-    x: torch.Tensor, scale: torch.dtype, told: str
+def test_scaled_tensors_are_decompressed_to_float32(
+    x: torch.Tensor, scale: torch.dtype, message: str
 ) -> None:
     tensors = {"x": x, "x:scale": torch.ones(2, dtype=scale)}
-    with pytest.raises(QueryRefused, match=f"float32: {told} (expected torch.float32)"):
+    with pytest.raises(QueryRefused, match=f"float32: {message} (expected torch.float32)"):
         gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
-def test_short_forms_of_inputs_are_let_in(dtype: torch.dtype) -> None:
+def test_compressed_inputs_are_accepted(dtype: torch.dtype) -> None:
     tensors = {"x": torch.ones(2, 1, 8, 8).to(dtype), "x:scale": torch.ones(2)}
     gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2])
-def test_numbers_are_float32_whatever_they_say(dtype: torch.dtype) -> None:
+def test_other_float_dtypes_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(QueryRefused, match=f"parameters is {dtype}"):
         gate().check_tensors("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}, ())
 
 
-def test_complex_numbers_of_any_kind_are_refused() -> None:
+def test_complex_numbers_are_refused() -> None:
     with pytest.raises(QueryRefused, match=r"float32: logits is torch\.complex64"):
         gate().check_tensors("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())
 
 
-def test_what_has_no_short_form_comes_without_scales() -> None:
+def test_unexpected_scales_are_refused() -> None:
     maps = {"maps": torch.zeros(2, 8, 8).byte(), "maps:scale": torch.ones(2)}
     with pytest.raises(QueryRefused, match="tensors: maps:scale came, and label maps have no scales"):
         gate().check_tensors("q", maps, {"maps": LABEL_MAPS}, (1, 8, 8))
 
 
 @pytest.mark.parametrize(
-    ("maps", "told"),
+    ("maps", "message"),
     [
         (torch.zeros(5, 8, 8).byte(), "max_rows: 4, and maps has 5"),
         (torch.zeros(0, 8, 8).byte(), "max_rows: 4, and maps has 0"),
@@ -505,10 +505,10 @@ def test_what_has_no_short_form_comes_without_scales() -> None:
     ],
     ids=["too many", "none", "int32", "another size", "a number", "channels"],
 )
-def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> None:
+def test_label_maps_have_input_limits(maps: torch.Tensor, message: str) -> None:
     sends = {"maps": LABEL_MAPS}
     gate(max_rows=4).check_tensors("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
-    with pytest.raises(QueryRefused, match=told):
+    with pytest.raises(QueryRefused, match=message):
         gate(max_rows=4).check_tensors("q", {"maps": maps}, sends, (1, 8, 8))
 
 
@@ -516,7 +516,7 @@ def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> 
     ("scores", "said"),
     [(torch.ones(2, 4), r"\(2, 4\), for 3 classes"), (torch.ones(5, 3), r"\(5, 3\), for 2 inputs")],
 )
-def test_scores_of_another_shape_than_the_tasks_do_not_leave(scores: torch.Tensor, said: str) -> None:
+def test_scores_of_another_shape_are_refused(scores: torch.Tensor, said: str) -> None:
     audit = AuditLog()
     door = gate(audit)
     door.output_shape = (3,)

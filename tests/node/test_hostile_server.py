@@ -34,7 +34,7 @@ from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 
-def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
+def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
     """A critic that has seen query 1 answers query 2 otherwise than one that has not."""
     clinic = Clinic(tmp_path / "clinic", "max_queries = 4").ready()
     first = [clinic.query(number)[1] for number in (0, 1, 2)]
@@ -54,38 +54,38 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_queries == 4
 
 
-def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
+def test_limits_hold_over_all_runs(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_queries = 3").ready()
     clinic.query(0)
     clinic.query(1)
     clinic.say("leave")
     other = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="two"))
-    told, _ = other.say("join", plan=other.plan.to_dict())
-    assert told["max_queries"] == 1  # are left
+    reply, _ = other.say("join", plan=other.plan.to_dict())
+    assert reply["max_queries"] == 1  # are left
     other.say("train_locally", seconds=60)
     other.query(0)
     assert "max_queries: 3" in other.query(1)["text"]
     other.say("leave")
     third = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="three"))
-    told, _ = third.say("join", plan=third.plan.to_dict())
-    assert told["refused_queries"] == dict.fromkeys(
+    reply, _ = third.say("join", plan=third.plan.to_dict())
+    assert reply["refused_queries"] == dict.fromkeys(
         ("count_labels", "predict_logits"), "max_queries: 3, over all runs"
     )
-    assert told["max_queries"] == 0  # and not None, which is no limit
+    assert reply["max_queries"] == 0  # and not None, which is no limit
 
 
-def test_queries_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_path: Path) -> None:
+def test_status_counts_queries_of_other_runs_only(tmp_path: Path) -> None:
     """A run that begins or continues has the limit less the queries of other runs."""
     Clinic(tmp_path / "clinic", "max_queries = 5").ready().query(0)
     other = Clinic(tmp_path / "clinic", "max_queries = 5", dataclasses.replace(PLAN, run="two")).ready()
     other.query(0)
     other.query(1)
     other.again()
-    told, _ = other.say("join", plan=other.plan.to_dict())
-    assert told["max_queries"] == 4  # 5 less the one of run "one"; two of the four are used
+    reply, _ = other.say("join", plan=other.plan.to_dict())
+    assert reply["max_queries"] == 4  # 5 less the one of run "one"; two of the four are used
 
 
-def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:
+def test_max_bytes_holds_over_all_runs(tmp_path: Path) -> None:
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
     policy = f"max_bytes = {one + 1}"
     Clinic(tmp_path / "clinic", policy).ready().query(0)
@@ -93,37 +93,37 @@ def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:
     assert "max_bytes" in other.query(0)["text"]
 
 
-def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
+def test_run_keeps_its_method_and_data(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     clinic.query(0)
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
     said = clinic.say("join", plan=other.to_dict())["text"]
     assert "run 'one' exists here, but it was begun otherwise" in said
-    told = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
-    assert told["plan"]["method"]["batch"] == 4
+    saved = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
+    assert saved["plan"]["method"]["batch"] == 4
     data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
     plain = digest("data", {"inputs": data.inputs, "targets": data.targets})
-    assert told["data"] == keyed_digest(owner_folder.read_secret(clinic.folder), plain), (
+    assert saved["data"] == keyed_digest(owner_folder.read_secret(clinic.folder), plain), (
         "nobody else can try records out"
     )
 
 
-def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> None:
+def test_run_without_releases_may_change(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "queries = ['predict']").ready()
     assert "queries: predict" in clinic.query(0)["text"]
     clinic.say("save_checkpoint", checkpoint=1)
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
-    told, _ = clinic.say("join", plan=other.to_dict())
+    reply, _ = clinic.say("join", plan=other.to_dict())
     # What was learned for the first plan is not what the second one would have learned.
-    assert (told["is_trained"], told["checkpoints"]) == (False, [])
+    assert (reply["is_trained"], reply["checkpoints"]) == (False, [])
     clinic.say("leave")
     clinic.say("join", plan=other.to_dict())
     assert json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())["plan"]["method"]["batch"] == 5
 
 
-def test_a_run_at_work_keeps_what_it_was_begun_with(tmp_path: Path) -> None:
+def test_running_session_keeps_its_setup(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()  # nothing has left yet
     for change in ({"method": {**FEDIOD, "batch": 5}}, {"run": "two"}):
         other = Clinic(tmp_path / "clinic", plan=dataclasses.replace(PLAN, **change))
@@ -140,7 +140,7 @@ def test_a_run_at_work_keeps_what_it_was_begun_with(tmp_path: Path) -> None:
         (('name = "mlp:8"', 'name = "mine_of_hostile:make"'), "pa55"),
     ],
 )
-def test_what_is_wrong_with_the_owners_own_things_stays_in_the_owners_log(
+def test_internal_errors_stay_in_owners_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: tuple[str, str], secret: str
 ) -> None:
     clinic = Clinic(tmp_path / "clinic")
@@ -151,15 +151,13 @@ def test_what_is_wrong_with_the_owners_own_things_stays_in_the_owners_log(
     path.write_text(path.read_text().replace(*change))
     clinic.again()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
-        told = clinic.say("join", plan=PLAN.to_dict())
-    assert secret not in json.dumps(told)
-    assert told["text"] == "its data or model failed: see its log"
+        reply = clinic.say("join", plan=PLAN.to_dict())
+    assert secret not in json.dumps(reply)
+    assert reply["text"] == "its data or model failed: see its log"
     assert secret in caplog.text
 
 
-def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its first line may quote anything, and a missing one's the folders that were looked into."""
     name = "broken_of_hostile:Method"
     leaky = "leaky_of_hostile:THING"
@@ -173,41 +171,37 @@ def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         missing = ("missing_of_hostile:Method", str(clinic.folder))
         for each, secret in ((name, "pa55"), (leaky, "pa66"), missing):
-            told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": each}})
-            assert told["kind"] == "NodeDataError"
-            assert secret not in json.dumps(told)
+            reply = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": each}})
+            assert reply["kind"] == "NodeDataError"
+            assert secret not in json.dumps(reply)
             assert secret in caplog.text
-    told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
-    assert told["text"] == (
+    reply = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
+    assert reply["text"] == (
         "invalid method.name = 'gone' (expected a name that is installed at the node: "
         "as policy.methods of it allows it"
     )
 
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "ordinal", 3, None, ["text"]])
-def test_a_task_that_the_owner_did_not_allow_is_refused_and_nothing_is_imported(
-    tmp_path: Path, name: Any
-) -> None:
+def test_disallowed_task_is_refused_without_import(tmp_path: Path, name: Any) -> None:
     clinic = Clinic(tmp_path / "clinic", "tasks = ['json:JSONDecoder']")
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
-    told = clinic.say("join", plan=plan)
+    reply = clinic.say("join", plan=plan)
     allowed = "expected a name that policy.tasks of the node allows, or one of classification, text,"
-    assert f"task.name is {name!r}: {allowed}" in told["text"]
+    assert f"task.name is {name!r}: {allowed}" in reply["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None
 
 
-def test_for_an_option_that_a_task_has_not_no_plug_in_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_task_option_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks for the task that it may have meant looks among the package's own."""
     point = EntryPoint("strange", "antigravity:geohash", TASKS.group)
     monkeypatch.setattr("fedstill.core.registry._installed", lambda group: {"strange": point})
     plan = PLAN.to_dict()
     plan["spec"]["task"]["strangeness"] = 1
-    told = Clinic(tmp_path / "clinic").say("join", plan=plan)
-    assert "unknown key 'spec.task.strangeness'" in told["text"]
+    reply = Clinic(tmp_path / "clinic").say("join", plan=plan)
+    assert "unknown key 'spec.task.strangeness'" in reply["text"]
     assert "antigravity" not in sys.modules
 
 
@@ -226,9 +220,7 @@ PUBLIC = PublicData("ours", torch.zeros(6, *SHAPE), None, "")
         ),
     ],
 )
-def test_public_data_that_no_sound_server_sends_are_refused(
-    tmp_path: Path, public: PublicData, said: str
-) -> None:
+def test_malformed_public_data_are_refused(tmp_path: Path, public: PublicData, said: str) -> None:
     plan = RunPlan(
         "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(public)
     )
@@ -237,7 +229,7 @@ def test_public_data_that_no_sound_server_sends_are_refused(
     assert not (clinic.folder / "public").exists()
 
 
-def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
+def test_row_indices_have_row_limits(tmp_path: Path) -> None:
     plan = RunPlan(
         "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(PUBLIC)
     )
@@ -263,9 +255,7 @@ def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
         (torch.tensor([6, 5]), "rows: rows has rows outside the 6"),
     ],
 )
-def test_row_numbers_that_no_public_data_have_reach_no_network(
-    rows: torch.Tensor, rule: str, tmp_path: Path
-) -> None:
+def test_row_indices_out_of_range_are_refused(rows: torch.Tensor, rule: str, tmp_path: Path) -> None:
     plan = RunPlan(
         "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(PUBLIC)
     )
@@ -273,15 +263,15 @@ def test_row_numbers_that_no_public_data_have_reach_no_network(
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("train_locally", seconds=60)
     given = {"query": "communicate", "number": 0, "differentiable": False}
-    told = clinic.say("answer_query", {"rows": rows}, **given)
-    assert told["kind"] == "QueryRefused"
-    assert told["rule"].startswith(rule)
+    reply = clinic.say("answer_query", {"rows": rows}, **given)
+    assert reply["kind"] == "QueryRefused"
+    assert reply["rule"].startswith(rule)
     assert clinic.left() == []
     assert isinstance(clinic.say("answer_query", {"rows": torch.tensor([0, 5, 5, 1])}, **given), tuple)
 
 
 @pytest.mark.parametrize("bad", ["bool", "int64", "float64", "scalar", "table"])
-def test_parameters_that_are_no_vector_of_float32_reach_no_network(bad: str, tmp_path: Path) -> None:
+def test_malformed_parameters_are_refused(bad: str, tmp_path: Path) -> None:
     plan = RunPlan("one", {"name": "fedavg", "rounds": 2}, SPEC)
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
     clinic.say("join", plan=plan.to_dict())
@@ -295,13 +285,13 @@ def test_parameters_that_are_no_vector_of_float32_reach_no_network(bad: str, tmp
         "bool": own.bool(),
     }
     given = {"query": "train", "number": 0, "differentiable": False}
-    told = clinic.say("answer_query", {"parameters": sent[bad], "round": torch.tensor(0)}, **given)
-    assert told["kind"] == "QueryRefused"
-    assert told["rule"].partition(":")[0] in ("parameters", "float32")
+    reply = clinic.say("answer_query", {"parameters": sent[bad], "round": torch.tensor(0)}, **given)
+    assert reply["kind"] == "QueryRefused"
+    assert reply["rule"].partition(":")[0] in ("parameters", "float32")
     assert torch.equal(to_vector(clinic.session.node.model), own)
 
 
-def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:
+def test_public_cache_keeps_last_data_only(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     for run, value in (("one", 0.0), ("two", 0.5)):
         public = PublicData("ours", torch.full((6, *SHAPE), value))
@@ -312,7 +302,7 @@ def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:
     assert len(list((clinic.folder / "public").iterdir())) == 1
 
 
-def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
+def test_late_message_changes_no_state(tmp_path: Path) -> None:
     """A link that sends again may deliver the first copy after what followed."""
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict(), server="s", message=0)
@@ -326,7 +316,7 @@ def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
     assert (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes() == kept
     clinic.say("load_checkpoint", checkpoint=0, server="s", message=3)  # an older one
     assert torch.equal(clinic.critic(), critic)
-    # Another server process has taken over; the one before is heard no more.
+    # Another server process has taken over; messages of the one before are ignored.
     clinic.say("join", plan=PLAN.to_dict(), server="t", message=0)
     clinic.say("load_checkpoint", checkpoint=0, server="s", message=99)
     assert torch.equal(clinic.critic(), critic)
@@ -336,7 +326,7 @@ def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
     assert not torch.equal(clinic.critic(), critic)
 
 
-def test_a_mark_is_set_where_the_node_is(tmp_path: Path) -> None:
+def test_checkpoint_is_saved_at_current_query_only(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict())
     assert "it is not before query 0" in clinic.say("save_checkpoint", checkpoint=0)["text"]  # still learning
@@ -345,9 +335,7 @@ def test_a_mark_is_set_where_the_node_is(tmp_path: Path) -> None:
     assert "it is not before query 2" in clinic.say("save_checkpoint", checkpoint=2)["text"]
 
 
-def test_what_a_server_sends_forges_no_line_of_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_cannot_forge_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     name = "x\n2026-11-22 06:05:11 INFO node: number 3, predict: 0 bytes left" + "y" * 900_000
     with caplog.at_level(logging.WARNING, "fedstill.node"):
@@ -358,8 +346,8 @@ def test_what_a_server_sends_forges_no_line_of_the_log(
     assert len(clinic.lines()[-1]["query"]) <= 300
 
 
-def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) -> None:
-    """Not even where it is of another run: the one at work goes on."""
+def test_late_join_of_former_server_changes_nothing(tmp_path: Path) -> None:
+    """Not even where it is of another run: the current one continues."""
     clinic = Clinic(tmp_path / "clinic")
     for server in ("first", "second"):
         assert "is_trained" in clinic.say("join", plan=PLAN.to_dict(), server=server)[0]
@@ -371,35 +359,33 @@ def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) ->
     assert clinic.say("train_locally", seconds=60, server="second")[0]["is_trained"]
 
 
-def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_large_message_is_logged_as_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_message = 20000\n").ready()
     before = clinic.lines()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
-        told = clinic.query(0, torch.ones(400, *SHAPE))
-    assert told["query"] == "message"
+        reply = clinic.query(0, torch.ones(400, *SHAPE))
+    assert reply["query"] == "message"
     (line,) = caplog.messages
     assert line.startswith("refused message: ")
     assert clinic.lines() == before, "nobody knows which query it was"
 
 
-def test_what_is_too_large_does_not_wait_for_its_turn(tmp_path: Path) -> None:
+def test_too_large_message_is_refused_before_lock(tmp_path: Path) -> None:
     """Many of them at once would all be in memory."""
     clinic = Clinic(tmp_path / "clinic", "max_message = 20000\n").ready()
     with clinic.host._lock, ThreadPoolExecutor(1) as pool:
-        told = pool.submit(clinic.query, 0, torch.ones(400, *SHAPE)).result(timeout=60)
-    assert "max_message: 20000" in told["rule"]
+        reply = pool.submit(clinic.query, 0, torch.ones(400, *SHAPE)).result(timeout=60)
+    assert "max_message: 20000" in reply["rule"]
 
 
 @pytest.mark.parametrize("message", [None, 5, "text", {}])
-def test_what_is_no_bytes_is_refused_as_any_message(tmp_path: Path, message: Any) -> None:
-    told, released = unpack(Clinic(tmp_path / "clinic").host.serve(message))
-    assert set(told) == {"error"}
+def test_non_bytes_message_is_refused(tmp_path: Path, message: Any) -> None:
+    reply, released = unpack(Clinic(tmp_path / "clinic").host.serve(message))
+    assert set(reply) == {"error"}
     assert not released
 
 
-def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     wrong = torch.zeros(1)
     for _ in range(3):
@@ -412,13 +398,13 @@ def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.M
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3
     monkeypatch.setattr(node_service, "MAX_JOINS", 4)
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
-    told = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
-    assert [isinstance(said, tuple) for said in told] == [True, True, True, False, False]
-    assert told[-1]["rule"] == "a process joins 4 runs, and no more"
+    replies = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
+    assert [isinstance(said, tuple) for said in replies] == [True, True, True, False, False]
+    assert replies[-1]["rule"] == "a process joins 4 runs, and no more"
     assert [line["event"] for line in SecurityLog(clinic.folder).lines()].count("joined") == 4
 
 
-def test_a_server_cannot_fill_the_processes_log(
+def test_server_cannot_fill_process_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(refusals, "MAX_REFUSALS", 3)
@@ -438,7 +424,7 @@ def test_a_server_cannot_fill_the_processes_log(
     assert len(lines(1)) == 1
 
 
-def test_what_a_stranger_asks_is_not_noted_under_the_run_that_goes_on(tmp_path: Path) -> None:
+def test_other_servers_queries_are_not_logged_under_current_run(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     assert "a run that this node has joined" in clinic.query(5, run="stranger")["text"]
     assert clinic.lines() == []
@@ -447,7 +433,7 @@ def test_what_a_stranger_asks_is_not_noted_under_the_run_that_goes_on(tmp_path: 
 # --- what a refusal or a failure tells --------------------------------------------------------------------
 
 
-def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> None:
+def test_refused_response_gives_no_gradient(tmp_path: Path) -> None:
     """Answers of 400 classes are larger than gradients of 8 x 8 images, which the limit lets pass."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(400))))
     policy = "max_queries = 1\nmax_bytes = 6000\n"
@@ -457,9 +443,7 @@ def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> Non
     assert clinic.left() == []
 
 
-def test_a_model_that_fails_at_an_answer_has_been_paid_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_model_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As what is asked can make it do, or not, by what a private model has learned."""
     public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
@@ -480,7 +464,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
 
-def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
+def test_nan_response_is_counted(tmp_path: Path) -> None:
     """As public images at the end of float32 can make it: a refusal would tell, and nothing be counted."""
     public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
@@ -512,7 +496,7 @@ def make(shape, classes):
 
 
 @pytest.mark.filterwarnings("ignore")  # it is not fitted to the end, and overflows
-def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
+def test_overflowing_predictor_gives_noise_and_is_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By which scale of an input it does, its weights could be read, a refusal at a time."""
@@ -535,7 +519,7 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
 
-def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
+def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
     """Which of its own data and of public inputs are too many would tell how many records it has, at once."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(100))))
     clinic = Clinic(tmp_path / "clinic", f"max_memory = {50_000_000}\n")
@@ -554,7 +538,7 @@ def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
     assert said == ["joined", *["max_memory: the run would take more than the node's owner allows"] * 2]
 
 
-def test_what_learns_nothing_is_not_trained() -> None:
+def test_frozen_model_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
     side = NodeSide({}, trains_models=False)
     assert side.initial_training is None
@@ -569,7 +553,7 @@ def test_what_learns_nothing_is_not_trained() -> None:
         ("[privacy]\nmechanism = 'dp-sgd'\nepsilon = 9.0\naccountant = 'rdp'\n", 1.0),
     ],
 )
-def test_noised_counts_alone_weigh_as_one_at_least(tmp_path: Path, privacy: str, least: float) -> None:
+def test_only_noisy_counts_have_minimum_weight(tmp_path: Path, privacy: str, least: float) -> None:
     """Exact ones are the same numbers on every engine."""
     method = {"name": "fedavg", "rounds": 2}
     policy = "outputs_only = false\n" + privacy
@@ -598,7 +582,7 @@ FORMS: list[tuple[dict[str, Any], str, str, torch.Tensor]] = [
 
 
 @pytest.mark.parametrize(("method", "query", "name", "sound"), FORMS, ids=[each[0]["name"] for each in FORMS])
-def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
+def test_tensors_of_another_shape_are_refused_by_name(
     method: dict[str, Any], query: str, name: str, sound: torch.Tensor, tmp_path: Path
 ) -> None:
     public = PUBLIC if name == "rows" else None
@@ -627,8 +611,8 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
         torch.cat([sound, sound]),
     ]
     for number, tensor in enumerate(bent):
-        told = clinic.say("answer_query", {name: tensor.contiguous(), **schedule}, number=number, **given)
-        assert told["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, told)
+        reply = clinic.say("answer_query", {name: tensor.contiguous(), **schedule}, number=number, **given)
+        assert reply["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, reply)
     assert clinic.left() == []
     assert isinstance(clinic.say("answer_query", {name: sound, **schedule}, number=50, **given), tuple)
 
@@ -643,7 +627,7 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
         ("round", torch.tensor(-(2**63)), "schedule: round"),
     ],
 )
-def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
+def test_invalid_logits_and_rounds_are_refused(
     name: str, tensor: torch.Tensor, rule: str, tmp_path: Path
 ) -> None:
     plan = RunPlan(
@@ -655,8 +639,10 @@ def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
     rows = torch.tensor([0, 5, 5, 1])
     sound = {"rows": rows, "consensus": torch.zeros(4, 10), "round": torch.tensor(0)}
     before = to_vector(clinic.session.node.model)
-    told = clinic.say("answer_query", {**sound, name: tensor}, query="digest", number=0, differentiable=False)
-    assert (told["kind"], told["rule"].startswith(rule)) == ("QueryRefused", True), told
+    reply = clinic.say(
+        "answer_query", {**sound, name: tensor}, query="digest", number=0, differentiable=False
+    )
+    assert (reply["kind"], reply["rule"].startswith(rule)) == ("QueryRefused", True), reply
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert isinstance(
         clinic.say("answer_query", sound, query="digest", number=0, differentiable=False), tuple
@@ -666,9 +652,7 @@ def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
 @pytest.mark.parametrize(
     "counts", [torch.ones(9), torch.ones(10, dtype=torch.bool), torch.ones(()), torch.ones(1, 10)]
 )
-def test_label_counts_of_other_classes_than_the_runs_reach_no_network(
-    counts: torch.Tensor, tmp_path: Path
-) -> None:
+def test_label_counts_of_other_classes_are_refused(counts: torch.Tensor, tmp_path: Path) -> None:
     plan = RunPlan("one", {"name": "fedgen", "rounds": 2}, SPEC)
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
     clinic.say("join", plan=plan.to_dict())
@@ -676,5 +660,7 @@ def test_label_counts_of_other_classes_than_the_runs_reach_no_network(
     sends = clinic.session.side.queries["train"].sends
     others = {name: torch.zeros(3) for name, kind in sends.items() if kind not in (LABEL_COUNTS, SCHEDULE)}
     sent = {**others, "counts": counts, "round": torch.tensor(0)}
-    told = clinic.say("answer_query", sent, query="train", number=0, differentiable=False)
-    assert (told["kind"], told["rule"].startswith("label counts: counts is")) == ("QueryRefused", True), told
+    reply = clinic.say("answer_query", sent, query="train", number=0, differentiable=False)
+    assert (reply["kind"], reply["rule"].startswith("label counts: counts is")) == ("QueryRefused", True), (
+        reply
+    )

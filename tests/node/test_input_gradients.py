@@ -37,7 +37,7 @@ from tests.node.test_node_service import gradients as valid_gradients
 from tests.node.test_sum_masks import Party
 
 NAMES = ("a", "b", "c")
-# Linear models z = W x of two inputs and two classes, and what each node has told of its data.
+# Linear models z = W x of two inputs and two classes, and each node's released counts.
 WEIGHTS = {"a": [[1.0, 0.0], [0.0, 1.0]], "b": [[2.0, 1.0], [0.0, 1.0]], "c": [[0.0, 1.0], [1.0, 0.0]]}
 SIZES = {"a": 4.0, "b": 2.0, "c": 5.0}
 COUNTS = {"a": [1.0, 3.0], "b": [2.0, 0.0], "c": [4.0, 1.0]}
@@ -69,7 +69,7 @@ def node_of(name: str) -> Node:
 
 
 @pytest.mark.parametrize("how", BY_HAND)
-def test_gradients_under_masks_are_weighed_as_the_answers_were(how: SumWeighting, tmp_path: Path) -> None:
+def test_masked_gradients_are_weighted_like_responses(how: SumWeighting, tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
     handlers = {
         name: MaskedHandler(
@@ -90,7 +90,7 @@ def test_gradients_under_masks_are_weighed_as_the_answers_were(how: SumWeighting
 
 
 @pytest.mark.parametrize("how", BY_HAND)
-def test_gradients_of_sums_are_weighed_in_one_process_too(how: SumWeighting) -> None:
+def test_summed_gradients_are_weighted_in_process(how: SumWeighting) -> None:
     handler = RequestHandler(NodeGroup([node_of(name) for name in NAMES]), build_node_side(how), Compute())
     handler.respond("predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumRequest(1, NAMES))
     pulls = {name: {"logits": SLOPES} for name in NAMES}
@@ -131,28 +131,26 @@ def fits(pull: Mapping[str, torch.Tensor]) -> bool:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pull=PULLS)
-def test_gradients_of_any_form_reach_no_network_unless_they_fit_the_answer(
-    pull: dict[str, torch.Tensor], clinic: Clinic
-) -> None:
+def test_malformed_gradients_are_refused(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
     if fits(pull) or any(name.endswith(":scale") for name in pull):
         return
     header = {"operation": "compute_gradients", "run": "one", "number": 0, "query": "gradient"}
-    told, released = unpack(clinic.host.serve(pack(header, pull)))
-    assert told["error"]["kind"] == "QueryRefused"
+    reply, released = unpack(clinic.host.serve(pack(header, pull)))
+    assert reply["error"]["kind"] == "QueryRefused"
     assert not released
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pull=PULLS)
-def test_scales_of_any_form_raise_typed_errors(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
+def test_malformed_scales_raise_typed_errors(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
     header = {"operation": "compute_gradients", "run": "one", "number": 0, "query": "gradient"}
     if fits({name: tensor for name, tensor in pull.items() if not name.endswith(":scale")}):
         return
-    told, _ = unpack(clinic.host.serve(pack(header, pull)))
-    assert told["error"]["kind"] in ("QueryRefused", "DataError")
+    reply, _ = unpack(clinic.host.serve(pack(header, pull)))
+    assert reply["error"]["kind"] in ("QueryRefused", "DataError")
 
 
-def test_sound_gradients_are_pulled_back_after_all_of_that(clinic: Clinic) -> None:
+def test_valid_gradients_work_after_malformed_ones(clinic: Clinic) -> None:
     clinic.query(7)
     assert clinic.say("compute_gradients", {}, number=7)["kind"] == "QueryRefused"
     _, released = clinic.say("compute_gradients", valid_gradients(0.5), number=7)
@@ -167,7 +165,7 @@ def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> Non
         handler.backward(0, {"a": {"logits": SLOPES}})
 
 
-def test_a_refused_pull_uses_no_number_of_a_sum(tmp_path: Path) -> None:
+def test_refused_gradients_use_no_sum_number(tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
     about: Any = (NodeGroup([node_of("a")]), build_node_side("size"), Compute(), {"a": -1}, WireConfig())
     handler = MaskedHandler(party.masks["a"], *about)

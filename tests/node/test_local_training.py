@@ -71,7 +71,7 @@ def same(some: Sequence[Node], others: Sequence[Node], tolerance: float = 1e-4) 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("spec", ["small-cnn:4", "resnet8:4", "mlp:8", "lenet5"])
-def test_nodes_of_unequal_size_learn_the_same_stacked_as_one_by_one(spec: str, optimizer: str) -> None:
+def test_stacked_training_equals_one_by_one(spec: str, optimizer: str) -> None:
     config = LocalConfig(
         epochs=2, batch=4, optimizer=optimizer, lr=2e-3, weight_decay=1e-3, augment="shift-flip"
     )
@@ -83,7 +83,7 @@ def test_nodes_of_unequal_size_learn_the_same_stacked_as_one_by_one(spec: str, o
     assert any((p != q).any() for p, q in zip(first, alone[0].model.parameters(), strict=True))
 
 
-def test_each_node_takes_its_own_steps_on_its_own_cosine() -> None:
+def test_each_node_has_own_steps_and_schedule() -> None:
     config = LocalConfig(epochs=2, batch=4, lr=0.1, lr_end=0.001)
     nodes = trained(built("mlp:8"), config, stacked=True)
     for node, steps in zip(nodes, (3, 7, 5), strict=True):
@@ -92,7 +92,7 @@ def test_each_node_takes_its_own_steps_on_its_own_cosine() -> None:
         assert all(entry["step"] == steps for entry in node.optimizers["model"].state.values())
 
 
-def test_the_report_names_the_nodes_still_at_work_and_their_losses() -> None:
+def test_report_gets_active_nodes_and_losses() -> None:
     seen: list[tuple[int, list[str]]] = []
 
     def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ class Listening(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_training_is_the_textbooks_loop_over_its_batches(optimizer: str) -> None:
+def test_training_matches_plain_loop(optimizer: str) -> None:
     config = LocalConfig(
         epochs=2, batch=4, optimizer=optimizer, lr=0.05, lr_end=0.01, weight_decay=0.01, smoothing=0.2
     )
@@ -150,7 +150,7 @@ def test_training_is_the_textbooks_loop_over_its_batches(optimizer: str) -> None
 
 
 @pytest.mark.parametrize(("size", "batch"), [(10, 4), (3, 8), (6, 6)])
-def test_each_example_is_used_once_a_pass(size: int, batch: int) -> None:
+def test_each_example_is_used_once_per_epoch(size: int, batch: int) -> None:
     nodes = made([Listening()], [size])
     nodes[0].data.inputs[:] = torch.arange(size).view(-1, 1, 1, 1)
     trained(nodes, LocalConfig(epochs=6, batch=batch), stacked=False)
@@ -158,7 +158,7 @@ def test_each_example_is_used_once_a_pass(size: int, batch: int) -> None:
     passes = [met[start : start + size] for start in range(0, 6 * size, size)]
     assert len(met) >= 6 * size
     assert all(sorted(each) == list(range(size)) for each in passes)
-    assert len({tuple(each) for each in passes}) > 1, "each pass is shuffled anew"
+    assert len({tuple(each) for each in passes}) > 1, "each epoch is shuffled again"
     assert {len(inputs) for inputs in nodes[0].model.inputs} == {batch}
 
 
@@ -186,7 +186,7 @@ def dropping(sizes: Sequence[int] = SIZES) -> list[Node]:
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("spec", ["resnet8:4", "dropout"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_going_on_from_a_state_gives_the_figures_of_one_go(
+def test_resumed_training_equals_uninterrupted(
     spec: str, optimizer: str, stacked: bool, tmp_path: Path
 ) -> None:
     def nodes() -> list[Node]:
@@ -213,7 +213,7 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_what_an_owner_froze_stays_as_it_is(optimizer: str, stacked: bool) -> None:
+def test_frozen_parameters_do_not_change(optimizer: str, stacked: bool) -> None:
     nodes = built("small-cnn:4")
     for node in nodes:
         node.model[0].requires_grad_(False)  # type: ignore[index]
@@ -227,7 +227,7 @@ def test_what_an_owner_froze_stays_as_it_is(optimizer: str, stacked: bool) -> No
         assert not torch.equal(now["4.weight"], old["4.weight"])
 
 
-def test_a_wholly_frozen_model_gets_no_optimizer() -> None:
+def test_wholly_frozen_model_gets_no_optimizer() -> None:
     nodes = built("mlp:8")
     nodes[1].model.requires_grad_(False)
     nodes = made([node.model for node in nodes])
@@ -235,7 +235,7 @@ def test_a_wholly_frozen_model_gets_no_optimizer() -> None:
     assert ["model" in node.optimizers for node in nodes] == [True, False, True]
 
 
-def test_training_leaves_torchs_own_generator_where_it_was() -> None:
+def test_training_does_not_use_global_generator() -> None:
     nodes = dropping()
     before = torch.get_rng_state()
     trained(nodes, LocalConfig(epochs=1, batch=4), stacked=True)
@@ -243,7 +243,7 @@ def test_training_leaves_torchs_own_generator_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, None])
-def test_a_model_is_in_evaluation_mode_after_training_and_half_way(steps: int | None) -> None:
+def test_model_is_in_evaluation_mode_after_training_and_half_way(steps: int | None) -> None:
     nodes = trained(built("mlp:8"), LocalConfig(epochs=1, batch=4), True, steps=steps)
     assert not any(node.model.training for node in nodes)
     assert not any(parameter.requires_grad for node in nodes for parameter in node.model.parameters())
@@ -251,7 +251,7 @@ def test_a_model_is_in_evaluation_mode_after_training_and_half_way(steps: int | 
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("rounds", [1, 3, 4])
-def test_rounds_take_together_the_steps_of_one_go(rounds: int, stacked: bool) -> None:
+def test_rounds_together_take_the_steps_of_one_call(rounds: int, stacked: bool) -> None:
     config = LocalConfig(epochs=3, batch=4, optimizer="sgd", lr=0.05)
     whole, parts = trained(built("mlp:8"), config, stacked), built("mlp:8")
     for round in range(rounds):
@@ -266,7 +266,7 @@ def test_rounds_take_together_the_steps_of_one_go(rounds: int, stacked: bool) ->
             torch.testing.assert_close(a, b)
 
 
-def test_after_a_round_nothing_is_kept_of_how_its_weights_moved() -> None:
+def test_optimizer_state_is_dropped_after_round() -> None:
     """They are replaced before the next."""
     nodes = built("mlp:8")
     group = NodeGroup(nodes[:1]).for_query(NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE))
@@ -276,7 +276,7 @@ def test_after_a_round_nothing_is_kept_of_how_its_weights_moved() -> None:
     assert nodes[0].state_dict()["optimizers"] == {}
 
 
-def test_every_round_has_a_step_for_everyone() -> None:
+def test_every_round_has_at_least_one_step() -> None:
     lengths = [len(Span(round, round + 1, 5).steps(3)) for round in range(5)]
     assert lengths == [1] * 5
     assert sum(len(Span(round, round + 1, 5).steps(17)) for round in range(5)) == 17
@@ -285,7 +285,7 @@ def test_every_round_has_a_step_for_everyone() -> None:
 # --- schedule and options ------------------------------------------------------------------------
 
 
-def test_steps_by_hand() -> None:
+def test_number_of_steps_matches_hand_computation() -> None:
     assert LocalConfig(epochs=1.5, batch=4).steps(8) == 3
     assert LocalConfig(epochs=1, batch=4).steps(9) == 3
     assert LocalConfig(epochs=1, batch=4, least_steps=7).steps(9) == 7
@@ -305,7 +305,7 @@ def test_steps_by_hand() -> None:
         ("smoothing", 1),
     ],
 )
-def test_impossible_options_are_named(name: str, value: float) -> None:
+def test_rejects_invalid_options(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"local\.{name} is {value}"):
         LocalConfig(**{name: value})  # type: ignore[arg-type]
 
@@ -313,7 +313,7 @@ def test_impossible_options_are_named(name: str, value: float) -> None:
 # --- prediction ----------------------------------------------------------------------------------
 
 
-def test_predict_is_evaluation_in_parts_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_in_batches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_training, "inference_batch_size", lambda inputs: 3)
     seen: list[int] = []
     model = build("resnet8:4", (1, 8, 8), 3, 0).train()

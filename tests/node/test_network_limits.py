@@ -29,33 +29,33 @@ OPEN = "outputs_only = false"
 def joined(folder: Path, method: dict[str, Any], policy: str = OPEN) -> Any:
     """What a node says to a plan."""
     clinic = Clinic(folder, policy, dataclasses.replace(PLAN, method=method))
-    told = clinic.say("join", plan=clinic.plan.to_dict())
+    reply = clinic.say("join", plan=clinic.plan.to_dict())
     if clinic.host.session is not None:
         clinic.say("leave")
-    return told
+    return reply
 
 
 @pytest.mark.parametrize("which", HUGE)
-def test_a_plan_with_huge_networks_is_refused_before_they_have_memory(tmp_path: Path, which: str) -> None:
+def test_plan_with_huge_networks_is_refused_before_they_have_memory(tmp_path: Path, which: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told = joined(tmp_path / "clinic", HUGE[which])
-    assert told["kind"] == "QueryRefused"
-    assert told["rule"] == "max_parameters: 50000000, and the plan's networks have more"
+    reply = joined(tmp_path / "clinic", HUGE[which])
+    assert reply["kind"] == "QueryRefused"
+    assert reply["rule"] == "max_parameters: 50000000, and the plan's networks have more"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
-def test_the_limit_is_the_owners_and_exact(tmp_path: Path) -> None:
+def test_parameter_limit_is_exact(tmp_path: Path) -> None:
     """FedIOD's critic of width 4 on one channel: 68 + (520 + 16) + 9 parameters."""
     assert "rule" in joined(tmp_path / "less", FEDIOD, "max_parameters = 612")
-    told, _ = joined(tmp_path / "enough", FEDIOD, "max_parameters = 613")
-    assert told["refused_queries"] == {}
-    told, _ = joined(tmp_path / "none", FEDIOD, "max_parameters = 0")
-    assert told["refused_queries"] == {}
+    reply, _ = joined(tmp_path / "enough", FEDIOD, "max_parameters = 613")
+    assert reply["refused_queries"] == {}
+    reply, _ = joined(tmp_path / "none", FEDIOD, "max_parameters = 0")
+    assert reply["refused_queries"] == {}
     with pytest.raises(ArgumentError, match="max_parameters is -1"):
         PolicyConfig(max_parameters=-1)
 
 
-def test_a_query_that_brings_a_network_is_refused_too() -> None:
+def test_query_with_large_network_is_refused() -> None:
     """FedGEN makes the server's generator at each round."""
     made: list[nn.Module] = []
 

@@ -60,9 +60,7 @@ def same_state(stacked: Sequence[nn.Module], alone: Sequence[nn.Module]) -> None
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
-    name: str, training: bool
-) -> None:
+def test_stacked_outputs_gradients_and_buffers_match_modules(name: str, training: bool) -> None:
     modules = networks(name)
     alone = copy.deepcopy(modules)
     stacked = StackedModules(modules)
@@ -87,7 +85,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_stacked_steps_are_each_nodes_own_steps(name: str, optimizer: str) -> None:
+def test_stacked_steps_equal_single_steps(name: str, optimizer: str) -> None:
     modules = networks(name)
     alone = copy.deepcopy(modules)
     nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
@@ -123,7 +121,7 @@ def test_stacking_keeps_parameter_objects_and_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp:8", "resnet8:4"])
-def test_a_state_loaded_into_a_module_is_what_the_stack_computes_with(name: str) -> None:
+def test_loaded_state_is_used_by_stack(name: str) -> None:
     modules = networks(name)
     stacked = StackedModules(modules)
     stacked.train(False)
@@ -135,7 +133,7 @@ def test_a_state_loaded_into_a_module_is_what_the_stack_computes_with(name: str)
     close(stacked(x)[1], other(x[1]))
 
 
-def test_a_second_bench_takes_over_from_the_first() -> None:
+def test_second_stack_replaces_first() -> None:
     modules = networks("mlp:8")
     StackedModules(modules[::-1])
     stacked = StackedModules(modules[:2])
@@ -148,7 +146,7 @@ def test_a_second_bench_takes_over_from_the_first() -> None:
         close(stacked(x)[row], modules[row](x[row]))
 
 
-def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
+def test_evaluation_mode_has_no_parameter_gradients() -> None:
     modules = networks("mlp:8")
     stacked = StackedModules(modules)
     for mode in (True, False):
@@ -169,7 +167,7 @@ def flat(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *layers, nn.Linear(6, 3))
 
 
-def test_equal_architectures_go_together_in_the_order_of_the_nodes() -> None:
+def test_equal_architectures_are_grouped_in_order() -> None:
     order = ("mlp:8", "small-cnn:4", "mlp:8", "mlp:16", "small-cnn:4", "mlp:8")
     assert parts(*(network(name, 0) for name in order)) == [["n0", "n2", "n5"], ["n1", "n4"], ["n3"]]
 
@@ -185,7 +183,7 @@ def test_equal_architectures_go_together_in_the_order_of_the_nodes() -> None:
         (nn.Linear(6, 6), nn.Linear(6, 6).double()),
     ],
 )
-def test_layers_that_compute_otherwise_part_modules(one: nn.Module, other: nn.Module) -> None:
+def test_different_layers_are_not_stacked(one: nn.Module, other: nn.Module) -> None:
     assert parts(flat(one), flat(other)) == [["n0"], ["n1"]]
     assert parts(flat(one), flat(copy.deepcopy(one))) == [["n0", "n1"]]
 
@@ -201,7 +199,7 @@ class Activated(nn.Module):
         return self.function(self.linear(x.flatten(1)))
 
 
-def test_functions_part_modules() -> None:
+def test_different_functions_are_not_stacked() -> None:
     relu, tanh = Activated(torch.relu), Activated(torch.tanh)
     assert parts(relu, tanh, copy.deepcopy(relu)) == [["n0", "n2"], ["n1"]]
     doubled, halved = (Activated(lambda x, by=by: by * x) for by in (2.0, 0.5))
@@ -221,7 +219,7 @@ class Buffered(nn.Module):
         return self.linear(x.flatten(1)) + self.constant.sum()
 
 
-def test_constants_that_print_alike_part_modules() -> None:
+def test_different_constants_are_not_stacked() -> None:
     assert parts(Buffered(0.0), Buffered(1.0)) == [["n0"], ["n1"]]
 
 
@@ -250,7 +248,7 @@ UNMAPPED = ["dropout", "average", "branch", "branch when asked", "number"]
 
 
 @pytest.mark.parametrize("how", UNMAPPED)
-def test_what_vmap_cannot_take_goes_one_by_one(how: str) -> None:
+def test_modules_without_vmap_support_are_not_stacked(how: str) -> None:
     modules = [Forwarding(how) for _ in range(3)]
     before = copy.deepcopy([module.state_dict() for module in modules])
     others = flat(), flat()
@@ -268,7 +266,7 @@ def frozen(module: nn.Module, *layers: int) -> nn.Module:
     return module
 
 
-def test_what_their_owners_froze_parts_modules() -> None:
+def test_different_frozen_parameters_are_not_stacked() -> None:
     assert parts(frozen(flat(), 1), flat(), frozen(flat(), 1)) == [["n0", "n2"], ["n1"]]
 
 
@@ -285,7 +283,7 @@ class Spare(nn.Module):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_parameter_that_is_not_used_does_not_hinder(size: int) -> None:
+def test_unused_parameter_does_not_prevent_stacking(size: int) -> None:
     modules = [Spare() for _ in range(size)]
     nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
     before = copy.deepcopy([module.state_dict() for module in modules])
@@ -332,7 +330,7 @@ def made(name: str) -> list[nn.Module]:
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("name", ["small-cnn:4", "resnet8:4", "critic", "placed"])
-def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, stacked: bool) -> None:
+def test_channels_last_networks_take_equal_steps(name: str, stacked: bool) -> None:
     plain = made(name)
     modules: list[Any] = [copy.deepcopy(m).to(memory_format=torch.channels_last) for m in plain]
     nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
@@ -355,9 +353,9 @@ def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, sta
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["was stacked", "was alone"])
-@pytest.mark.parametrize("after", [True, False], ids=["goes on stacked", "goes on alone"])
+@pytest.mark.parametrize("after", [True, False], ids=["continues stacked", "continues alone"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_node_with_channels_last_goes_on_from_its_state(optimizer: str, before: bool, after: bool) -> None:
+def test_channels_last_node_resumes_from_state(optimizer: str, before: bool, after: bool) -> None:
     def nodes() -> list[Node]:
         made_nodes = []
         for index, module in enumerate(made("small-cnn:4")):
@@ -392,16 +390,16 @@ def test_a_node_with_channels_last_goes_on_from_its_state(optimizer: str, before
     same_state([one.model for one in second], [one.model for one in whole])
 
 
-def test_training_mode_does_not_part_modules() -> None:
+def test_training_mode_does_not_prevent_stacking() -> None:
     assert parts(flat().eval(), flat().train()) == [["n0", "n1"]]
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.RReLU(), nn.AlphaDropout(0.1)])
-def test_a_module_that_draws_by_itself_is_never_stacked(layer: nn.Module) -> None:
+def test_random_modules_are_not_stacked(layer: nn.Module) -> None:
     assert parts(flat(layer), flat(layer), flat()) == [["n0"], ["n1"], ["n2"]]
 
 
-def test_every_role_must_be_alike() -> None:
+def test_all_roles_must_be_stackable() -> None:
     nodes = [node(f"n{index}", network("mlp:8", index)) for index in range(3)]
     for one, width in zip(nodes, (4, 8, 4), strict=True):
         one.add_module("critic", PatchCritic(1, width), OPTIMIZERS["adam"])
@@ -411,7 +409,7 @@ def test_every_role_must_be_alike() -> None:
 # --- nodes ---------------------------------------------------------------------------------------
 
 
-def test_a_groups_sample_is_each_nodes_own() -> None:
+def test_group_sample_equals_node_samples() -> None:
     nodes = [node(name, network("mlp:8", 0), size) for name, size in (("a", 6), ("bb", 9))]
     inputs, targets = NodeGroup(nodes).sample(5, "critic", 3)
     for row, one in enumerate(nodes):
@@ -424,7 +422,7 @@ def test_a_groups_sample_is_each_nodes_own() -> None:
     assert not torch.equal(inputs, NodeGroup(nodes).sample(5, "critic", 4)[0])
 
 
-def test_a_copy_shares_nothing_that_training_changes() -> None:
+def test_copy_is_independent_of_training() -> None:
     nodes = [node(f"n{index}", network("resnet8:4", index)) for index in range(2)]
     for one in nodes:
         one.optimizers["model"] = OPTIMIZERS["adam"](one.model)
@@ -447,9 +445,7 @@ def test_a_copy_shares_nothing_that_training_changes() -> None:
 
 
 @pytest.mark.parametrize(("private", "role"), [("model", "model"), ("critic", "critic"), ("model", "critic")])
-def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_privately(
-    private: str, role: str
-) -> None:
+def test_unnoised_step_is_refused_under_private_training(private: str, role: str) -> None:
     one = node("a", network("mlp", 0))
     one.add_module("critic", network("mlp", 1), lambda module: torch.optim.SGD(module.parameters(), 1.0))
     one.optimizers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
@@ -462,7 +458,7 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
     assert all(torch.equal(value, before[name]) for name, value in one.modules[role].state_dict().items())
 
 
-def test_a_step_outside_training_names_the_network_and_what_has_an_optimizer() -> None:
+def test_step_without_optimizer_names_network() -> None:
     node = Node("clinic", TensorData(torch.zeros(2, 4), torch.zeros(2).long()), nn.Linear(4, 3), None, 0)  # type: ignore[arg-type]
     group = NodeGroup([node])
     losses = group.module("model")(torch.zeros(1, 2, 4)).sum((1, 2))

@@ -1,4 +1,4 @@
-"""The audit log of a real node: an older copy gains nothing, and whoever shares it shares its totals."""
+"""The audit log of a real node: an older copy gains nothing, and nodes that share it share its totals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def spent(clinic: Clinic) -> Any:
 
 
 @pytest.mark.parametrize("change", ["an older copy", "gone", "gone with its head"])
-def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
+def test_log_with_lost_entries_refuses_joins_until_accepted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
     clinic = private(tmp_path / "clinic").ready()
@@ -84,7 +84,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
     assert "its own log says more" in other.say("join", plan=other.plan.to_dict())["text"]
     begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
     clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})
-    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound anew"
+    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound again"
 
     with closing(AuditLog(log)) as audit:
         audit.settle("the disk was replaced", is_lost=change == "gone with its head")
@@ -99,9 +99,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
 @pytest.mark.parametrize(
     "place", ["fedstill.node.audit_log.AuditLog.require_sound", "fedstill.node.session.protect"]
 )
-def test_whatever_fails_while_joining_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_failed_join_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     clinic = private(tmp_path / "clinic")
     opened: list[AuditLog] = []
     begin = AuditLog._open_database
@@ -125,7 +123,7 @@ def test_whatever_fails_while_joining_leaves_nothing_open(
     assert not isinstance(call(clinic, 0), dict)
 
 
-def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
+def test_nodes_with_same_data_share_total(tmp_path: Path) -> None:
     """Two folders, one log: what the first has spent the second has not left."""
     shared = f'audit_log = "{tmp_path / "shared.sqlite"}"\n'
     limits = PRIVACY.replace("[privacy.outputs]", f"{shared}total_epsilon = 0.5\n[privacy.outputs]")
@@ -144,7 +142,7 @@ def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
     assert "privacy budget" in call(second, 0)["text"]
 
 
-def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
+def test_nodes_with_one_payer_are_charged_each() -> None:
     """Equal in all but the name, they draw other noise: two looks at the same records."""
     audit = AuditLog()
     query = Query(
@@ -175,7 +173,7 @@ def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
     assert paid == [1, 2, 2]
 
 
-def test_a_log_beside_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_in_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     text = PRIVACY.replace("[privacy.outputs]", 'audit_log = "~/clinic.sqlite"\n[privacy.outputs]')
     clinic = Clinic(tmp_path / "clinic", text, PRIVATE).ready()

@@ -1,4 +1,4 @@
-"""A node behind its messages: what it answers, what it refuses and notes, and how it goes on after a stop."""
+"""A node behind its messages: responses, refusals, log entries, and resuming after a stop."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ batch = 8
 
 
 class Clinic:
-    """A node's folder, and a server that talks to whoever serves it."""
+    """A node's folder, and a server that sends it messages."""
 
     def __init__(self, folder: Path, policy: str = "", plan: RunPlan = PLAN) -> None:
         self.folder, self.plan = folder, plan
@@ -87,19 +87,19 @@ class Clinic:
         return self
 
     def say(self, do: str, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any) -> Any:
-        """The node's reply: what it told, and what left."""
-        told, released = unpack(
+        """Return the node's reply and its released tensors."""
+        reply, released = unpack(
             self.host.serve(pack({"operation": do, "run": self.plan.run, **header}, tensors))
         )
-        if "error" in told:
+        if "error" in reply:
             assert not released
-            return told["error"]
-        return told["body"], released
+            return reply["error"]
+        return reply["body"], released
 
     def ready(self) -> Clinic:
         self.say("join", plan=self.plan.to_dict())
-        told, _ = self.say("train_locally", seconds=60)
-        assert told == {"percent": 100, "learned": True}
+        reply, _ = self.say("train_locally", seconds=60)
+        assert reply == {"percent": 100, "is_trained": True}
         return self
 
     def query(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
@@ -130,7 +130,7 @@ class Clinic:
 
 
 class Ticking:
-    """A clock that goes on by a second whenever one looks: then 1.5 s are one chunk of training."""
+    """A clock that advances by a second with each call: then 1.5 s are one chunk of training."""
 
     def __init__(self) -> None:
         self.perf_counter, self._seconds = time.perf_counter, itertools.count()
@@ -168,22 +168,27 @@ def clinic(tmp_path: Path) -> Clinic:
 # --- what it says of itself ---------------------------------------------------------------------------
 
 
-def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
+def test_status_reports_versions_and_refusals(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", 'queries = ["count_labels"]\nmax_queries = 5')
     hello, _ = clinic.say("identify")
     assert hello.keys() == {"protocol", "versions"}  # its name is the link's to know
     assert hello["protocol"] == PROTOCOL
     assert hello["versions"]["torch"] == torch.__version__
-    told, released = clinic.say("join", plan=PLAN.to_dict())
+    reply, released = clinic.say("join", plan=PLAN.to_dict())
     assert not released
-    assert told["refused_queries"] == {"predict_logits": "queries: count_labels"}
-    assert (told["max_queries"], told["learned"], told["checkpoints"], told["last"]) == (5, False, [], -1)
-    assert (told["model"], told["frozen"]) == ("MLP", False)
-    assert told["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
+    assert reply["refused_queries"] == {"predict_logits": "queries: count_labels"}
+    assert (reply["max_queries"], reply["is_trained"], reply["checkpoints"], reply["last_query"]) == (
+        5,
+        False,
+        [],
+        -1,
+    )
+    assert (reply["model"], reply["is_frozen"]) == ("MLP", False)
+    assert reply["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
     assert clinic.lines() == []
 
 
-def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypatch: Any) -> None:
+def test_training_progress_is_percent_only(tmp_path: Path, monkeypatch: Any) -> None:
     clinic = Clinic(tmp_path / "clinic")
     monkeypatch.setattr(initial_training, "STEPS_PER_CHUNK", 7)
     tick(monkeypatch)
@@ -195,20 +200,20 @@ def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypa
     # 4 epochs of 40 examples, 8 at a time, are 20 steps.
     assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 30, "learned": False}
     assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 70, "learned": False}
-    assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "learned": True}
-    assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "learned": True}
+    assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "is_trained": True}
+    assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "is_trained": True}
 
 
 # --- answers ------------------------------------------------------------------------------------------
 
 
-def test_an_answer_and_its_way_back_are_counted_to_the_byte(clinic: Clinic) -> None:
-    told, released = clinic.query(0)
+def test_response_and_gradient_bytes_are_exact(clinic: Clinic) -> None:
+    reply, released = clinic.query(0)
     assert {name: tuple(tensor.shape) for name, tensor in released.items()} == {
         "logits": (B, CLASSES),
         "critic": (B, *MAP),
     }
-    assert told == {"privacy": {"mechanism": "none", "price": None, "after": "", "left": ""}}
+    assert reply == {"privacy": {"mechanism": "none", "cost": None, "history_hash": "", "release_hash": ""}}
     assert clinic.pull(0)[1]["d/dx"].shape == (B, *SHAPE)
     response, gradient = clinic.lines()
     numbers = B * CLASSES + B * 4
@@ -218,7 +223,7 @@ def test_an_answer_and_its_way_back_are_counted_to_the_byte(clinic: Clinic) -> N
     assert gradient["up"] == {"gradients": 4 * B * 64}
 
 
-def test_asked_again_it_says_the_same_and_neither_counts_nor_trains_again(clinic: Clinic) -> None:
+def test_repeated_query_gives_same_response(clinic: Clinic) -> None:
     first, pulled = clinic.query(0), clinic.pull(0)
     critic = clinic.critic()
     same(clinic.query(0)[1], first[1])
@@ -227,7 +232,7 @@ def test_asked_again_it_says_the_same_and_neither_counts_nor_trains_again(clinic
     assert clinic.left() == [(0, "response"), (0, "gradient")]
 
 
-def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
+def test_compressed_formats_work_both_ways(tmp_path: Path) -> None:
     wire = WireConfig(inputs="int8", gradients="float16")
     clinic = Clinic(tmp_path / "clinic", plan=replace(PLAN, wire=wire)).ready()
     sent = wire.compress({"x": image(0)}, {"x": "inputs"})
@@ -246,7 +251,7 @@ def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
 # --- stopped, and going on ----------------------------------------------------------------------------
 
 
-def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, monkeypatch: Any) -> None:
+def test_local_training_resumes_from_saved_state(tmp_path: Path, monkeypatch: Any) -> None:
     whole = to_vector(Clinic(tmp_path / "whole").ready().session.node.model)
     clinic = Clinic(tmp_path / "clinic")
     monkeypatch.setattr(initial_training, "STEPS_PER_CHUNK", 6)
@@ -264,18 +269,18 @@ def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, m
     assert torch.equal(to_vector(clinic.session.node.model), whole)
 
 
-def test_going_back_to_a_mark_gives_the_same_answers_and_counts_none_of_them_twice(clinic: Clinic) -> None:
+def test_restored_checkpoint_gives_same_responses_without_charge(clinic: Clinic) -> None:
     for number in range(3):
         clinic.query(number)
     clinic.say("save_checkpoint", checkpoint=3)
-    told = [(clinic.query(number)[1], clinic.pull(number)[1]) for number in (3, 4)]
+    replies = [(clinic.query(number)[1], clinic.pull(number)[1]) for number in (3, 4)]
     critic, lines = clinic.critic(), clinic.lines()
     clinic.again()
     assert "run" in clinic.query(5)["text"]  # it has not joined
     about, _ = clinic.say("join", plan=PLAN.to_dict())
     assert (about["checkpoints"], about["learned"]) == ([3], True)
     clinic.say("load_checkpoint", checkpoint=3)
-    for number, (response, gradient) in zip((3, 4), told, strict=True):
+    for number, (response, gradient) in zip((3, 4), replies, strict=True):
         same(clinic.query(number)[1], response)
         same(clinic.pull(number)[1], gradient)
     assert torch.equal(clinic.critic(), critic)
@@ -289,9 +294,7 @@ PRIVATELY = {
 
 
 @pytest.mark.parametrize("mechanism", PRIVATELY)
-def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
-    tmp_path: Path, mechanism: str
-) -> None:
+def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> None:
     whole, broken = (
         Clinic(tmp_path / name, PRIVATELY[mechanism]).salted().ready() for name in ("whole", "broken")
     )
@@ -307,8 +310,8 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
         same(whole.pull(number)[1], broken.pull(number)[1])
     prices = [clinic.session.audit.spending(NODE_DATA, "one") for clinic in (whole, broken)]
     for clinic, spent in zip((whole, broken), prices, strict=True):
-        told = [Counter(line["price"]) + Counter(line["learned"]) for line in releases(clinic.folder)]
-        assert sum(told, Counter()) == spent.run_events, "the server is told of all that is paid"
+        costs = [Counter(line["cost"]) + Counter(line["training_cost"]) for line in releases(clinic.folder)]
+        assert sum(costs, Counter()) == spent.run_events, "the server learns all charges"
         assert spent.run_no_guarantee == 0
     assert prices[0] == prices[1], "the training once, and each answer"
 
@@ -323,7 +326,7 @@ def labels_of(clinic: Clinic) -> torch.Tensor:
 WIDE = PRIVATELY["pate"].replace("epsilon = 8.0", "counts_noise = 1000.0") + "noise = 8.0\n"
 
 
-def test_each_run_has_noise_of_its_own_and_a_run_that_goes_on_keeps_it(tmp_path: Path) -> None:
+def test_each_run_has_own_noise_kept_on_resume(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", WIDE).ready()
     first = labels_of(clinic)
     clinic.again()
@@ -336,13 +339,13 @@ def test_each_run_has_noise_of_its_own_and_a_run_that_goes_on_keeps_it(tmp_path:
     assert ((second - first).abs() > 1).any(), "the same plan under another name"
     other.say("leave")
     shutil.rmtree(clinic.folder / "runs/one")
-    assert ((labels_of(Clinic(clinic.folder, WIDE).ready()) - first).abs() > 1).any(), "or begun anew"
+    assert ((labels_of(Clinic(clinic.folder, WIDE).ready()) - first).abs() > 1).any(), "or begun again"
     salts = {path.read_text() for path in clinic.folder.glob("runs/*/salt")}
     assert len(salts) == 2
     assert all(len(salt) >= 32 for salt in salts)
 
 
-def test_a_salt_beside_the_secret_is_that_of_all_runs(tmp_path: Path) -> None:
+def test_salt_in_folder_holds_for_all_runs(tmp_path: Path) -> None:
     left = []
     for name, salt, run in (("a", "x", "one"), ("b", "x", "two"), ("c", "y", "one")):
         clinic = Clinic(tmp_path / name, WIDE, replace(PLAN, run=run)).salted(salt).ready()
@@ -353,15 +356,15 @@ def test_a_salt_beside_the_secret_is_that_of_all_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mechanism", PRIVATELY)
-def test_the_salt_is_told_to_nobody(tmp_path: Path, mechanism: str) -> None:
+def test_salt_is_never_sent(tmp_path: Path, mechanism: str) -> None:
     clinic = Clinic(tmp_path / "clinic", PRIVATELY[mechanism]).ready()
     (path,) = clinic.folder.glob("runs/one/salt")
     about, _ = clinic.say("join", plan=PLAN.to_dict())
-    told = [str(about), str(clinic.query(0)[0]), str(clinic.pull(0)[0]), str(clinic.lines())]
-    assert path.read_text() not in "".join(told)
+    texts = [str(about), str(clinic.query(0)[0]), str(clinic.pull(0)[0]), str(clinic.lines())]
+    assert path.read_text() not in "".join(texts)
 
 
-def test_how_long_it_took_is_told_in_tenths_where_networks_learn_in_private(tmp_path: Path) -> None:
+def test_seconds_are_rounded_up_under_private_training(tmp_path: Path) -> None:
     seconds: dict[str, list[float]] = {}
     for name, text in (("plain", ""), ("private", PRIVATELY["dp-sgd"])):
         clinic = Clinic(tmp_path / name, text).ready()
@@ -376,8 +379,8 @@ def test_how_long_it_took_is_told_in_tenths_where_networks_learn_in_private(tmp_
             for number in range(3)
         ]
         seconds[name] = [unpack(reply)[0]["seconds"] for reply in asked]
-    assert all(told > 0 and told == round(told, 1) for told in seconds["private"])
-    assert any(told != round(told, 1) for told in seconds["plain"])
+    assert all(value > 0 and value == round(value, 1) for value in seconds["private"])
+    assert any(value != round(value, 1) for value in seconds["plain"])
 
 
 # --- rounds of private training -----------------------------------------------------------------------
@@ -443,7 +446,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("bad", [10**6, 401, -1])
-def test_rows_that_the_public_data_do_not_have_are_refused_before_anything_is_learned(
+def test_missing_public_rows_are_refused_before_training(
     tmp_path: Path, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic")
@@ -458,7 +461,7 @@ def test_rows_that_the_public_data_do_not_have_are_refused_before_anything_is_le
     assert taken
 
 
-def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
+def test_training_is_charged_if_response_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic", "max_bytes = 8000\n")
@@ -473,9 +476,7 @@ def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
     assert 0.9 * 4 < compute_epsilon(prices, 1e-5) <= 4
 
 
-def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the public data may be where a range stops, but is no row."""
     clinic, scores = in_rounds(tmp_path / "clinic")
     clinic.say("save_checkpoint", checkpoint=1)
@@ -491,7 +492,7 @@ def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
     assert paid(clinic) == {"training": before + len(taken), "answer": 0, "learned": 0}
 
 
-def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalled(
+def test_failed_round_is_charged_and_needs_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic")
@@ -503,54 +504,57 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
     after = paid(clinic)["training"]
     assert after - before >= len(taken) == 3
     assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
-    spoilt = "it failed at query 1 (digest_and_communicate): resume the run from an earlier checkpoint"
+    failed = "it failed at query 1 (digest_and_communicate): resume the run from an earlier checkpoint"
     taken = steps(monkeypatch)
     for number in (1, 2):
         refused = a_round(clinic, scores, ROWS, number)
         assert refused["kind"] == "NodeFault"
-        assert spoilt in refused["text"]
+        assert failed in refused["text"]
     communicate = {"query": "communicate", "number": 3, "differentiable": False}
-    assert spoilt in clinic.say("answer_query", {"rows": ROWS}, **communicate)["text"], (
+    assert failed in clinic.say("answer_query", {"rows": ROWS}, **communicate)["text"], (
         "nor does it tell of it"
     )
     assert taken == []
     assert paid(clinic)["training"] == after
     clinic.say("load_checkpoint", checkpoint=1)
     assert torch.equal(to_vector(clinic.session.node.model), weights)
-    told, _ = a_round(clinic, scores, ROWS, 1)
+    reply, _ = a_round(clinic, scores, ROWS, 1)
     assert len(taken) == after - before, "all that was paid for, and paid for once"
     assert paid(clinic)["training"] == after
-    assert sum(told["privacy"]["price"].values()) == after - before, "its line carries what was learned"
+    assert sum(reply["privacy"]["cost"].values()) == after - before, "its line carries what was learned"
 
 
-def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_path: Path) -> None:
+def test_run_over_budget_is_refused_at_join(tmp_path: Path) -> None:
     text = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 2.0\n'
     noise = "[privacy.training]\nnoise = 0.5\n[privacy.critic]\nnoise = 0.5\n"
-    told, _ = Clinic(tmp_path / "clinic", text + noise).say("join", plan=PLAN.to_dict())
-    assert set(told["refused_queries"]) == {"predict_logits", "count_labels"}
-    assert told["refused_queries"]["predict_logits"].startswith(
+    reply, _ = Clinic(tmp_path / "clinic", text + noise).say("join", plan=PLAN.to_dict())
+    assert set(reply["refused_queries"]) == {"predict_logits", "count_labels"}
+    assert reply["refused_queries"]["predict_logits"].startswith(
         "privacy budget: the budget is epsilon 2 at delta 1e-05"
     )
-    assert told["privacy"]["budget"] == 2.0
-    assert told["privacy"]["noise"] == {"training": 0.5, "critic": 0.5}
+    assert reply["privacy"]["budget"] == 2.0
+    assert reply["privacy"]["noise"] == {"training": 0.5, "critic": 0.5}
 
 
-def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
+def test_rows_without_public_data_are_refused(clinic: Clinic) -> None:
     query = Query("rows", lambda group, number: {}, {"rows": "indices"})
     with pytest.raises(QueryRefused, match="rows has rows outside the 0 of the public data"):
         clinic.session.size_limits.require(query, {"rows": torch.ones(1).int()})
 
 
-def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
-    for mark in (1, 2, 3):
-        clinic.query(mark - 1)
-        clinic.say("save_checkpoint", checkpoint=mark)
+def test_two_checkpoints_are_kept(clinic: Clinic) -> None:
+    for checkpoint in (1, 2, 3):
+        clinic.query(checkpoint - 1)
+        clinic.say("save_checkpoint", checkpoint=checkpoint)
     assert clinic.session.status().checkpoints == (2, 3)
-    assert "mark 1 is not kept here: has 2, 3" in clinic.say("load_checkpoint", checkpoint=1)["text"]
+    assert (
+        "checkpoint 1 does not exist: the node has 2, 3"
+        in clinic.say("load_checkpoint", checkpoint=1)["text"]
+    )
     clinic.say("load_checkpoint", checkpoint=2)
     assert clinic.session.status().checkpoints == (2,)
     assert clinic.session.status().last_query == 1
-    assert clinic.query(1)["kind"] == "QueryMismatch"  # before the mark
+    assert clinic.query(1)["kind"] == "QueryMismatch"  # before the checkpoint
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.session.status().checkpoints == ()
 
@@ -606,7 +610,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
         "holds NaN or infinity",
     ),
     "to do something else": ({"operation": "send the data"}, {}, "ArgumentError", "send the data"),
-    "a mark that is no number": (
+    "a checkpoint that is no number": (
         {"operation": "save_checkpoint", "checkpoint": "../x"},
         {},
         "ArgumentError",
@@ -616,7 +620,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_no_sound_server_asks_is_refused_and_written_down(
+def test_malformed_queries_are_refused_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_rows = 64").ready()
@@ -648,7 +652,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
         assert text != "an integer" or refusal["number"] == -1  # of no query that there is
     else:
         assert refusals == []
-    # Nothing has left, nothing was trained, and it goes on as before; also after it was started again.
+    # Nothing has left, nothing was trained, and it continues as before; also after it was started again.
     assert clinic.session.audit.summary() == sums
     assert torch.equal(clinic.critic(), critic)
     assert sorted(path for path in clinic.folder.rglob("*") if path.is_file()) == files
@@ -680,7 +684,7 @@ ASKED = {"query": "predict_logits", "number": 0, "differentiable": True}
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "told"),
+    ("part", "change", "message"),
     [
         ("plan", {"protocol": PROTOCOL + 1}, "protocol is"),
         ("plan", {"method": {"name": "os.system"}}, "method.name is 'os.system'"),
@@ -733,8 +737,8 @@ ASKED = {"query": "predict_logits", "number": 0, "differentiable": True}
     ],
     ids=name_of,
 )
-def test_what_is_none_of_its_kind_is_one_clear_line(
-    tmp_path: Path, part: str, change: dict[str, Any], told: str
+def test_invalid_values_give_one_line_error(
+    tmp_path: Path, part: str, change: dict[str, Any], message: str
 ) -> None:
     clinic, plan = Clinic(tmp_path / "clinic"), PLAN.to_dict()
     files = sorted(tmp_path.rglob("*"))
@@ -746,7 +750,7 @@ def test_what_is_none_of_its_kind_is_one_clear_line(
         files = sorted(tmp_path.rglob("*"))
     refused = clinic.say(part, **change)
     assert refused["kind"] in ("ArgumentError", "UnknownName")
-    assert told in refused["text"]
+    assert message in refused["text"]
     assert "\n" not in refused["text"]
     assert part != "join" or clinic.host.session is None
     assert [path for path in sorted(tmp_path.rglob("*")) if "audit" not in path.name] == [
@@ -755,11 +759,9 @@ def test_what_is_none_of_its_kind_is_one_clear_line(
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0" * 8, b"{}", bytes(range(256)), b"\xff" * 100])
-def test_bytes_that_are_no_message_get_an_answer(
-    clinic: Clinic, garbage: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    told, released = unpack(clinic.host.serve(garbage))
-    assert told["error"]["kind"] == "DataError"
+def test_invalid_bytes_get_a_reply(clinic: Clinic, garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    reply, released = unpack(clinic.host.serve(garbage))
+    assert reply["error"]["kind"] == "DataError"
     assert not released
     assert "no message of fedstill" in caplog.text
     assert clinic.lines() == []
@@ -794,23 +796,23 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
             "differentiable": VALUES,
             "seconds": VALUES,
             "plan": VALUES,
-            "mark": VALUES.filter(lambda mark: not isinstance(mark, int | float)),
+            "checkpoint": VALUES.filter(lambda number: not isinstance(number, int | float)),
             **dict.fromkeys(("sum", "survivors", "words", "server", "message"), VALUES),
         },
     ),
     tensors=TENSORS,
 )
-def test_whatever_comes_gets_a_reply_and_nothing_leaves(
+def test_any_input_gets_a_reply_without_release(
     standing: Clinic, do: Any, header: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> None:
-    told, released = unpack(standing.host.serve(pack({"run": "one", **header, "operation": do}, tensors)))
-    assert set(told) in ({"error"}, {"body", "seconds"})
+    reply, released = unpack(standing.host.serve(pack({"run": "one", **header, "operation": do}, tensors)))
+    assert set(reply) in ({"error"}, {"body", "seconds"})
     assert not released
     assert standing.session.audit.summary()["up"] == 0
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, UnidentifiedImageError, OSError])
-def test_what_other_libraries_say_stays_in_the_owners_log(
+def test_library_errors_stay_in_owners_log(
     kind: type[Exception], clinic: Clinic, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some raise the system's own error, with words of theirs."""
@@ -819,8 +821,8 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
         raise kind("patient 4711 is not square")
 
     monkeypatch.setattr(clinic.session.handler, "respond", fails)
-    told = clinic.query(0)
-    assert told == {
+    reply = clinic.query(0)
+    assert reply == {
         "kind": "NodeDataError",
         "text": "its data or model failed: see its log",
         "query": "predict_logits",
@@ -831,7 +833,7 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
 # --- a full disk --------------------------------------------------------------------------------------
 
 
-def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_nothing_had_been(
+def test_full_disk_blocks_releases_without_lasting_effect(
     clinic: Clinic, tmp_path: Path, monkeypatch: Any
 ) -> None:
     other = Clinic(tmp_path / "other").ready()
@@ -844,8 +846,8 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
     with monkeypatch.context() as patch:
         patch.setattr(AuditLog, "_insert_entry", full)
         for _ in range(2):
-            told = clinic.query(1)
-            assert told["text"] == "its data or model failed: see its log"
+            reply = clinic.query(1)
+            assert reply["text"] == "its data or model failed: see its log"
         assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
     assert clinic.left() == [(0, "response")]
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == 4 * B * (CLASSES + 4)
@@ -855,9 +857,7 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
     assert clinic.left() == other.left()
 
 
-def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
-    clinic: Clinic, monkeypatch: Any
-) -> None:
+def test_unwritable_checkpoint_keeps_old_one(clinic: Clinic, monkeypatch: Any) -> None:
     clinic.query(0)
     clinic.say("save_checkpoint", checkpoint=1)
     clinic.query(1)
@@ -877,7 +877,7 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
 # --- public data --------------------------------------------------------------------------------------
 
 
-def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None:
+def test_public_data_are_sent_once_and_match_plan(tmp_path: Path) -> None:
     from fedstill.data.public import PublicData
     from fedstill.protocol.run_plan import public_fingerprint, public_tensors
 
@@ -885,8 +885,8 @@ def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None
     method = {"name": "fedmd", "rounds": 2}
     plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", "a note"))
     clinic = Clinic(tmp_path / "clinic", plan=plan)
-    told, _ = clinic.say("join", plan=plan.to_dict())
-    assert parse_reply(NodeStatus, told) == replace(
+    reply, _ = clinic.say("join", plan=plan.to_dict())
+    assert parse_reply(NodeStatus, reply) == replace(
         NOT_JOINED, needs_public_data=True
     )  # no more, before anything is approved
     other = replace(public, inputs=image(6))
@@ -897,15 +897,13 @@ def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None
     assert "objections" in clinic.say("join", plan=plan.to_dict())[0]
 
 
-def test_a_folder_without_a_node_is_refused(tmp_path: Path) -> None:
+def test_folder_without_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"has no node\.toml"):
         NodeService(tmp_path)
 
 
-def test_training_that_failed_half_way_is_not_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was learned and not counted would be learned, and told, once more."""
+def test_failed_training_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training that is not counted would be repeated, and reported, once more."""
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=clinic.plan.to_dict())
 

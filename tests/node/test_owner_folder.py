@@ -120,7 +120,7 @@ def authority(days: int) -> bytes:
 # --- node.toml ----------------------------------------------------------------------------------------
 
 
-def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: Path) -> None:
+def test_new_file_holds_every_default(tmp_path: Path) -> None:
     owner_folder.init_folder(tmp_path / "clinic-a")
     file = owner_folder.read_node_file(tmp_path / "clinic-a")
     assert file == NodeFile(name="clinic-a", seed=file.seed)
@@ -146,7 +146,7 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
 
 
 @pytest.mark.parametrize("name", MECHANISMS.builtin)
-def test_a_file_says_the_options_of_its_mechanism_and_what_others_there_are(name: str) -> None:
+def test_file_holds_mechanism_options_and_choices(name: str) -> None:
     file = NodeFile(name="clinic", privacy=MECHANISMS[name]())
     text = commented_toml(file)
     assert read_table(NodeFile, presets.parse(text)) == file
@@ -155,7 +155,7 @@ def test_a_file_says_the_options_of_its_mechanism_and_what_others_there_are(name
     assert "# Largest L2 norm of one example's gradient" in text or name == "none"
 
 
-def test_two_nodes_have_other_secrets_and_seeds(tmp_path: Path) -> None:
+def test_nodes_have_different_secrets_and_seeds(tmp_path: Path) -> None:
     for name in ("a", "b"):
         owner_folder.init_folder(tmp_path / name)
     first, second = (owner_folder.read_secret(tmp_path / name) for name in ("a", "b"))
@@ -167,7 +167,7 @@ def test_two_nodes_have_other_secrets_and_seeds(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_there_is_kept(tmp_path: Path) -> None:
+def test_existing_files_are_kept(tmp_path: Path) -> None:
     owner_folder.init_folder(tmp_path, "clinic")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(FedstillError, match=r"node.toml is there already"):
@@ -178,7 +178,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "secret").read_bytes() == before["secret"]
 
 
-def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
+def test_only_lost_secret_is_replaced(tmp_path: Path) -> None:
     assert owner_folder.init_folder(tmp_path, "clinic")
     said, lost = (tmp_path / "node.toml").read_bytes(), owner_folder.read_secret(tmp_path)
     (tmp_path / "secret").unlink()
@@ -191,7 +191,7 @@ def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
+def test_invalid_name_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"invalid name = 'a b' \(expected 1 to 64 letters"):
         owner_folder.init_folder(tmp_path / "new", "a b")
     assert not (tmp_path / "new").exists()
@@ -223,7 +223,7 @@ def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
         ("a = ", "node.toml is not TOML"),
     ],
 )
-def test_the_file_is_read_strictly(tmp_path: Path, text: str, line: str) -> None:
+def test_file_is_read_strictly(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as caught:
         owner_folder.read_node_file(node(tmp_path, text))
     assert line in str(caught.value)
@@ -242,7 +242,7 @@ def test_the_file_is_read_strictly(tmp_path: Path, text: str, line: str) -> None
         (None, 0, "secret is missing: put it back, or `fedstill node init .*` makes a new one"),
     ],
 )
-def test_a_bad_secret_is_one_line(tmp_path: Path, text: str | None, mode: int, line: str) -> None:
+def test_invalid_secret_gives_one_line_error(tmp_path: Path, text: str | None, mode: int, line: str) -> None:
     folder = node(tmp_path)
     (folder / "secret").unlink()
     if text is not None:
@@ -266,7 +266,7 @@ def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_first_weights_follow_from_the_seed(tmp_path: Path) -> None:
+def test_first_weights_depend_on_seed(tmp_path: Path) -> None:
     def first(seed: int, name: str = "small-cnn:8") -> torch.Tensor:
         folder = node(tmp_path, f'seed = {seed}\n[model]\nname = "{name}"')
         return next(owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS).parameters())
@@ -277,7 +277,7 @@ def test_first_weights_follow_from_the_seed(tmp_path: Path) -> None:
     assert not torch.equal(first(1, "my_models:network"), first(2, "my_models:network"))
 
 
-def test_a_mechanism_may_lie_in_the_folder(tmp_path: Path) -> None:
+def test_custom_mechanism_in_folder_is_found(tmp_path: Path) -> None:
     """Wherever the command is run from; what is named and not there is a fault like any other."""
     folder = node(tmp_path / "node", '[privacy]\nmechanism = "flip_of_owner:Flip"\nepsilon = 2.0')
     lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
@@ -291,13 +291,13 @@ def test_a_mechanism_may_lie_in_the_folder(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_that_is_not_to_be_trained_is_frozen(tmp_path: Path) -> None:
+def test_untrained_model_is_frozen(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:network"\ntrain = false')
     model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     assert [parameter.requires_grad for parameter in model.parameters()] == [False, False]
 
 
-def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
+def test_factory_may_return_predictor(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:regression"')
     data, _ = node_data.load_node_data(owner_folder.read_node_file(folder).data, folder, DIGITS)
     model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
@@ -331,13 +331,13 @@ def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
         ("my_models:number", r"the invalid model = a int \(expected a torch.nn.Module"),
     ],
 )
-def test_a_model_that_does_not_serve_is_one_line(tmp_path: Path, name: str, line: str) -> None:
+def test_unsuitable_model_gives_one_line_error(tmp_path: Path, name: str, line: str) -> None:
     folder = node(tmp_path, f'[model]\nname = "{name}"')
     with pytest.raises(FedstillError, match=line):
         owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
 
 
-def test_the_wrong_weights_are_one_line(tmp_path: Path) -> None:
+def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
     path = folder / "first.safetensors"
 
@@ -362,7 +362,7 @@ def test_the_wrong_weights_are_one_line(tmp_path: Path) -> None:
 # --- faults -------------------------------------------------------------------------------------------
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     folder = node(
         tmp_path,
         '[data]\npath = "none.npz"\nspeed = 3\n'
@@ -402,7 +402,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     assert "transformer" not in known[model]
 
 
-def test_paths_that_cannot_be_are_faults_among_the_others(tmp_path: Path) -> None:
+def test_invalid_paths_are_faults(tmp_path: Path) -> None:
     text = (
         '[data]\npath = "~nosuchuser/x"\n[compute]\ndevice = "abacus"\n[privacy]\naudit_log = "a\\u0000b"\n'
     )
@@ -412,9 +412,7 @@ def test_paths_that_cannot_be_are_faults_among_the_others(tmp_path: Path) -> Non
     assert device.startswith("compute.device is 'abacus'")
 
 
-def test_an_audit_log_that_cannot_be_written_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_audit_log_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = node(tmp_path, '[privacy]\naudit_log = "logs/audit.sqlite"\n')
     (fault,) = owner_folder.check_folder(folder).faults
     assert fault == f"privacy.audit_log 'logs/audit.sqlite': there is no folder {folder / 'logs'}"
@@ -430,7 +428,7 @@ def test_an_audit_log_that_cannot_be_written_is_a_fault(
     assert fault.startswith("audit log: ")
 
 
-def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
+def test_fault_does_not_cause_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
     # The spec is not known.
     assert owner_folder.check_folder(folder).faults == ("invalid data.path = 3 (expected a text",)
@@ -444,7 +442,7 @@ def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
     )
 
 
-def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path: Path) -> None:
+def test_data_shape_fault_needs_known_shape(tmp_path: Path) -> None:
     folder = node(tmp_path)
     other = InputSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
     (fault,) = owner_folder.check_folder(folder, other).faults
@@ -455,7 +453,7 @@ def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path:
     assert len(found.data) == 40
 
 
-def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
+def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
     folder = node(tmp_path)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
@@ -505,7 +503,7 @@ def asked(method: str) -> Any:
     return METHODS[method]().node_side(setting).queries
 
 
-def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
+def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
     folder = node(
         tmp_path, '[policy]\nquestions = ["predict_logits", "train"]\n[model]\nname = "my_models:function"'
     )
@@ -526,7 +524,7 @@ def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
     }
 
 
-def test_a_model_that_does_not_serve_a_method_is_told(tmp_path: Path) -> None:
+def test_model_unfit_for_method_is_reported(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:function"')
     predictor = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
@@ -541,7 +539,7 @@ def test_a_model_that_does_not_serve_a_method_is_told(tmp_path: Path) -> None:
     assert "every round trains it" in str(unfit(network.requires_grad_(False), "fedavg"))
 
 
-def test_sums_that_answers_here_have_spoilt_are_told_to_the_owner(tmp_path: Path) -> None:
+def test_corrupted_sums_are_reported_to_owner(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
     folder = node(tmp_path)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")

@@ -32,19 +32,19 @@ def named(name: str) -> NodeFile:
     "name",
     [*models.MODELS.builtin, "residual-unet:8", "transformer:32", "hf:bert", "hf:some/folder"],
 )
-def test_every_network_of_ours_passes_before_its_inputs_are_known(tmp_path: Path, name: str) -> None:
+def test_builtin_networks_pass_without_inputs(tmp_path: Path, name: str) -> None:
     owner_model.check_name_and_weights(named(name), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["transformr", "transformer:0", "hf:", "small-cnn:-1", "sql:1"])
-def test_any_other_name_or_width_is_refused_before(tmp_path: Path, name: str) -> None:
+def test_rejects_unknown_name_or_width_without_inputs(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ArgumentError, match=r"^invalid model\.name = .* \(expected (one of small-cnn.*transformer|\S+:WIDTH)"
     ):
         owner_model.check_name_and_weights(named(name), tmp_path)
 
 
-def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Path) -> None:
+def test_hub_model_is_not_taken_for_factory(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
     columns = tuple(SchemaColumn(name=name, range=(0.0, 1.0)) for name in ("a", "b"))
@@ -55,14 +55,14 @@ def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Pat
 
 @pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "fedgen"])
 @pytest.mark.parametrize("name", ["bag:8", "transformer:8"])
-def test_a_network_for_texts_is_tried_in_parts_on_tokens(method: str, name: str) -> None:
+def test_text_network_is_split_with_tokens(method: str, name: str) -> None:
     model = owner_model.make_model(named(name), Path(), TEXTS)
     needs = METHODS[method]().needs()
     assert needs.split_models
     assert owner_model.unfit_reason(model, needs, TEXTS, Compute()) is None
 
 
-def test_features_that_cannot_see_the_images_are_a_fault(tmp_path: Path) -> None:
+def test_unsuitable_perceptual_weights_are_a_fault(tmp_path: Path) -> None:
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     np.savez(folder / "data.npz", images=np.zeros((4, 2, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)

@@ -58,8 +58,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     with pytest.raises(SystemExit) as left:
         main(["node", "check", *words])
     assert left.value.code == code
-    told = capsys.readouterr()
-    return " ".join((told.out + told.err).split())
+    output = capsys.readouterr()
+    return " ".join((output.out + output.err).split())
 
 
 # --- faults -------------------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_a_privacy_that_cannot_be_kept_is_a_fault(tmp_path: Path, what: str) -> None:
-    privacy, told = FAULTS[what]
+def test_impossible_privacy_options_are_a_fault(tmp_path: Path, what: str) -> None:
+    privacy, message = FAULTS[what]
     (fault,) = owner_folder.check_folder(folder_of(tmp_path / "clinic", privacy)).faults
-    assert told in fault
+    assert message in fault
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_privacy_that_cannot_be_kept_is_a_fault(tmp_path: Path, what: str) -> 
         'mechanism = "noisy-outputs"\noutputs = { noise = 4.0 }\n',
     ],
 )
-def test_what_can_be_kept_is_none(tmp_path: Path, privacy: str) -> None:
+def test_valid_privacy_options_are_no_fault(tmp_path: Path, privacy: str) -> None:
     assert owner_folder.check_folder(folder_of(tmp_path / "clinic", privacy)).faults == ()
 
 
-def test_every_layer_that_cannot_learn_privately_is_named() -> None:
+def test_layers_without_dp_support_are_named() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LSTM(8, 4))
     config = DPSGD(epsilon=3.0)
     (fault,) = privacy_faults(config, None, model)
@@ -121,7 +121,7 @@ def test_every_layer_that_cannot_learn_privately_is_named() -> None:
     assert privacy_faults(PATE(epsilon=3.0), None, model) == []
 
 
-def test_an_audit_log_in_trouble_is_a_fault(tmp_path: Path) -> None:
+def test_damaged_audit_log_is_a_fault(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "pate"\nepsilon = 3.0\n')
     charge(folder, {"gaussian(2.0)": 1})
     assert owner_folder.check_folder(folder).faults == ()
@@ -134,22 +134,20 @@ def test_an_audit_log_in_trouble_is_a_fault(tmp_path: Path) -> None:
     assert len(owner_folder.check_folder(folder).faults) == 1
 
 
-def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_audit_log_with_runs_is_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 30.0\n')
     (folder / "runs" / "spring").mkdir(parents=True)
     (folder / "runs" / "spring" / "plan.json").touch()
     (fault,) = owner_folder.check_folder(folder).faults
     assert "'audit.sqlite': is missing, but its node's runs exist" in fault
-    told = said(capsys, str(folder), "digits-ensemble", code=2)
-    assert "is left" not in told
-    assert "It cannot take part: nothing can be charged" in told
+    output = said(capsys, str(folder), "digits-ensemble", code=2)
+    assert "is left" not in output
+    assert "It cannot take part: nothing can be charged" in output
     (folder / "runs" / "spring" / "plan.json").unlink()
     assert owner_folder.check_folder(folder).faults == ()
 
 
-def test_a_query_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
+def test_unknown_query_name_is_a_fault(tmp_path: Path) -> None:
     assert policy_faults(PolicyConfig()) == []
     assert policy_faults(PolicyConfig(queries=("*", *known_queries()))) == []
     (fault,) = policy_faults(PolicyConfig(queries=("predict_logits", "count_lables")))
@@ -159,6 +157,6 @@ def test_a_query_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
     assert "did you mean 'predict_logits'" in fault
 
 
-def test_queries_of_methods_options_are_known() -> None:
+def test_queries_behind_method_options_are_known() -> None:
     """Asked by FedIOD for fresh inputs, FedMD for transfer learning, and FedKD where bounds are agreed on."""
     assert {"predict", "transfer", "max_logit", "predict_logits", "train", "upload_data"} <= known_queries()

@@ -86,7 +86,7 @@ def work(home: Path, umask: int) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000], ids=oct)
-def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+def test_all_files_are_private_to_owner(tmp_path: Path, umask: int) -> None:
     process = FORKING.Process(target=work, args=(tmp_path, umask))
     process.start()
     process.join(100)
@@ -104,9 +104,7 @@ def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: int) 
     assert find_open_files(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
 
 
-def test_what_lies_open_from_before_is_said_with_the_command_that_closes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_open_files_are_reported_with_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "a clinic"
     owner_folder.init_folder(folder, "clinic")
     (folder / "runs/one").mkdir(parents=True, mode=0o700)

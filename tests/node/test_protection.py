@@ -85,7 +85,7 @@ class Parts(PrivacyConfig):
 
 
 @pytest.mark.parametrize("config", [Claims(steps=DPTrainingConfig(noise=1.0)), Parts()])
-def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: PrivacyConfig) -> None:
+def test_frozen_model_rejects_training_mechanisms(config: PrivacyConfig) -> None:
     network = build("mlp:4", SHAPE, CLASSES, 0).requires_grad_(False)
     node = Node("n", records(), network, Gate("n", PolicyConfig(), AuditLog()), 0)
     with pytest.raises(ArgumentError, match="nothing of its model is trained here"):
@@ -177,7 +177,7 @@ def under(mechanism: Any, **change: Any) -> PrivacyConfig:
 # --- what leaves --------------------------------------------------------------------------------------
 
 
-def test_under_dp_sgd_answers_are_the_networks_own_and_training_is_paid_for() -> None:
+def test_dp_sgd_charges_training_not_responses() -> None:
     one = made(under("dp-sgd"))
     left = one.query()
     torch.testing.assert_close(left["logits"], one.node.model(X).detach())
@@ -191,7 +191,7 @@ def test_under_dp_sgd_answers_are_the_networks_own_and_training_is_paid_for() ->
     assert "GroupNorm" in norms
 
 
-def test_under_pate_noisy_votes_leave() -> None:
+def test_pate_releases_noisy_votes() -> None:
     one = made(under("pate"))
     assert isinstance(one.node.model, TeacherEnsemble)
     assert [learner.name for learner in one.node.learners] == [
@@ -206,7 +206,7 @@ def test_under_pate_noisy_votes_leave() -> None:
     torch.testing.assert_close(votes, votes.round())
 
 
-def test_under_noisy_outputs_noise_is_on_what_is_bounded() -> None:
+def test_noisy_outputs_adds_noise_to_bounded_outputs() -> None:
     one = made(under("noisy-outputs"))
     noise = torch.cat([one.query()["logits"] - one.clean() for _ in range(40)])
     assert noise.abs().mean().item() == pytest.approx(10.0, rel=0.15)  # Laplace
@@ -214,7 +214,7 @@ def test_under_noisy_outputs_noise_is_on_what_is_bounded() -> None:
     assert one.node.model(20 * X).abs().max() > 3, "the bound binds"
 
 
-def test_what_is_pulled_back_is_noised_and_paid_for() -> None:
+def test_input_gradients_are_noised_and_charged() -> None:
     for mechanism, m in (("pate", M), ("noisy-outputs", 1)):
         one = made(under(mechanism))
         x = X.clone().requires_grad_()
@@ -240,9 +240,7 @@ def noise_of(one: World, number: int | None = None, x: torch.Tensor = X) -> torc
 
 @pytest.mark.parametrize("randomness", ["seeded", "secure"])
 @pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
-def test_noise_is_the_same_for_the_same_release_and_another_for_any_other(
-    mechanism: Any, randomness: Any
-) -> None:
+def test_noise_is_equal_only_for_equal_releases(mechanism: Any, randomness: Any) -> None:
     config = under(mechanism, randomness=randomness)
     one = made(config)
     first = noise_of(one, 0)
@@ -285,7 +283,7 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     return node.gate.budgets.mechanism.setup_hash
 
 
-def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
+def test_setup_hash_covers_everything_and_is_keyed() -> None:
     others = {
         "public labels": bound(labels=torch.ones(5, dtype=torch.int64)),
         "no public labels": bound(labels=None),
@@ -305,7 +303,7 @@ def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
     assert len(set(others.values())) == len(others)
 
 
-def test_the_binding_holds_the_tasks_options() -> None:
+def test_setup_hash_covers_task_options() -> None:
     tasks = [
         Segmentation(3),
         Segmentation(3, dice=0.5),
@@ -318,7 +316,7 @@ def test_the_binding_holds_the_tasks_options() -> None:
     assert bound(task=Segmentation(3, (1.0, 1.0, 2.0)), mechanism="dp-sgd") == found[2]
 
 
-def test_a_critics_noise_follows_from_what_is_asked_too() -> None:
+def test_critic_noise_depends_on_query() -> None:
     def critic(x: torch.Tensor, number: int = 0) -> torch.Tensor:
         one = made(under("dp-sgd"), train=False)
         one.query(x, number)
@@ -334,7 +332,7 @@ def test_a_critics_noise_follows_from_what_is_asked_too() -> None:
 # --- what one record changes, on the real path --------------------------------------------------------
 
 
-def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
+def test_vote_sensitivity_matches_charge() -> None:
     hard = records(16, apart=0.0)  # nothing but each record says which class it has
     base, moved = made(under("pate"), hard), []
     sharp, many = 8.0, torch.randn(300, *SHAPE, generator=torch.Generator().manual_seed(6))
@@ -360,7 +358,7 @@ def released(one: World, rows: int = ROWS) -> PrivacyCost:
 # --- what cannot be -----------------------------------------------------------------------------------
 
 
-def test_a_group_of_records_needs_groups_and_is_limited() -> None:
+def test_group_size_needs_groups_and_limits_them() -> None:
     with pytest.raises(ArgumentError, match="group_size is 2"):
         made(under("pate", group_size=2), train=False)
     groups = torch.arange(24) // 6  # four groups of six
@@ -373,13 +371,13 @@ def test_a_group_of_records_needs_groups_and_is_limited() -> None:
             assert other is teacher or not held & set(other.data.groups.tolist())  # type: ignore[union-attr]
 
 
-def test_layers_that_mix_examples_are_refused_under_dp_sgd() -> None:
+def test_dp_sgd_refuses_layers_that_mix_examples() -> None:
     with pytest.raises(DPIncompatibleError, match="BatchNorm"):
         made(under("dp-sgd"), model="resnet8:4", train=False)
     made(under("noisy-outputs"), model="resnet8:4", train=False)
 
 
-def test_data_that_a_method_has_changed_are_refused() -> None:
+def test_changed_data_are_refused() -> None:
     one = made(under("pate"), train=False)
     require_unchanged_data(one.node)
     one.node.data = records(30)
@@ -390,17 +388,17 @@ def test_data_that_a_method_has_changed_are_refused() -> None:
     require_unchanged_data(plain.node)  # there is no price to hold it to
 
 
-def test_who_wants_nothing_is_left_alone() -> None:
+def test_no_mechanism_changes_nothing() -> None:
     assert not needs_mechanism(NoPrivacy())
     assert all(needs_mechanism(protected(mechanism)) for mechanism in MECHANISMS)
     assert needs_mechanism(NoPrivacy(epsilon=3.0))
     assert needs_mechanism(NoPrivacy(total_epsilon=3.0))
 
 
-def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
+def test_note_states_per_record_epsilon() -> None:
     patients = torch.arange(24) // 4
     assert PER_RECORD_ONLY in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
-    # Nor does one record decide whether it is said: that would be told before anything is charged.
+    # Nor does one record decide whether it is said: that would be reported before anything is charged.
     assert (
         PER_RECORD_ONLY
         in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
@@ -464,7 +462,7 @@ ROUND = Span.part(0, 3)
 
 
 @pytest.mark.parametrize("asked", ["silent", "twice", "one_by_one", "five_steps", "early"])
-def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
+def test_uncharged_private_steps_are_refused(asked: str) -> None:
     """DP-SGD would else learn for free: without a span, or with five critic steps at the price of one."""
     at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(batch=ROWS, critic_width=4, early=asked == "early")
     every = PolicyConfig(kinds=("tests: logits", "tests: critic"))

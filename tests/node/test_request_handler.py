@@ -125,7 +125,7 @@ def same(some: Sequence[Mapping[str, torch.Tensor]], others: Sequence[Mapping[st
 # --- asking --------------------------------------------------------------------------------------
 
 
-def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
+def test_response_has_one_part_per_node_and_trains_critic() -> None:
     office = Office()
     before = office.critics()
     responses = office.query()
@@ -168,7 +168,7 @@ def learning_privately() -> Office:
 
 
 @pytest.mark.parametrize("change", [{"trains": ("critic",)}, {"span": lambda sent: Span(0, 1, 4)}])
-def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: Any) -> None:
+def test_failed_private_training_blocks_handler(change: Any) -> None:
     office = learning_privately()
     office.query(0)
     failing(office, 1, **change)
@@ -178,21 +178,21 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
         (2, "predict_logits", {"x": X}),
         (3, "leak", {}),
     ):
-        with pytest.raises(NodeFault, match=r"failed at query 1 \(predict_logits\): the run goes on from an"):
+        with pytest.raises(NodeFault, match=r"failed at query 1 \(predict_logits\): resume the run from an"):
             office.handler.respond(name, number, tensors, True)
     assert office.calls == calls
     assert not office.has_changed_since(critics)
     assert office.audit.spending("b", ALL_RUNS).total_queries == 1
     office.handler = RequestHandler(
         office.handler.group, office.side, Compute()
-    )  # as after going back to a mark
+    )  # as after restoring a checkpoint
     assert len(office.query(1)) == 1
 
 
 @pytest.mark.parametrize(
     ("private", "change"), [(False, {"trains": ("critic",)}), (True, {}), (True, {"trains": ()})]
 )
-def test_what_failed_without_private_learning_may_be_asked_again(private: bool, change: Any) -> None:
+def test_failed_query_without_private_training_can_be_repeated(private: bool, change: Any) -> None:
     office = Office()
     if private:
         privately(office)
@@ -200,7 +200,7 @@ def test_what_failed_without_private_learning_may_be_asked_again(private: bool, 
     assert len(office.query()) == 3
 
 
-def test_what_is_answered_after_a_failure_passes_for_no_answer_without_it() -> None:
+def test_response_after_failure_has_another_history() -> None:
     """Of equal past it would be the answer that has left already, of which a limit counts one."""
     office = Office()
     states = [copy.deepcopy(node.state_dict()) for node in office.nodes]
@@ -213,7 +213,7 @@ def test_what_is_answered_after_a_failure_passes_for_no_answer_without_it() -> N
     assert office.audit.spending("b", ALL_RUNS).total_queries == 2
 
 
-def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
+def test_forgotten_or_skipped_number_is_a_mismatch() -> None:
     office = Office()
     numbers = [0, *range(2, MAX_EXCHANGES + 3)]
     for number in numbers:
@@ -229,7 +229,7 @@ def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None
 
 
 @pytest.mark.parametrize("refusing", ["a", "c"])
-def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing: str) -> None:
+def test_one_refusal_stops_whole_group(refusing: str) -> None:
     office = Office({refusing: PolicyConfig(queries=("count",))})
     before = office.critics()
     with pytest.raises(QueryRefused) as caught:
@@ -244,7 +244,7 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
 # --- pulling back --------------------------------------------------------------------------------
 
 
-def test_gradients_of_several_inputs_are_told_apart() -> None:
+def test_gradients_of_several_inputs_have_own_names() -> None:
     office = Office()
     y = X.flip(0)
     office.handler.respond("two", 0, {"x": X, "y": y}, True)
@@ -257,7 +257,7 @@ def test_gradients_of_several_inputs_are_told_apart() -> None:
     torch.testing.assert_close(released[1]["d/dy"], expected[1])
 
 
-def test_a_node_that_no_gradient_reached_releases_none() -> None:
+def test_node_without_gradient_releases_none() -> None:
     some, whole = Office(), Office()
     some.query()
     whole.query()
@@ -266,7 +266,7 @@ def test_a_node_that_no_gradient_reached_releases_none() -> None:
     assert same([released["b"]], [whole.pull(pulls())[1]])
 
 
-def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
+def test_repeated_gradients_are_counted_once() -> None:
     office = Office()
     office.query()
     first = office.pull(pulls())
@@ -279,7 +279,7 @@ def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("case", ["never asked", "asked without gradients", "the next one has been asked"])
-def test_what_cannot_be_pulled_back_is_a_mismatch(case: str) -> None:
+def test_impossible_gradients_are_a_mismatch(case: str) -> None:
     office = Office()
     if case != "never asked":
         office.query(0, grad=case != "asked without gradients")
@@ -307,7 +307,7 @@ def test_without_gradients_no_graph_is_kept() -> None:
     assert office.outputs
 
 
-def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_query() -> None:
+def test_graph_is_kept_until_backward_or_next_query() -> None:
     office = Office()
     office.query(0)
     assert office.grad_enabled
@@ -343,7 +343,7 @@ def full(office: Office) -> Full:
     return audit
 
 
-def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
+def test_partly_released_response_can_be_repeated() -> None:
     expected = Office().query()
     office = Office()
     audit = full(office)
@@ -365,7 +365,7 @@ def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
         office.query(0, X + 1)
 
 
-def test_an_answer_that_failed_half_way_is_gone_once_the_next_is_out() -> None:
+def test_partly_released_response_is_lost_after_next_query() -> None:
     """Not released as an answer of nothing, at no price."""
     office = Office()
     audit = full(office)
@@ -381,7 +381,7 @@ def test_an_answer_that_failed_half_way_is_gone_once_the_next_is_out() -> None:
     assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [2, 1, 1]
 
 
-def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
+def test_partly_released_gradients_can_be_repeated() -> None:
     whole = Office()
     whole.query()
     expected = whole.pull(pulls())
@@ -401,7 +401,7 @@ def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
 # --- a part of a group ---------------------------------------------------------------------------
 
 
-def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number() -> None:
+def test_handlers_of_subgroups_match_whole_group() -> None:
     whole, parted = Office(), Office()
     last = {node.name: -1 for node in parted.nodes}
     together = RequestHandler(NodeGroup(parted.nodes), parted.side, Compute(), last)

@@ -104,7 +104,7 @@ def fit(event: Event, most: float, start: PrivacyCost | None = None) -> int:
 # --- budgets ------------------------------------------------------------------------------------------
 
 
-def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
+def test_releases_never_exceed_budget() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.planned_queries()
     assert answered == fit(ONE, 1.5) > 2
@@ -114,7 +114,7 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
     assert node.spent() == Spent(one, one, **counted)
 
 
-def test_a_refused_query_is_refused_before_it_is_computed_and_charges_nothing() -> None:
+def test_refused_query_is_not_computed_or_charged() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.planned_queries()
     spent = node.spent()
@@ -127,7 +127,7 @@ def test_a_refused_query_is_refused_before_it_is_computed_and_charges_nothing() 
     assert node.gate.audit.spending("clinic", ALL_RUNS).total_queries == answered
 
 
-def test_a_query_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
+def test_large_query_is_refused_for_its_cost() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     asked = ReceivedQuery(0, "predict", "c", "", {})
     many = {"x": torch.zeros(2000, 1, 4, 4)}
@@ -136,8 +136,8 @@ def test_a_query_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
     node.gate.admit(asked, node.query, X)
 
 
-def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_not_leave() -> None:
-    """Laplace noise is paid for by the numbers of a row, of which a method of one's own may have any."""
+def test_row_width_determines_cost_and_is_enforced() -> None:
+    """Laplace noise is charged by numbers per row, which a custom method may choose."""
     config = NoisyOutputs(outputs=OutputsConfig("laplace", noise=700.0, bound=1.0))
     wide = {
         "releases": {"rows": PayloadKind("rows", category="rows")},
@@ -145,38 +145,38 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
         "times": 3,
         "width": 16,
     }
-    told = {"rows": torch.zeros(ROWS, 16)}
+    inputs = {"rows": torch.zeros(ROWS, 16)}
     node = Node(config, **wide)
     for number in range(3):
-        node.query(number, tensors=told)
+        node.query(number, tensors=inputs)
     assert cost_from_dict(node.spent().run) == total_cost(node.mechanism.run_costs())
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
     with pytest.raises(
         NodeDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"
     ):
-        narrow.query(0, tensors=told)
+        narrow.query(0, tensors=inputs)
     assert narrow.spent() == Spent({}, {})
     row = replace(config.outputs, distribution="gaussian")  # a row's length is bounded, whatever is in it
-    Node(replace(config, outputs=row), **{**wide, "width": 0}).query(0, tensors=told)
+    Node(replace(config, outputs=row), **{**wide, "width": 0}).query(0, tensors=inputs)
 
 
-def test_a_refusal_does_not_tell_how_many_votes_reached_the_threshold() -> None:
+def test_refusal_does_not_reveal_threshold_votes() -> None:
     """What a release turned out to cost follows from the records, and of a refused one nothing is paid."""
     pate = PateConfig(teachers=20, noise=40.0, threshold=5.0, threshold_noise=40.0)
     node = Node(replace(VOTES, pate=pate, epsilon=3.0))
     many = {"logits": LOGITS["logits"].repeat(1000, 1)}  # more than the query declares
-    told = set()
+    rules = set()
     for number in range(4):
         with pytest.raises(QueryRefused) as refused:
             node.query(number, tensors=many)
-        told.add(refused.value.rule)
-    assert len(told) == 1
+        rules.add(refused.value.rule)
+    assert len(rules) == 1
     assert not node.spent().run
     node.query(5)
 
 
-def test_the_budget_of_the_data_holds_over_runs() -> None:
+def test_total_budget_holds_over_runs() -> None:
     audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
     first = Node(config, audit, "one").planned_queries()
     assert first == fit(ONE, 1.5), "one run may not take all"
@@ -189,7 +189,7 @@ def test_the_budget_of_the_data_holds_over_runs() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "holds"), [((1, 4), False), ((4, 1), False), ((4, 4), True)])
-def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, int], holds: bool) -> None:
+def test_charges_in_another_unit_block_budget(sizes: tuple[int, int], holds: bool) -> None:
     """A record's events are too cheap for a patient, and no factor on them is right for all mechanisms."""
     audit = AuditLog()
     first, second = (replace(VOTES, group_size=size, epsilon=9.0, total_epsilon=9.0) for size in sizes)
@@ -206,20 +206,20 @@ def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, i
 
 
 @pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
-def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> None:
+def test_declared_run_over_budget_is_refused(budget: str) -> None:
     most = fit(ONE, 1.5)
     assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.refusal_reason(PREDICT) is None
     objection = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.refusal_reason(PREDICT)
     assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
 
 
-def test_a_run_with_a_query_that_has_no_price_is_refused_at_its_first() -> None:
+def test_run_without_guarantee_is_refused_at_first_query() -> None:
     node = Node(replace(VOTES, epsilon=3.0), two=True)
     assert str(node.gate.refusal_reason(PREDICT)).endswith(", in query max_logit")
     assert Node(replace(VOTES, epsilon=3.0)).gate.refusal_reason(PREDICT) is None
 
 
-def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
+def test_resumed_run_is_not_counted_twice() -> None:
     audit, most = AuditLog(), fit(ONE, 1.5)
     config = replace(VOTES, epsilon=1.5, total_epsilon=1.5)
     first = Node(config, audit, times=most)
@@ -258,16 +258,16 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     assert (other.spent().queries_run, other.spent().queries) == (1, 5)
 
 
-def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
-    dear = compute_epsilon(PrivacyCost({STEP: 20}), 1e-5)
-    node = Node(replace(TRAINED, epsilon=dear * 0.99))
+def test_unaffordable_training_blocks_releases() -> None:
+    total = compute_epsilon(PrivacyCost({STEP: 20}), 1e-5)
+    node = Node(replace(TRAINED, epsilon=total * 0.99))
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.query(0)
     asked = ReceivedQuery(0, "predict", "c0", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.release(asked, "answer", LOGITS, node.query, X)
     assert node.spent() == Spent({}, {})
-    audit, enough = AuditLog(), replace(TRAINED, epsilon=dear * 1.01)
+    audit, enough = AuditLog(), replace(TRAINED, epsilon=total * 1.01)
     assert Node(enough, audit).planned_queries(most=3) == 3
     assert Node(enough, audit).planned_queries(3, most=3) == 3, "after a stop, it is not reckoned again"
 
@@ -275,7 +275,7 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
 # --- idempotence --------------------------------------------------------------------------------------
 
 
-def test_what_was_released_may_be_released_again_though_the_budget_is_spent() -> None:
+def test_repeated_release_is_allowed_after_spent_budget() -> None:
     audit = AuditLog()
     node = Node(replace(VOTES, epsilon=1.5), audit)
     left = [node.query(number) for number in range(fit(ONE, 1.5))]
@@ -287,11 +287,11 @@ def test_what_was_released_may_be_released_again_though_the_budget_is_spent() ->
     assert again.spent() == node.spent()
 
 
-def test_what_leaves_equal_and_was_not_before_the_noise_is_another_release() -> None:
+def test_equal_noised_release_of_another_value_is_charged() -> None:
     node, asked, one = Node(OUTPUTS), ReceivedQuery(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
     close = one.clone()
     close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
-    same = replace(node.query, postprocess=lambda told, sent: {"logits": torch.zeros(1)})
+    same = replace(node.query, postprocess=lambda response, sent: {"logits": torch.zeros(1)})
     for z in (one, close, one):
         node.gate.release(asked, "answer", {"logits": z}, same, X)
     assert list(node.spent().run.values()) == [2]
@@ -303,7 +303,7 @@ LEARNING = {"times": 3, "span": lambda sent: Span(0, 1, 4)}  # 5 of 20 steps
 CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
 
 
-def test_nobody_sees_that_two_queries_had_the_same_answer() -> None:
+def test_equal_responses_have_different_hashes() -> None:
     """Under masks a server that compared them would find where a node's network bends."""
     node = Node(TRAINED)
 
@@ -312,9 +312,9 @@ def test_nobody_sees_that_two_queries_had_the_same_answer() -> None:
         node.gate.release(asked, part, LOGITS, node.query, X)
         return str(node.gate.release_cost(number, part, is_masked=True).release_hash)
 
-    told = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
-    assert len({*told}) == 4
-    assert left(1) == told[1], "the same, asked again, is known again"
+    hashes = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
+    assert len({*hashes}) == 4
+    assert left(1) == hashes[1], "the same, asked again, is known again"
 
 
 def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") -> None:
@@ -327,7 +327,7 @@ def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
     return [(row["query"], row["part"], row["number"], row["cost"]) for row in node.audit.entries()]
 
 
-def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
+def test_training_is_charged_at_admission() -> None:
     node = Node(replace(TRAINED, critic=DPTrainingConfig(noise=2.0)), trains=("critic",), **LEARNING)
     node.side = replace(node.side, first=None)
     admitted(node)
@@ -347,9 +347,9 @@ def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
     assert [row[3] for row in charged(node)[3:]] == [own[3]] * 3
 
 
-def test_what_cannot_be_paid_for_is_not_learned() -> None:
-    dear = compute_epsilon(PrivacyCost({STEP: 20 + 2 * 5}), 1e-5)
-    node = Node(replace(TRAINED, epsilon=1.01 * dear), **{**LEARNING, "times": 0})
+def test_unaffordable_training_does_not_run() -> None:
+    total = compute_epsilon(PrivacyCost({STEP: 20 + 2 * 5}), 1e-5)
+    node = Node(replace(TRAINED, epsilon=1.01 * total), **{**LEARNING, "times": 0})
     for number in range(2):
         admitted(node, number)
     rows = charged(node)
@@ -358,7 +358,7 @@ def test_what_cannot_be_paid_for_is_not_learned() -> None:
     assert charged(node) == rows
 
 
-def test_what_learns_nothing_is_charged_as_it_is_let_in_for_the_training_before_it_alone() -> None:
+def test_query_without_training_charges_initial_training_only() -> None:
     """Even that it fails tells of what was learned."""
     for config, rows in (
         (VOTES, []),
@@ -373,7 +373,7 @@ def test_what_learns_nothing_is_charged_as_it_is_let_in_for_the_training_before_
 # --- what has no guarantee ----------------------------------------------------------------------------
 
 
-def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
+def test_release_without_guarantee_is_counted_and_refused_under_budget() -> None:
     node = Node(VOTES)
     node.query(0, RANGE, BARE)
     assert node.spent() == Spent({}, {}, 1, 1, 1, 1, 4)
@@ -386,7 +386,7 @@ def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
         assert strict.spent() == Spent({}, {})
 
 
-def test_what_left_without_a_guarantee_voids_the_budget() -> None:
+def test_release_without_guarantee_voids_budget() -> None:
     audit = AuditLog()
     for number, run in enumerate(("one", "one", "zero")):
         Node(VOTES, audit, run).query(number, RANGE, BARE)
@@ -410,7 +410,7 @@ def test_what_left_without_a_guarantee_voids_the_budget() -> None:
     assert Node(apart, audit, "two").planned_queries(most=1) == 1, "a run of its own is one"
 
 
-def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
+def test_budget_without_mechanism_refuses_all() -> None:
     node = Node(NoPrivacy(epsilon=3.0))
     with pytest.raises(QueryRefused, match="mechanism none gives no guarantee for logits"):
         node.query(0)
@@ -422,7 +422,7 @@ def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
 # --- the budget of all runs -------------------------------------------------------------------------------
 
 
-def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
+def test_total_budget_defaults_to_run_budget() -> None:
     assert NoPrivacy(epsilon=3.0, delta=1e-6).total_budget == (3.0, 1e-6)
     assert NoPrivacy(epsilon=3.0, total_epsilon=8.0).total_budget == (8.0, 1e-5)
     assert NoPrivacy(epsilon=3.0, total_delta=1e-7).total_budget == (3.0, 1e-7)
@@ -433,12 +433,12 @@ def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("total_epsilon", 0.0), ("total_epsilon", math.nan), ("total_delta", 1.0)]
 )
-def test_what_is_said_is_checked(name: str, value: float) -> None:
+def test_rejects_invalid_budgets(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=f"privacy.{name}"):
         NoPrivacy(**{"epsilon": 3.0, name: value})  # type: ignore[arg-type]
 
 
-def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owner() -> None:
+def test_renamed_run_gains_no_budget() -> None:
     """The server names runs: what one has spent is gone for all."""
     one, audit = replace(VOTES, epsilon=1.5), AuditLog()
     first = Node(one, audit, "one").planned_queries()
@@ -449,7 +449,7 @@ def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owne
         assert Node(config, audit, "one").planned_queries() == first
         second = Node(config, audit, "two").planned_queries()
         assert second > 0
-    assert second == first, "inf: each run costs epsilon anew"
+    assert second == first, "inf: each run may cost epsilon"
 
 
 @pytest.mark.parametrize(
@@ -462,9 +462,7 @@ def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owne
         ((2.0, 1e-4), (2.2, 1e-9)),  # the larger epsilon asks for more, as its delta is so small
     ],
 )
-def test_noise_is_found_that_both_budgets_can_pay(
-    run: tuple[float, float], all_runs: tuple[float, float]
-) -> None:
+def test_noise_is_calibrated_to_both_budgets(run: tuple[float, float], all_runs: tuple[float, float]) -> None:
     """And hardly more: one of them is nearly used up."""
     config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
     price = total_cost(Node(config, times=5).mechanism.run_costs())
@@ -473,7 +471,7 @@ def test_noise_is_found_that_both_budgets_can_pay(
     assert 0.97 < max(used) <= 1
 
 
-def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
+def test_impossible_calibration_names_smaller_budget() -> None:
     count = Query(
         "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, depends_on_records=("counts",)
     )
@@ -486,7 +484,7 @@ def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
             )  # the counts alone cost 0.1
 
 
-def test_a_total_delta_of_one_record_is_a_fault() -> None:
+def test_total_delta_above_one_record_is_a_fault() -> None:
     images = torch.zeros(60, 1, 4, 4)
     data = owner_folder.TensorData(images, torch.zeros(60, dtype=torch.long))
     one, other = PATE(epsilon=3.0, total_delta=0.02), PATE(epsilon=3.0)
@@ -497,7 +495,7 @@ def test_a_total_delta_of_one_record_is_a_fault() -> None:
     assert fault.startswith("privacy.delta")
 
 
-def test_slices_of_a_volume_are_protected_together_or_not_at_all() -> None:
+def test_volume_slices_need_group_protection() -> None:
     """One slice less changes by what the others of its volume are scaled."""
     images, none = torch.zeros(60, 1, 4, 4), torch.zeros(60, dtype=torch.long)
     by_patient = owner_folder.TensorData(images, none, torch.arange(60) // 6)
@@ -517,7 +515,7 @@ def test_slices_of_a_volume_are_protected_together_or_not_at_all() -> None:
     assert privacy_faults(PATE(epsilon=3.0), replace(by_patient, groups=torch.arange(60)), None, own) == []
 
 
-def test_noise_can_be_found_from_the_total_alone() -> None:
+def test_noise_is_calibrated_to_total_budget_alone() -> None:
     assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
     (fault,) = privacy_faults(PATE(), None, None)
     assert "privacy.epsilon is inf" in fault

@@ -132,7 +132,7 @@ def response(made: PrivacyMechanism, query: Query = EXAMINE, noised: Any = None)
 # --- prices by hand -----------------------------------------------------------------------------------
 
 
-def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
+def test_no_mechanism_gives_no_guarantee() -> None:
     made = protection("none")
     assert response(made) is None
     assert priced(made, EXAMINE, "gradient", PULLED, {}) is None
@@ -141,7 +141,7 @@ def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
     assert not made.protects
 
 
-def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
+def test_dp_sgd_charges_training_and_not_derived_responses() -> None:
     made = protection("dp-sgd")
     assert made.initial_training_costs() == {"training": gaussian(1.5, 20, rate=0.1)}
     assert response(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
@@ -158,17 +158,17 @@ def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
     }
 
 
-def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> None:
+def test_pate_charges_votes_and_gradients_not_training() -> None:
     made = protection("pate")
     assert made.initial_training_costs() == {"training": PrivacyCost()}
-    # sqrt(2) votes a row, 8 rows; the critic's step beside it
+    # sqrt(2) votes a row, 8 rows; and the critic's step
     near(response(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
     near(response(made, PREDICT), gaussian(5 / 4))
     near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
     assert set(made.private_steps()) == {"critic"}
 
 
-def test_under_pate_a_threshold_costs_and_saves_what_is_not_answered() -> None:
+def test_pate_threshold_saves_unanswered_rows() -> None:
     pate = replace(GIVEN["pate"], threshold=12.0, threshold_noise=4.0)
     made = protection("pate", PREDICT, pate=pate)
     near(response(made, PREDICT), gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(16)))
@@ -181,7 +181,7 @@ def test_under_pate_a_threshold_costs_and_saves_what_is_not_answered() -> None:
     near(response(made, PREDICT, noised={"logits": 0 * silent}), gaussian(4 / math.sqrt(8)))
 
 
-def test_under_noisy_outputs_each_row_is_paid_for() -> None:
+def test_noisy_outputs_charges_each_row() -> None:
     made = protection("noisy-outputs")
     near(response(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
     near(response(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
@@ -220,7 +220,7 @@ def test_teachers_vote_for_one_class_only(task: Task) -> None:
     assert protection("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
 
 
-def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
+def test_summed_votes_have_no_guarantee() -> None:
     """A teacher more or less moves the logarithm of each class's share, and not two of them by one vote."""
     summed = replace(PREDICT, sums=dict.fromkeys(PREDICT.releases, "mean"))
     with pytest.raises(QueryRefused, match=r"noise is added to votes, and the sums of link"):
@@ -228,7 +228,7 @@ def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
     protection("noisy-outputs", summed)  # bounds and noises whatever it is
 
 
-def test_what_a_strangers_method_makes_of_votes_is_no_vote() -> None:
+def test_custom_methods_votes_have_no_guarantee() -> None:
     """It may sharpen them: then one teacher more or less moves a row by all of them, and not by one vote."""
     theirs = EXAMINE.from_package("lab")
     made = protection("pate", theirs)
@@ -239,7 +239,7 @@ def test_what_a_strangers_method_makes_of_votes_is_no_vote() -> None:
         assert priced(protection(other, theirs), replace(theirs, trains=()), "answer", logits) is not None
 
 
-def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
+def test_image_outputs_have_no_guarantee() -> None:
     with pytest.raises(QueryRefused, match="outputs of task segmentation are pictures"):
         protection("noisy-outputs", PREDICT, task=MAPS)
     near(
@@ -260,36 +260,36 @@ def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
         (DIFFERENCE, 'with method.conditions = "drawn" none is compared'),
     ],
 )
-@pytest.mark.parametrize("reads", [(), ("told",)])
-def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
+@pytest.mark.parametrize("reads", [(), ("revealed",)])
+def test_record_maps_and_images_have_no_guarantee(
     mechanism: Any, kind: str, cure: str, reads: tuple[str, ...]
 ) -> None:
-    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, depends_on_records=reads)
-    made = protection(mechanism, told, task=MAPS, epsilon=3.0)
-    assert priced(made, told, "answer", {"told": (5,)}) is None
-    refused = no_guarantee_reason(made, told)
+    revealed = Query("tell", EXAMINE.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads)
+    made = protection(mechanism, revealed, task=MAPS, epsilon=3.0)
+    assert priced(made, revealed, "answer", {"revealed": (5,)}) is None
+    refused = no_guarantee_reason(made, revealed)
     assert refused is not None
     assert f"gives no guarantee for {kind}; " in refused
     assert cure in refused
-    assert no_guarantee_reason(protection(mechanism, told, task=MAPS), told) is None, "no budget"
+    assert no_guarantee_reason(protection(mechanism, revealed, task=MAPS), revealed) is None, "no budget"
 
 
 @pytest.mark.parametrize(
     ("mechanism", "kind", "reads", "cure"),
     [
         ("noisy-outputs", ATTENTION, (), "method.attention = 0"),
-        ("dp-sgd", FEATURES, ("told",), "method.lambda_adv = 0"),
+        ("dp-sgd", FEATURES, ("revealed",), "method.lambda_adv = 0"),
     ],
 )
-def test_what_has_no_guarantee_comes_with_its_cure(
+def test_refusal_without_guarantee_gives_advice(
     mechanism: Any, kind: str, reads: tuple[str, ...], cure: str
 ) -> None:
-    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, depends_on_records=reads)
-    refused = no_guarantee_reason(protection(mechanism, told, epsilon=3.0), told)
-    assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are told")
+    revealed = Query("tell", EXAMINE.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads)
+    refused = no_guarantee_reason(protection(mechanism, revealed, epsilon=3.0), revealed)
+    assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are revealed")
 
 
-def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
+def test_gradients_of_record_comparisons_depend_on_records() -> None:
     compared = replace(EXAMINE, releases={"critic": "critic", "difference": "difference"})
     for reads in ((), ("difference",)):
         asked = replace(compared, depends_on_records=reads)
@@ -301,7 +301,7 @@ def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
     assert priced(protection("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == PrivacyCost()
 
 
-def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
+def test_expected_rows_follow_inputs() -> None:
     made = protection("pate")
     assert made.expected_shapes(EXAMINE)["answer"]["logits"] == (ROWS, CLASSES)
     sent = {"x": torch.zeros(20, 1, 4, 4), f"x{SCALE}": torch.zeros(999)}
@@ -311,7 +311,7 @@ def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
     assert made.expected_shapes(COUNT) == {"answer": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
 
 
-def test_a_group_of_records_costs_more() -> None:
+def test_group_protection_costs_more() -> None:
     made = protection("dp-sgd", group_size=3)
     assert made.initial_training_costs() == {"training": gaussian(1.5, 20, rate=0.1, group=3)}
     assert protection("dp-sgd", group_size=3, examples=10).initial_training_costs() == {
@@ -322,7 +322,7 @@ def test_a_group_of_records_costs_more() -> None:
     )  # a group has one teacher
 
 
-def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None:
+def test_values_computed_from_records_have_no_guarantee() -> None:
     rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, depends_on_records=("real",))
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         made = protection(mechanism, rated)
@@ -330,7 +330,7 @@ def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None
         assert response(made, EXAMINE) is not None
 
 
-def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
+def test_unknown_network_outputs_have_no_guarantee() -> None:
     odd = replace(PREDICT, releases={"range": LOGIT_RANGE})
     for mechanism in ("pate", "noisy-outputs"):
         assert priced(protection(mechanism, odd), odd, "answer", {"range": ()}, {}) is None
@@ -350,7 +350,7 @@ def test_without_noise_there_is_no_guarantee() -> None:
     assert response(bare, PREDICT) is None
 
 
-def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
+def test_training_in_rounds_costs_the_same() -> None:
     made = protection("dp-sgd", TRAIN, first=None)
     assert made.initial_training_costs() == {"training": PrivacyCost()}
     rounds = [
@@ -364,11 +364,11 @@ def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
     assert small.run_costs()["training"] == gaussian(1.5, 4)
 
 
-def test_models_that_are_used_as_they_are_cost_no_training() -> None:
+def test_frozen_models_cost_no_training() -> None:
     assert protection("dp-sgd", PREDICT, learns=False).initial_training_costs() == {"training": PrivacyCost()}
 
 
-def test_local_training_in_more_parts_than_it_has_steps_costs_a_step_each() -> None:
+def test_more_rounds_than_steps_cost_one_step_each() -> None:
     """As FedMD's with transfer learning: its training alone, in parts of a round's length, is asked for."""
     alone = replace(TRAIN, name="alone", times=1, span=lambda sent: Span(0, 30, 34))
     rounds = replace(TRAIN, span=lambda sent: Span.part(int(sent["span"]), 4, offset=30))
@@ -388,9 +388,7 @@ DELTA = 1e-5
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("most", [1.0, 8.0])
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
-def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
-    mechanism: str, most: float, accountant: Any
-) -> None:
+def test_calibrated_noise_uses_whole_epsilon(mechanism: str, most: float, accountant: Any) -> None:
     made = protection(mechanism, config=FREE, epsilon=most, accountant=accountant)
     price = total_cost(made.run_costs())
     assert price is not None
@@ -404,7 +402,7 @@ def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
     assert {name for name, level in made.noise_levels.items() if level} == used
 
 
-def test_what_is_paid_in_all_is_what_was_found() -> None:
+def test_charges_match_calibrated_epsilon() -> None:
     """The whole run, priced release by release, costs what the noise was found for."""
     made = protection("pate", config=FREE, epsilon=4.0)
     paid = PrivacyCost()
@@ -420,7 +418,7 @@ def test_what_is_paid_in_all_is_what_was_found() -> None:
     assert 0.97 * 4 < compute_epsilon(paid, DELTA) <= 4
 
 
-def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
+def test_given_noise_is_kept_in_calibration() -> None:
     made = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=3.0)), epsilon=4.0)
     assert made.noise_levels["critic"] == 3.0
     assert made.noise_levels["training"] > 0
@@ -430,7 +428,7 @@ def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
     )
 
 
-def test_a_larger_share_of_epsilon_is_less_noise() -> None:
+def test_larger_share_gives_less_noise() -> None:
     even = protection("dp-sgd", config=FREE, epsilon=4.0)
     skewed = protection("dp-sgd", config=dict(FREE, training=DPTrainingConfig(share=4.0)), epsilon=4.0)
     assert skewed.noise_levels["training"] < even.noise_levels["training"]
@@ -440,16 +438,16 @@ def test_a_larger_share_of_epsilon_is_less_noise() -> None:
 # --- refusals -----------------------------------------------------------------------------------------
 
 
-def test_a_query_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
+def test_query_without_declared_dependence_is_refused() -> None:
     silent = replace(PREDICT, depends_on_records=None)
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         with pytest.raises(QueryRefused, match="does not say what it reads of the records"):
             protection(mechanism, silent)
     assert response(protection("none", silent), silent) is None
-    protection("pate", replace(silent, releases={}))  # it tells nothing
+    protection("pate", replace(silent, releases={}))  # it releases nothing
 
 
-def test_a_strangers_counts_have_no_guarantee() -> None:
+def test_custom_counts_have_no_guarantee() -> None:
     """How far one record can move them is known of the package's own only."""
     theirs = COUNT.from_package("lab")
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
@@ -457,20 +455,20 @@ def test_a_strangers_counts_have_no_guarantee() -> None:
         assert protection(mechanism, theirs).rule(theirs, "counts") == Exact()
 
 
-def test_a_critic_that_nobody_trains_privately_is_no_critic() -> None:
+def test_critic_without_private_training_has_no_guarantee() -> None:
     untrained = replace(EXAMINE, trains=())
     for mechanism, rule in (("pate", Exact()), ("noisy-outputs", Exact())):
         assert protection(mechanism, untrained).rule(untrained, "critic") == rule
         assert protection(mechanism, EXAMINE).rule(EXAMINE, "critic") != rule
 
 
-def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
+def test_budget_refusal_names_kinds_without_guarantee() -> None:
     rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": LOGIT_RANGE})
     made = protection("pate", rated, COUNT, epsilon=5.0)
     assert no_guarantee_reason(made, COUNT) is None
     assert no_guarantee_reason(made, rated) == (
         "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
-        "with a bound fixed beforehand (method.z_max) none is told"
+        "with a bound fixed beforehand (method.z_max) none is revealed"
     )
     assert no_guarantee_reason(protection("pate", rated), rated) is None, "without a budget everyone may"
     assert no_guarantee_reason(protection("pate", rated, total_epsilon=5.0), rated) is not None
@@ -483,14 +481,14 @@ def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
 # --- noise is keyed -----------------------------------------------------------------------------------
 
 
-def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
+def test_noise_needs_setup_hash() -> None:
     made = PrivacyMechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
     for draws in (made.noise_sampler, made.private_steps()["model"].draws):
         with pytest.raises(ArgumentError, match="binding is empty"):
             draws("gate", 1)
 
 
-def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
+def test_query_costs_include_training() -> None:
     made = protection("dp-sgd", EXAMINE, TRAIN, first=None)
     turn = {"span": torch.tensor(1)}
     assert made.training_costs(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
@@ -506,11 +504,11 @@ def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
 # --- what is said -------------------------------------------------------------------------------------
 
 
-def test_the_statement_says_mechanism_unit_noise_and_rules() -> None:
+def test_statement_holds_mechanism_unit_noise_and_rules() -> None:
     said = protection("pate", epsilon=1e3, group_size=2).statement()
     assert (said.mechanism, said.delta, said.budget, said.accountant) == ("pate", 1e-5, 1e3, "pld")
     assert said.unit == "all records of one group, 2 at most, added or removed"
-    # Levels that were given are told as they are.
+    # Levels that were given are revealed as they are.
     assert {**said.noise}.items() >= {"pate": 5.0, "gradients": 3.0, "critic": 2.0}.items()
     assert "logits of predict_logits: all votes of 20 teachers, Gaussian noise 5" in said.rules
     assert "counts of count_labels: Laplace noise of scale 10 on each count" in said.rules
@@ -522,7 +520,7 @@ def test_the_statement_says_mechanism_unit_noise_and_rules() -> None:
     assert protection("dp-sgd").statement().unit == "one training record of this node, added or removed"
 
 
-def test_the_statement_of_no_mechanism_says_so() -> None:
+def test_statement_without_mechanism() -> None:
     said = protection("none").statement()
     assert said.mechanism == "none"
     assert said.rules
@@ -530,14 +528,14 @@ def test_the_statement_of_no_mechanism_says_so() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
-def test_a_network_that_no_mechanism_knows_is_not_trained_under_one(mechanism: Any) -> None:
+def test_unknown_network_is_not_trained_under_mechanism(mechanism: Any) -> None:
     taught = replace(EXAMINE, trains=("critic", "dreamer"))
     with pytest.raises(QueryRefused, match="it trains dreamer without noise"):
         protection(mechanism, taught)
     assert protection("none", taught) is not None
 
 
-def test_a_seal_follows_from_the_secret() -> None:
+def test_seal_depends_on_secret() -> None:
     """What else it follows from lies beside the audit log, in files of the run: with these alone nobody tries
     out which counts or votes were noised."""
 

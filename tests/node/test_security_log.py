@@ -39,7 +39,7 @@ def keep(*lines: int) -> Callable[[Path], object]:
     return apply
 
 
-def test_lines_say_who_when_and_why(log: SecurityLog, tmp_path: Path) -> None:
+def test_lines_hold_actor_time_and_reason(log: SecurityLog, tmp_path: Path) -> None:
     lines = list(log.lines())
     assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
     assert (
@@ -51,7 +51,7 @@ def test_lines_say_who_when_and_why(log: SecurityLog, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (change("reason 2", "reason 9"), "line 3 is not as it was written"),
         (
@@ -70,20 +70,20 @@ def test_lines_say_who_when_and_why(log: SecurityLog, tmp_path: Path) -> None:
         (lambda folder: (folder / HEAD).write_text("{"), "damaged"),
     ],
 )
-def test_what_was_tampered_with_is_noticed(
-    log: SecurityLog, tmp_path: Path, damage: Callable[[Path], object], told: str
+def test_tampering_is_detected(
+    log: SecurityLog, tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(tmp_path)
-    assert told in (log.verify() or "")
+    assert message in (log.verify() or "")
 
 
-def test_nothing_is_added_to_an_end_that_was_cut_off(log: SecurityLog, tmp_path: Path) -> None:
+def test_truncated_log_is_not_extended(log: SecurityLog, tmp_path: Path) -> None:
     keep(0, 1, 2)(tmp_path)
     with pytest.raises(SecurityLogError, match="does not end as its head says"):
         log.write("joined", "aa", "more")
 
 
-def test_half_a_line_of_a_killed_process_goes(log: SecurityLog, tmp_path: Path) -> None:
+def test_incomplete_line_is_removed(log: SecurityLog, tmp_path: Path) -> None:
     with (tmp_path / FILE).open("a") as file:
         file.write('{"line":6,"at"')
     assert log.verify() is None
@@ -92,7 +92,7 @@ def test_half_a_line_of_a_killed_process_goes(log: SecurityLog, tmp_path: Path) 
     assert log.verify() is None
 
 
-def test_full_files_are_moved_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_files_are_renamed_and_chain_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security_log, "MAX_FILE_BYTES", 500)
     log = SecurityLog(tmp_path)
     for number in range(12):
@@ -108,7 +108,7 @@ def test_full_files_are_moved_and_the_chain_goes_on(tmp_path: Path, monkeypatch:
     assert "is not as it was written" in (log.verify() or "")
 
 
-def test_full_files_are_archived_and_others_are_missed(
+def test_archived_files_are_known_and_others_are_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Main
 ) -> None:
     folder, away = tmp_path / "node", tmp_path / "away"
@@ -147,16 +147,16 @@ def test_full_files_are_archived_and_others_are_missed(
     assert log.verify() is not None
 
 
-def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_cannot_fill_log_with_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security_log, "MAX_REFUSALS", 4)
     log = SecurityLog(tmp_path)
     for number in (0, 0, 1, 2, 3, 4, 5):
         log.record_refusal("aa", f"rule {number}", run="one")
-    told = [line["reason"] for line in log.lines()]
-    assert told == ["rule 0", "rule 1", "rule 2", "further lines of this process are in node.log only"]
+    message = [line["reason"] for line in log.lines()]
+    assert message == ["rule 0", "rule 1", "rule 2", "further lines of this process are in node.log only"]
 
 
-def test_beyond_its_share_of_the_disk_only_its_owners_deeds_are_written(tmp_path: Path) -> None:
+def test_full_disk_share_stops_server_events_only(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path, max_bytes=2000)
     for number in range(100):
         log.record_refusal("aa", f"rule {number}", run="one")
@@ -168,7 +168,7 @@ def test_beyond_its_share_of_the_disk_only_its_owners_deeds_are_written(tmp_path
     assert [line["event"] for line in log.lines()] == [*["refused"] * refused, "approved"]
 
 
-def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
+def test_changed_rules_are_logged_once_by_name(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path)
     for most in (1, 1, 2):
         SecurityLog(tmp_path).record_policy({"policy.max_bytes": most, "policy.hours": ""})
@@ -180,7 +180,7 @@ def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_server_sends_is_one_line_and_not_a_long_one(tmp_path: Path) -> None:
+def test_server_texts_are_one_short_line(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path)
     log.record_refusal("aa\n", "two\nlines\x1b[31m" + "x" * 10_000, run='r"}\n{')
     (text,) = (tmp_path / FILE).read_text().splitlines()

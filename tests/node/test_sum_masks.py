@@ -92,7 +92,7 @@ def refused(rule: str) -> pytest.RaisesExc[QueryRefused]:
 # --- a sum of all ------------------------------------------------------------------------------------
 
 
-def test_all_masks_cancel_and_no_fewer(party: Party) -> None:
+def test_masks_cancel_only_in_full_sum(party: Party) -> None:
     call = SumRequest(1, NAMES)
     added = {name: party.added(name, call) for name in NAMES}
 
@@ -102,7 +102,7 @@ def test_all_masks_cancel_and_no_fewer(party: Party) -> None:
             assert (read([added[name] for name in some]) - party.true(some)).abs().min() > 1
 
 
-def test_a_mask_looks_random_and_never_comes_again(party: Party) -> None:
+def test_mask_is_random_and_never_repeats(party: Party) -> None:
     party.values["n0"] = torch.zeros(1, 20_000)
     one, other = (party.added("n0", SumRequest(number, NAMES))["z"] for number in (1, 2))
 
@@ -113,9 +113,9 @@ def test_a_mask_looks_random_and_never_comes_again(party: Party) -> None:
 
 
 @pytest.mark.parametrize("lie", ["content", "members", "number"])
-def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str) -> None:
+def test_different_inputs_break_sum(party: Party, lie: str) -> None:
     """A server that sends one node the real query and all others one whose answer it knows."""
-    told = {
+    received = {
         "content": [(SumRequest(1, NAMES), "x"), *[(SumRequest(1, NAMES), "y")] * 3],
         "members": [
             (SumRequest(1, NAMES), "x"),
@@ -125,7 +125,7 @@ def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str
         "number": [(SumRequest(2, NAMES), "x"), *[(SumRequest(1, NAMES), "x")] * 3],
     }[lie]
 
-    added = [party.added(name, *each) for name, each in zip(NAMES, told, strict=True)]
+    added = [party.added(name, *each) for name, each in zip(NAMES, received, strict=True)]
 
     assert (read(added) - party.true(NAMES)).abs().min() > 1
 
@@ -133,7 +133,7 @@ def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str
 # --- a sum that is read without those who fail --------------------------------------------------------
 
 
-def test_the_survivors_sum_is_read_and_a_late_answer_stays_covered(party: Party) -> None:
+def test_survivors_sum_is_read_and_late_response_stays_masked(party: Party) -> None:
     call, left = SumRequest(1, NAMES, recover=True), NAMES[:3]
     added = {name: party.added(name, call) for name in NAMES}
     words = {name: party.masks[name].agree(1, left) for name in left}
@@ -160,7 +160,7 @@ def test_the_survivors_sum_is_read_and_a_late_answer_stays_covered(party: Party)
         party.masks["n3"].reveal(1, {name: words[name].get("n3", words["n0"]["n1"]) for name in left})
 
 
-def test_a_node_agrees_once_on_enough_survivors_and_itself(party: Party) -> None:
+def test_node_agrees_once_on_enough_survivors(party: Party) -> None:
     masks = party.masks["n0"]
     party.added("n0", SumRequest(1, NAMES, recover=True))
     party.added("n0", SumRequest(2, NAMES))
@@ -185,7 +185,7 @@ def test_a_node_agrees_once_on_enough_survivors_and_itself(party: Party) -> None
         masks.agree(1, NAMES)
 
 
-def test_a_word_is_for_one_hearer_about_one_sum(party: Party) -> None:
+def test_agreement_code_is_for_one_receiver_and_sum(party: Party) -> None:
     for number in (1, 2):
         for name in NAMES:
             party.added(name, SumRequest(number, NAMES, recover=True))
@@ -207,7 +207,7 @@ def test_a_word_is_for_one_hearer_about_one_sum(party: Party) -> None:
 # --- who is asked, and how often ----------------------------------------------------------------------
 
 
-def test_a_number_comes_once_and_no_mask_serves_two_answers(party: Party) -> None:
+def test_numbers_and_masks_are_used_once(party: Party) -> None:
     """Two answers under one mask are, one less the other, bare."""
     call = SumRequest(5, NAMES)
     first = party.added("n0", call)
@@ -221,9 +221,7 @@ def test_a_number_comes_once_and_no_mask_serves_two_answers(party: Party) -> Non
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
-def test_an_answer_that_cannot_be_added_spoils_the_whole_sum_and_is_not_refused(
-    party: Party, value: float
-) -> None:
+def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) -> None:
     """Else a server learned how large one node's answers are, place by place; and from zeros in its place the
     others' sum."""
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
@@ -246,7 +244,7 @@ def test_an_answer_that_cannot_be_added_spoils_the_whole_sum_and_is_not_refused(
     assert bool((found[0] != found[1]).all())
 
 
-def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_process_and_the_next(
+def test_exhausted_node_corrupts_all_sums(
     party: Party,
 ) -> None:
     """By sums that are spoilt a server that chooses what is asked finds how large an answer is; by a refusal
@@ -280,7 +278,7 @@ def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_proces
     assert asked(5).tolist() == [[4.0, 8.0]]
 
 
-def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None:
+def test_members_must_be_enough_and_known(party: Party) -> None:
     with refused("2 members"):
         party.added("n0", SumRequest(1, NAMES[:2]))
     with refused("n9: this node has not met"):
@@ -297,7 +295,7 @@ def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None
         party.added("n0", SumRequest(1, NAMES, recover=True))
 
 
-def test_one_node_left_out_is_refused_in_this_process_and_the_next(tmp_path: Path) -> None:
+def test_excluded_member_is_refused_across_processes(tmp_path: Path) -> None:
     party = Party(tmp_path, policy=PolicyConfig())
     party.added("n0", SumRequest(1, NAMES))
 
@@ -310,7 +308,7 @@ def test_one_node_left_out_is_refused_in_this_process_and_the_next(tmp_path: Pat
         party.added("n0", SumRequest(3, NAMES[:3]))
 
 
-def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -> None:
+def test_allowed_member_sets_are_refused_after_withdrawal(party: Party) -> None:
     for number, members in enumerate((NAMES, NAMES[:3])):
         party.added("n0", SumRequest(number, members))
     party.masks["n0"] = party.begun("n0")
@@ -336,7 +334,7 @@ def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -
         '[["n0", "n1"]]',
     ],
 )
-def test_a_damaged_file_of_cohorts_is_told_of(text: str, tmp_path: Path) -> None:
+def test_damaged_sum_history_gives_error(text: str, tmp_path: Path) -> None:
     (tmp_path / SUM_HISTORY_FILE).write_text(text)
     with pytest.raises(RunFolderError, match="does not tell which nodes were summed"):
         SumHistory(tmp_path / SUM_HISTORY_FILE)
@@ -344,7 +342,7 @@ def test_a_damaged_file_of_cohorts_is_told_of(text: str, tmp_path: Path) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 8), min_size=3), min_size=1, max_size=6))
-def test_no_sums_together_tell_what_two_nodes_answered(sets: list[set[int]]) -> None:
+def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
     """Of all linear combinations of the sums that nodes let happen, none is of one or two of them alone."""
     seen = {node: SumHistory(Path("none.json")) for node in range(9)}
     let = []
@@ -363,7 +361,7 @@ def test_no_sums_together_tell_what_two_nodes_answered(sets: list[set[int]]) -> 
 # --- cards -------------------------------------------------------------------------------------------
 
 
-def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path) -> None:
+def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     masks = party.masks["n0"]
     stranger = Party(tmp_path / "elsewhere")
     party.authority.write(tmp_path / "old", "n1", days=-1)
@@ -397,7 +395,7 @@ def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path)
         masks.exchange_keys({**party.cards, "n0": party.begun("n0").card()})
 
 
-def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_one_at_least() -> None:
+def test_weights_are_first_released_counts() -> None:
     """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
     count = Query("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
     for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
@@ -407,7 +405,7 @@ def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_o
         assert adding.counts["counts"].tolist() == expected
 
 
-def test_a_node_tells_the_same_counts_in_all_runs(tmp_path: Path) -> None:
+def test_counts_are_equal_in_all_runs(tmp_path: Path) -> None:
     """The difference of two sums of one form is one node's response, where its data grew in between."""
     party, home = Party(tmp_path, policy=PolicyConfig()), tmp_path / "n0"
     counts = torch.tensor([3.0, 5.0])

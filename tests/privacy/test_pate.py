@@ -90,7 +90,7 @@ def test_teachers_without_records_abstain() -> None:
     torch.testing.assert_close(teachers(torch.zeros(1, *SHAPE)), torch.tensor([[1.0, 1.0]]))
     again = TeacherEnsemble([Fixed([9.0, 0.0]) for _ in range(3)])
     again.load_state_dict(teachers.state_dict())
-    assert again.voting.tolist() == [1, 0, 1], "and a run that goes on knows it"
+    assert again.voting.tolist() == [1, 0, 1], "and a resumed run keeps it"
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_teacher_with_non_finite_logits_abstains(bad: list[float]) -> None:
     sound = [Fixed([9.0, 1.0, 0.0]), Fixed([0.0, 5.0, 1.0], 2.0), Fixed([1.0, 2.0, 0.0], 3.0)]
     teachers, upstream = TeacherEnsemble([*sound, Fixed(bad, 1.0)], 8.0, 10.0), torch.randn(2, 3)
     x = torch.zeros(2, *SHAPE, requires_grad=True)
-    told = teachers(x)
+    votes_ = teachers(x)
     with torch.no_grad():
-        assert torch.equal(teachers(x), told), "with gradients or without"
-    assert told.tolist() == [[2.0, 4.0, 0.0]] * 2
+        assert torch.equal(teachers(x), votes_), "with gradients or without"
+    assert votes_.tolist() == [[2.0, 4.0, 0.0]] * 2
     soft = 8.0 * torch.stack([network(x).softmax(1) for network in sound]).sum(0) / 4
     expected = torch.autograd.grad(soft, x, upstream)[0]
-    torch.testing.assert_close(torch.autograd.grad(told, x, upstream)[0], expected)
+    torch.testing.assert_close(torch.autograd.grad(votes_, x, upstream)[0], expected)
     assert expected.abs().max() > 0
 
 
@@ -117,9 +117,9 @@ def test_teacher_abstains_only_for_overflowing_inputs() -> None:
     x = torch.ones(2, *SHAPE)
     x[1] = 3e38  # finite, as a server may ask
     x.requires_grad_()
-    told = TeacherEnsemble([network], 1.0)(x)
-    assert told.sum(1).tolist() == [1.0, 0.0]
-    (gradient,) = torch.autograd.grad(told, x, torch.full((2, 3), 1e38))
+    votes_ = TeacherEnsemble([network], 1.0)(x)
+    assert votes_.sum(1).tolist() == [1.0, 0.0]
+    (gradient,) = torch.autograd.grad(votes_, x, torch.full((2, 3), 1e38))
     assert gradient.isfinite().all()
     assert gradient.flatten(1).norm(dim=1).max() <= 1.0
 
@@ -302,7 +302,7 @@ def test_votes_are_encoded_as_logits() -> None:
 
 
 def test_label_release_has_expected_probability() -> None:
-    """P(a + N > b + N') = Phi((a - b) / (sigma sqrt 2)); it is told as if all had voted for it."""
+    """P(a + N > b + N') = Phi((a - b) / (sigma sqrt 2)); the release counts all votes for it."""
     rule = NoisyVotes(PateConfig(teachers=10, release="label", sharpness=6.0), 3.0)
     x = torch.tensor([[6.0 * 0.6, 6.0 * 0.4]]).repeat(20_000, 1)
     out = rule.noise(rule.bound(x), seeded(0, "label"))

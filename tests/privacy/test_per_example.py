@@ -1,4 +1,4 @@
-"""What one example says does not depend, not in its last bit, on which others are computed beside it."""
+"""Results of one example do not depend on the others of its batch, to the last bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     return F.cross_entropy(module(x), y, reduction="none")
 
 
-def slope(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def linear_loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return module(x).squeeze(1)
 
 
@@ -95,7 +95,7 @@ def test_rounding_errors_do_not_affect_other_examples(
 
     def summed(many: int) -> float:
         trained = dict(network.named_parameters())
-        return clipped_sum(network, trained, slope, x[:many], x[:many, 0], CLIP, rows=8)[0].item()
+        return clipped_sum(network, trained, linear_loss, x[:many], x[:many, 0], CLIP, rows=8)[0].item()
 
     assert abs(summed(n)) == pytest.approx(n * CLIP, rel=1e-5)
     assert abs(summed(n) - summed(n - 1)) <= CLIP
@@ -132,7 +132,7 @@ def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch:
 
     def summed(some: slice) -> float:
         trained, x = {"w": network.w}, TURNS[some]
-        return clipped_sum(network, trained, slope, x, x[:, 0], CLIP, rows=8)[0].item()
+        return clipped_sum(network, trained, linear_loss, x, x[:, 0], CLIP, rows=8)[0].item()
 
     assert summed(slice(8)) == pytest.approx(-8 * CLIP, rel=1e-5)
     getattr(network, sent).data.fill_(1)

@@ -28,12 +28,12 @@ RECORD = "one training record of this node, added or removed"
 LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
 
 
-def told(config: PrivacyConfig) -> Statement:
+def statement_of(config: PrivacyConfig) -> Statement:
     return make_statement(config, {}, ())
 
 
 def text(nodes: dict[str, tuple[PrivacyConfig, dict[str, int]]]) -> str:
-    statements = {name: told(config) for name, (config, _) in nodes.items()}
+    statements = {name: statement_of(config) for name, (config, _) in nodes.items()}
     return str(
         summarize_privacy(statements, {name: (spent, 0) for name, (_, spent) in nodes.items()})["text"]
     )
@@ -62,8 +62,8 @@ def test_different_guarantees_have_separate_epsilons(
 ) -> None:
     pate = PATE()
     other = protected(**{"mechanism": "pate", **change})
-    said = text({"a": (pate, LESS), "b": (other, MORE), "c": (pate, MORE)})
-    assert said == (
+    text_ = text({"a": (pate, LESS), "b": (other, MORE), "c": (pate, MORE)})
+    assert text_ == (
         f"a, c: epsilon {cost(1.5)} at delta 1e-05, for {RECORD} (mechanism pate); "
         f"b: epsilon {cost(1.5, delta)} at delta {delta:g}, for {unit} (mechanism {mechanism})"
     )
@@ -72,18 +72,22 @@ def test_different_guarantees_have_separate_epsilons(
 def test_assumption_of_pld_is_stated() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         pld = protected(mechanism)
-        assert told(pld).assumes == (*pld.assumes, NON_ADAPTIVE, STOPPING_TEXT.format(budget="none is set"))
+        assert statement_of(pld).assumes == (
+            *pld.assumes,
+            NON_ADAPTIVE,
+            STOPPING_TEXT.format(budget="none is set"),
+        )
         rdp = protected(mechanism, accountant="rdp", epsilon=3.0)
-        assert told(rdp).assumes == (*rdp.assumes, STOPPING_TEXT.format(budget="epsilon 3"))
-    assert told(NoPrivacy()).assumes == ()
+        assert statement_of(rdp).assumes == (*rdp.assumes, STOPPING_TEXT.format(budget="epsilon 3"))
+    assert statement_of(NoPrivacy()).assumes == ()
 
 
 def test_lines_fit_into_messages() -> None:
-    said = [
+    text_ = [
         line for name in MECHANISMS.builtin for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)
     ]
     assert all(
-        len(line) <= MAX_TEXT for line in (*said, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20)
+        len(line) <= MAX_TEXT for line in (*text_, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20)
     )
 
 
@@ -92,7 +96,7 @@ def test_lines_fit_into_messages() -> None:
     [("gaussian(2.0)", False), ("gaussian(2.0, rate=1.0)", False), ("gaussian(2.0, rate=0.5)", True)],
 )
 def test_poisson_assumption_needs_sampled_events(event: str, drawn: bool) -> None:
-    private = told(DPSGD())
+    private = statement_of(DPSGD())
     (node,) = summarize_privacy({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
     assert node["assumes"] == [line for line in private.assumes if drawn or line != POISSON]
     assert POISSON in private.assumes
@@ -110,10 +114,12 @@ def test_grouped_records_are_mentioned_without_group_privacy() -> None:
 def test_composition_time_of_reported_costs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that it makes up: of a group in a sample, losses are integrated at length."""
     monkeypatch.setattr(statement, "COMPOSE_SECONDS", 1e-9)
-    said = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
+    text_ = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
     plain = {"gaussian(2.0)": 1}
     made_up = {"gaussian(2.5, rate=0.5, group=97)": 3}
-    found = summarize_privacy({"honest": said, "north": said}, {"honest": (plain, 0), "north": (made_up, 0)})
+    found = summarize_privacy(
+        {"honest": text_, "north": text_}, {"honest": (plain, 0), "north": (made_up, 0)}
+    )
     honest, north = found["nodes"]
     assert [node["guarantee"] for node in (honest, north)] == [True, False]
     assert (north["epsilon"], north["left"]) == (None, None)
