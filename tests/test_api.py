@@ -250,7 +250,7 @@ def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPat
         return chances == moment - 1  # what was done since is lost
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunWriter, "due", due)
+        patch.setattr(RunWriter, "is_save_due", due)
         with pytest.raises(Stop):
             fedstill.distil(**given)
 

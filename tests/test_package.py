@@ -37,13 +37,13 @@ def test_public_annotations_use_exported_classes() -> None:
     methods = {method.__name__ for method in METHODS.values()}
     assert methods <= set(re.findall(r"\w+", str(refused.value)))
     assert methods <= set(fedstill.__all__)
-    told = [
+    signatures = [
         text
         for name in fedstill.__all__
         if name != "__version__"
         for text in texts(inspect.getsource(getattr(fedstill, name)))
     ]
-    named = {name for text in told for name in re.findall(r"\b\w+Config\b", text)}
+    named = {name for text in signatures for name in re.findall(r"\b\w+Config\b", text)}
     assert "SegmentationConfig" in named
     assert sorted(named - set(fedstill.__all__)) == []
 
@@ -65,7 +65,7 @@ def imported_by(module: str, files: dict[str, Path]) -> set[str]:
     texts += [text.rpartition(".")[0] for text in texts]  # of "module.Class", too
     names.update(f"{prefix}{text}" for prefix in prefixes for text in texts)
     known = names & files.keys()
-    return known | {name.rpartition(".")[0] for name in known if "." in name}  # and its room
+    return known | {name.rpartition(".")[0] for name in known if "." in name}  # and its package
 
 
 def test_modules_are_reachable_from_entry_points() -> None:

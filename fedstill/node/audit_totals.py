@@ -143,7 +143,7 @@ class EntryTotals:
         return self.events.get((payer, run), {})
 
     def entry_number(self, entry: Mapping[str, Any]) -> int:
-        """Return the number of the entry with equal run, node, number, part and hashes; 0 if there is none."""
+        """Return the number of the entry with equal run, node, number, part and hashes; 0 if none."""
         return self._entry_numbers.get(_query_key(entry), {}).get(
             (entry["content_hash"], entry["release_hash"]), 0
         )

@@ -93,7 +93,7 @@ def private_step(
     with in_mode(module, True):
         total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
         if dp.noise:
-            # The stream depends on the sum, too: if a sum ever differs under equal names, say in its last digits
+            # The stream depends on the sum, too: if a sum differs under equal names, say in its last digits
             # on another machine, all of its noise differs, and no difference of two steps is free of noise.
             noise = dp.sampler(*names, "noise", tensor_digest(total)).normal(tuple(total.shape))
             total = add_noise(total, noise, dp.noise * dp.clip)

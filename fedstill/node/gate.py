@@ -274,7 +274,8 @@ class Gate:
         release_hash = ""
         if self.budgets is not None:
             # The hash includes the query, so that equal responses to two queries are not recognizable.
-            context = f"{received.number} {part} {received.content_hash} {received.history_hash} {digest(part, outgoing)}"
+            past = f"{received.content_hash} {received.history_hash}"
+            context = f"{received.number} {part} {past} {digest(part, outgoing)}"
             release_hash = self.budgets.seal(chain_digest(context, bounded_digest))
         unmasked = outgoing
         if contribution is not None:

@@ -41,8 +41,10 @@ def architecture_key(module: nn.Module) -> tuple[Any, ...]:
 
     >>> from torch.nn.utils import spectral_norm
     >>> one, other = spectral_norm(nn.Linear(2, 3)), spectral_norm(nn.Linear(2, 3))
-    >>> architecture_key(one) == architecture_key(other), architecture_key(one) == architecture_key(nn.Linear(2, 3))
-    (True, False)
+    >>> architecture_key(one) == architecture_key(other)
+    True
+    >>> architecture_key(one) == architecture_key(nn.Linear(2, 3))
+    False
     """
     return _describe_layers(module, _content_text)
 

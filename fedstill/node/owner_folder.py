@@ -271,7 +271,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
 
 
 def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
-    """Return a table's configuration, its faults, and the sections with invalid values, which get defaults."""
+    """Return a table's configuration, its faults, and the invalid sections, which get defaults."""
     faults: list[str] = []
     invalid: set[str] = set()
     while True:

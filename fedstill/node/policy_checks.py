@@ -85,7 +85,7 @@ def privacy_faults(
                 expected = f"well below 1 / {len(data)}, one over the number of records"
                 found.append(ArgumentError(f"privacy.{name}", delta, expected))
     faults = [str(fault) for fault in found]
-    if "model" in config.learns and model is not None:
+    if "model" in config.dp_trained and model is not None:
         try:
             dp_compatibility.check(model, "the model")
         except FedstillError as error:

@@ -101,7 +101,7 @@ class ReleaseReply:
 class AgreementCodes(CheckedOptions):
     """Codes of secure aggregation by node name: confirmations for other survivors, or revealed keys."""
 
-    codes: Annotated[Mapping[str, str], MaxLen(MOST)]
+    codes: Annotated[Mapping[str, str], MaxLen(MAX_ITEMS)]
 
 
 ReplyPayload = (

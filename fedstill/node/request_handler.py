@@ -173,7 +173,8 @@ class RequestHandler:
         except (
             BaseException
         ):  # networks may have changed: later responses must differ from those without this query
-            event = f"{number} {exchange.content_hash}{exchange.query_history_hash} failed"  # masks depend on more than the content
+            # Masks depend on more than the content.
+            event = f"{number} {exchange.content_hash}{exchange.query_history_hash} failed"
             for member in self.group.nodes:
                 member.history_hash, member.query_history_hash = (
                     chain_digest(member.history_hash, event),

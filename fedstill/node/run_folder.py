@@ -67,7 +67,8 @@ class RunFolder:
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
         logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
         if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
-            rule = f"max_disk: {limit}, which runs/, public/ and the node's logs have reached; {FREE_SPACE_ADVICE}"
+            reached = "which runs/, public/ and the node's logs have reached"
+            rule = f"max_disk: {limit}, {reached}; {FREE_SPACE_ADVICE}"
             raise QueryRefused(self._node, query, rule)
 
     @property

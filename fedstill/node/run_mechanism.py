@@ -265,7 +265,7 @@ class PrivacyMechanism:
         rule = self.rule(query, name)
         if self._rule_cost(rule, shape, None) != self._rule_cost(rule, (shape[0], width), None):
             description = f"{name} of query {query.name} is {tuple(shape)}"
-            expected = f"{width} numbers per row, on which its declared cost depends; declare others with width = ..."
+            expected = f"{width} numbers per row, as its cost assumes; width = ... declares others"
             raise NodeDataError(f"{description} (expected {expected})")
 
     def training_costs(self, query: Query, inputs: Tensors) -> CostBreakdown:

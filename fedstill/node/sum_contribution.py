@@ -61,7 +61,7 @@ class SumContribution:
         return {name: self.add_mask(parts[name], index) for index, name in enumerate(sorted(parts))}
 
     def record_counts(self, query: Query, released: Tensors) -> None:
-        """Use released counts as weights from now on. The first release counts, as noise differs each time."""
+        """Use released counts as weights from now on; only the first release counts."""
         for weighting, counts in self._released_counts(query, released):
             self.counts.setdefault(weighting, counts.clamp_min(self.min_count))
 

@@ -190,10 +190,10 @@ nodes = { privacy = { epsilon = inf } }
 def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
     plan = compare.read_comparison(a_file(tmp_path, PRIVATE))
     assert compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
-    told = {
+    policies = {
         (place.setting, place.label): plan.run_config(place).nodes.privacy for place in plan.planned_runs()
     }
-    assert told == {
+    assert policies == {
         ("epsilon 2", "fedkd-votes"): PATE(epsilon=2.0, pate=PateConfig(teachers=7)),
         ("epsilon 2", "fedkd-steps"): DPSGD(epsilon=2.0, training=DPTrainingConfig(clip=0.5)),
         ("no budget", "fedkd-votes"): PATE(pate=PateConfig(teachers=7)),
@@ -468,8 +468,8 @@ def test_complete_comparison(
     monkeypatch.setattr(Digits, "arrays", lambda self: reads.append(self) or arrays(self))
     compared(plan, out, command="fedstill compare something")
     assert len(reads) == 1  # by the check, for it and for both runs
-    told = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
-    assert told == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
+    lines = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
+    assert lines == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
     rows = {row["method"]: row for row in records(out)}
     for label in ("standalone", "fedavg"):
         folder = out / f"{label}-seed0"
@@ -749,8 +749,8 @@ def test_attacks_each_finished_run_once(
     out = tmp_path / "out"
     plan = compare.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
     compared(plan, out, command="fedstill compare x --leakage")
-    told = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
-    assert told == [
+    lines = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
         ["run 1 of 2", "standalone, seed 0"],
         ["attack 1 of 2", "standalone, seed 0"],
         ["run 2 of 2", "fedavg, seed 0"],
@@ -879,7 +879,7 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
-    """As "Centralized" of FedKD's Table 4, whose figure stands beside it; all others know what nodes know."""
+    """As "Centralized" of FedKD's Table 4, which is reported next to the other methods; these know what nodes know."""
     plan = compare.read_comparison(PRESETS.parent / "fedkd_table4.toml")
     for place in plan.planned_runs():
         one = plan.run_config(place)

@@ -66,7 +66,7 @@ def test_scale_overrides_file() -> None:
     assert paper["base"] == {"data": {"name": "digits", "train_limit": 0}}
     assert list(paper["options"]) == ["plain"]  # the scale leaves the other method out
     assert at_scale({"base": {"seed": 1}, "scale": {"paper": {"base": {"extends": "paper"}}}}, "paper") == {
-        "base": {"extends": "paper"}  # another preset begins anew
+        "base": {"extends": "paper"}  # another preset replaces the base
     }
 
 

@@ -1,4 +1,4 @@
-"""Files that an editor of Windows has begun with a byte order mark are read as any."""
+"""Files with a BOM, as Windows editors write it, are read like others."""
 
 from __future__ import annotations
 

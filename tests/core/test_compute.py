@@ -30,33 +30,33 @@ LAST = torch.channels_last
 @pytest.mark.parametrize(
     ("config", "name", "said"),
     [
-        (FedIOD, "importance", r"invalid method.importance = 'misspelt' \(expected one of counts"),
-        (FedIOD, "gan_form", r"invalid method.gan_form = 'misspelt' \(expected one of eq2, bce"),
-        (FedIOD, "student_inputs", "method.student_inputs is 'misspelt'"),
-        (LocalConfig, "optimizer", r"invalid local.optimizer = 'misspelt' \(expected one of adam, sgd"),
-        (LocalConfig, "augment", r"invalid local.augment = 'misspelt' \(expected one of none, shift"),
+        (FedIOD, "importance", r"invalid method.importance = 'misspelled' \(expected one of counts"),
+        (FedIOD, "gan_form", r"invalid method.gan_form = 'misspelled' \(expected one of eq2, bce"),
+        (FedIOD, "student_inputs", r"invalid method.student_inputs = 'misspelled'"),
+        (LocalConfig, "optimizer", r"invalid local.optimizer = 'misspelled' \(expected one of adam, sgd"),
+        (LocalConfig, "augment", r"invalid local.augment = 'misspelled' \(expected one of none, shift"),
         (
             EngineConfig,
             "name",
-            r"invalid engine.name = 'misspelt' \(expected one of auto, stacked, one-by-one",
+            r"invalid engine.name = 'misspelled' \(expected one of auto, stacked, one-by-one",
         ),
         (
             EngineConfig,
             "precision",
-            r"invalid engine.precision = 'misspelt' \(expected one of float32, bfloat16",
+            r"invalid engine.precision = 'misspelled' \(expected one of float32, bfloat16",
         ),
     ],
 )
 def test_rejects_misspelled_choice_from_python(config: Any, name: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        config(**{name: "misspelt"})
+        config(**{name: "misspelled"})
 
 
 # --- precision -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("told", "able"),
+    ("capabilities", "faster"),
     [
         ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
         ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),  # takes twice as long
@@ -66,10 +66,10 @@ def test_rejects_misspelled_choice_from_python(config: Any, name: str, said: str
     ],
 )
 def test_processor_uses_bfloat16_if_faster(
-    told: dict[str, object], able: bool, monkeypatch: pytest.MonkeyPatch
+    capabilities: dict[str, object], faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
-    assert is_bfloat16_faster(CPU) is able
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert is_bfloat16_faster(CPU) is faster
 
 
 def test_unknown_processor_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_emulated_bfloat16_does_not_count(emulated: bool, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("wanted", "able", "shape", "model", "taken"),
+    ("precision", "faster", "shape", "model", "expected"),
     [
         ("auto", True, (1, 16, 16), "small-cnn:4", "bfloat16"),
         ("auto", True, (1, 16, 12), "small-cnn:4", "float32"),  # small images gain nothing
@@ -98,14 +98,14 @@ def test_emulated_bfloat16_does_not_count(emulated: bool, monkeypatch: pytest.Mo
     ],
 )
 def test_auto_precision_depends_on_processor_and_network(
-    wanted: Any, able: bool, shape: Any, model: str, taken: str, monkeypatch: pytest.MonkeyPatch
+    precision: Any, faster: bool, shape: Any, model: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: able)
+    monkeypatch.setattr(compute_module, "is_bfloat16_faster", lambda device: faster)
     network = build(model, shape, 3, 0)
-    compute = Compute(EngineConfig(precision=wanted)).for_network(shape, network)
-    assert compute.precision == taken
-    exact = Compute(EngineConfig(precision=wanted)).for_network(shape, network, force_float32=True)
-    assert exact.precision == ("float32" if wanted == "auto" else wanted)
+    compute = Compute(EngineConfig(precision=precision)).for_network(shape, network)
+    assert compute.precision == expected
+    exact = Compute(EngineConfig(precision=precision)).for_network(shape, network, force_float32=True)
+    assert exact.precision == ("float32" if precision == "auto" else precision)
     with compute.autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
     assert product.dtype == getattr(torch, taken)

@@ -41,12 +41,12 @@ def test_rich_keeps_only_its_own_colors(capsys: pytest.CaptureFixture[str]) -> N
         console = SafeConsole(force_terminal=True, color_system="standard")
         console.print(Text(f"red{EVIL}", style="red"), table)
         console.print(f"plain{EVIL}", markup=False)
-    told = capsys.readouterr().out
-    assert "\x1b[31mred" in told
-    assert "\x1b]" not in told
-    assert "\x1b[2J" not in told
+    output = capsys.readouterr().out
+    assert "\x1b[31mred" in output
+    assert "\x1b]" not in output
+    assert "\x1b[2J" not in output
     for sign in "\x07\x9b\r\u202e":
-        assert sign not in told
+        assert sign not in output
 
 
 def test_plain_rich_console_does_not_filter() -> None:

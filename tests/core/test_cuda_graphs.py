@@ -1,4 +1,4 @@
-"""Steps that are recorded and replayed: by a stand-in for a GPU's graphs, and on a GPU where one is."""
+"""Captured steps: with a substitute for CUDA graphs on the CPU, and with CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.core import cuda_graphs as recorded_module
+from fedstill.core import cuda_graphs
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.cuda_graphs import (
     WARMUP_CALLS,
@@ -45,50 +45,52 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 class Rerun:
-    """Records by keeping the function: a replay runs it again, and puts what it gives where it was at first.
+    """Captures a step by keeping the function. A replay runs it again and copies the outputs.
 
-    Recording leaves memory as it was, as a graph's does.
+    Capturing restores static buffers, as a CUDA graph leaves them unchanged.
     """
 
-    def __init__(self, lies: Callable[[], Iterator[torch.Tensor]]) -> None:
-        self.lies, self.recorded = lies, 0
+    def __init__(self, static_buffers: Callable[[], Iterator[torch.Tensor]]) -> None:
+        self.static_buffers, self.captures = static_buffers, 0
 
-    def beside(self) -> AbstractContextManager[None]:
+    def warmup(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def __call__(self, work: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[Any, Callable[[], None]]:
-        self.recorded += 1
-        before = [each.detach().clone() for each in self.lies()]
-        told = dict(work())
+    def __call__(self, step: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[Any, Callable[[], None]]:
+        self.captures += 1
+        before = [tensor.detach().clone() for tensor in self.static_buffers()]
+        outputs = dict(step())
         with torch.no_grad():
-            for each, was in zip(self.lies(), before, strict=True):
-                each.copy_(was)
+            for tensor, saved in zip(self.static_buffers(), before, strict=True):
+                tensor.copy_(saved)
 
         def replay() -> None:
             with torch.enable_grad():
-                found = work()
-            for name, each in found.items():
-                told[name].detach().copy_(each.detach())
+                new = step()
+            for name, output in new.items():
+                outputs[name].detach().copy_(output.detach())
 
-        return told, replay
+        return outputs, replay
 
 
 class Fit:
-    """A linear layer that learns by steps, recorded or not."""
+    """A linear layer trained by captured or eager steps."""
 
-    def __init__(self, recorded: bool) -> None:
+    def __init__(self, captured: bool) -> None:
         self.net = nn.Linear(3, 2)
         with torch.no_grad():
             for parameter, value in zip(self.net.parameters(), (0.3, -0.2), strict=True):
                 parameter.fill_(value)
         self.adam = torch.optim.Adam(self.net.parameters(), 0.1, fused=True)
         self.capture = Rerun(StaticBuffers([self.net], [self.adam]))
-        if recorded:
-            for group in self.adam.param_groups:  # as recordable does on a GPU
+        if captured:
+            for group in self.adam.param_groups:  # as make_capturable does on a GPU
                 group["lr"] = torch.tensor(0.1)
-            self.again: Any = CudaGraphStep(self.step, StaticBuffers([self.net], [self.adam]), self.capture)
+            self.train_step: Any = CudaGraphStep(
+                self.step, StaticBuffers([self.net], [self.adam]), self.capture
+            )
         else:
-            self.again = self.step
+            self.train_step = self.step
 
     def step(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         loss = self.net(x).square().mean()
@@ -99,18 +101,18 @@ class Fit:
 
     def run(self, count: int, rows: int = 4) -> list[float]:
         losses = []
-        for turn in range(count):
-            set_lr(self.adam, 0.1 / (turn + 1))
-            x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(turn))
-            losses.append(float(self.again(x=x)["loss"]))
+        for number in range(count):
+            set_lr(self.adam, 0.1 / (number + 1))
+            x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(number))
+            losses.append(float(self.train_step(x=x)["loss"]))
         return losses
 
 
 def test_captured_step_equals_eager_step_and_follows_learning_rate() -> None:
-    plain, recorded = Fit(False), Fit(True)
-    assert recorded.run(9) == pytest.approx(plain.run(9), rel=1e-6)
-    torch.testing.assert_close(list(recorded.net.parameters()), list(plain.net.parameters()))
-    assert recorded.capture.recorded == 1
+    eager, captured = Fit(False), Fit(True)
+    assert captured.run(9) == pytest.approx(eager.run(9), rel=1e-6)
+    torch.testing.assert_close(list(captured.net.parameters()), list(eager.net.parameters()))
+    assert captured.capture.captures == 1
 
 
 @pytest.mark.parametrize("moved", ["weights", "rows"])
@@ -120,9 +122,9 @@ def test_recaptures_if_memory_moves_or_shapes_change(moved: str) -> None:
     if moved == "weights":
         fit.net.weight.data = fit.net.weight.data.clone()
     losses = fit.run(WARMUP_CALLS, rows=5 if moved == "rows" else 4)
-    assert fit.capture.recorded == 1, "first it is computed as it stands"
+    assert fit.capture.captures == 1, "warmup comes first"
     losses += fit.run(1, rows=5 if moved == "rows" else 4)
-    assert fit.capture.recorded == 2
+    assert fit.capture.captures == 2
     assert len(losses) == WARMUP_CALLS + 1
 
 
@@ -130,94 +132,94 @@ def test_outputs_are_not_overwritten_by_next_call() -> None:
     fit = Fit(True)
     fit.run(6)
     x = torch.ones(4, 3)
-    first = fit.again(x=x)["loss"]
+    first = fit.train_step(x=x)["loss"]
     value = float(first)
-    fit.again(x=2 * x)
+    fit.train_step(x=2 * x)
     assert float(first) == value
 
 
 def doubled() -> CudaGraphStep:
-    """2 x + 1, whose way back needs nothing of the way forth, so that the stand-in can run it again."""
+    """2 x + 1, whose backward pass needs no saved tensors, so that the substitute can run it again."""
     return CudaGraphStep(lambda x: {"y": x + x + 1, "n": x.detach().sum()}, tuple, Rerun(lambda: iter(())))
 
 
 def test_backward_works_for_last_call_only() -> None:
-    recorded = doubled()
-    for turn in range(WARMUP_CALLS + 3):
-        x = torch.full((2,), float(turn), requires_grad=True)
-        found = recorded(x=x)
-        assert found["y"].tolist() == [2.0 * turn + 1] * 2
-        pull = torch.tensor([1.0, 10.0]) * (turn + 1)
-        (gradient,) = torch.autograd.grad(found["y"], x, pull)
-        torch.testing.assert_close(gradient, 2 * pull)
-        assert not found["n"].requires_grad
-    first, x = recorded(x=x)["y"], x
-    recorded(x=x)
-    with pytest.raises(RuntimeError, match="before it is done once more"):
+    captured = doubled()
+    for number in range(WARMUP_CALLS + 3):
+        x = torch.full((2,), float(number), requires_grad=True)
+        outputs = captured(x=x)
+        assert outputs["y"].tolist() == [2.0 * number + 1] * 2
+        gradient_y = torch.tensor([1.0, 10.0]) * (number + 1)
+        (gradient,) = torch.autograd.grad(outputs["y"], x, gradient_y)
+        torch.testing.assert_close(gradient, 2 * gradient_y)
+        assert not outputs["n"].requires_grad
+    first, x = captured(x=x)["y"], x
+    captured(x=x)
+    with pytest.raises(RuntimeError, match="before its next call"):
         torch.autograd.grad(first.sum(), x)
 
 
 @pytest.mark.parametrize("how", ["no_grad", "no input with gradients"])
 def test_requires_grad_is_part_of_signature(how: str) -> None:
-    recorded, x = doubled(), torch.ones(2, requires_grad=True)
+    captured, x = doubled(), torch.ones(2, requires_grad=True)
     for _ in range(WARMUP_CALLS + 2):
         with torch.set_grad_enabled(how != "no_grad"):
-            assert not recorded(x=x.detach() if how != "no_grad" else x)["y"].requires_grad
+            assert not captured(x=x.detach() if how != "no_grad" else x)["y"].requires_grad
     for _ in range(WARMUP_CALLS + 2):
-        (gradient,) = torch.autograd.grad(recorded(x=x)["y"].sum(), x)
+        (gradient,) = torch.autograd.grad(captured(x=x)["y"].sum(), x)
         assert gradient.tolist() == [2.0, 2.0]
 
 
 def test_uncapturable_step_runs_eagerly_with_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Refuse(Rerun):
-        def __call__(self, work: Any) -> Any:
+        def __call__(self, step: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    recorded_module._warn.cache_clear()
+    cuda_graphs._warn.cache_clear()
     for _ in range(2):  # nodes
-        recorded = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Refuse(lambda: iter(())))
-        for turn in range(WARMUP_CALLS + 3):
-            assert recorded(x=torch.full((2,), float(turn)))["y"].tolist() == [2.0 * turn] * 2
+        captured = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Refuse(lambda: iter(())))
+        for number in range(WARMUP_CALLS + 3):
+            assert captured(x=torch.full((2,), float(number)))["y"].tolist() == [2.0 * number] * 2
     (record,) = caplog.records
-    told = "a step is not recorded on the GPU, and takes longer: operation not permitted when stream is"
-    assert record.getMessage() == f"{told} capturing"
+    assert "operation not permitted when stream is capturing" in record.getMessage()
+    assert "and more" not in record.getMessage()
 
 
 def test_out_of_memory_in_backward_capture_resets_step() -> None:
     class Full(Rerun):
-        def __call__(self, work: Any) -> Any:
-            if self.recorded:
+        def __call__(self, step: Any) -> Any:
+            if self.captures:
                 raise torch.cuda.OutOfMemoryError("out of memory")
-            return super().__call__(work)
+            return super().__call__(step)
 
-    recorded = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Full(lambda: iter(())))
+    captured = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Full(lambda: iter(())))
     x = torch.ones(2, requires_grad=True)
     for _ in range(WARMUP_CALLS):
-        recorded(x=x)
+        captured(x=x)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        recorded(x=x)
-    assert recorded(x=x)["y"].requires_grad
+        captured(x=x)
+    assert captured(x=x)["y"].requires_grad
 
 
 def test_backward_uses_precision_of_forward() -> None:
     seen = []
 
-    class Looks(torch.autograd.Function):
+    class RecordAutocast(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, pull: torch.Tensor) -> torch.Tensor:
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             seen.append(torch.is_autocast_enabled("cpu"))
-            return pull
+            return gradient
 
-    recorded = CudaGraphStep(lambda x: {"y": Looks.apply(x)}, tuple, Rerun(lambda: iter(())))
+    captured = CudaGraphStep(lambda x: {"y": RecordAutocast.apply(x)}, tuple, Rerun(lambda: iter(())))
     for _ in range(WARMUP_CALLS + 1):
         x = torch.ones(2, requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
-            found = recorded(x=x)["y"]
-        torch.autograd.grad(found.sum(), x)
+            y = captured(x=x)["y"]
+        torch.autograd.grad(y.sum(), x)
     assert len(seen) >= WARMUP_CALLS + 1
     assert not any(seen)
 
@@ -225,7 +227,7 @@ def test_backward_uses_precision_of_forward() -> None:
 def test_random_layers_are_never_captured() -> None:
     assert uses_global_rng(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     assert not uses_global_rng(nn.Linear(2, 2))
-    assert not Compute(EngineConfig()).uses_cuda_graphs(nn.Linear(2, 2)), "there is no launching on a CPU"
+    assert not Compute(EngineConfig()).uses_cuda_graphs(nn.Linear(2, 2)), "no CUDA graphs on a CPU"
 
 
 def test_set_lr_fills_learning_rate_tensor() -> None:
@@ -236,36 +238,36 @@ def test_set_lr_fills_learning_rate_tensor() -> None:
     assert adam.param_groups[0]["lr"] is rate
     assert float(rate) == 0.25
     make_capturable(adam)
-    assert adam.param_groups[0]["lr"] is rate, "a graph reads that one"
+    assert adam.param_groups[0]["lr"] is rate, "the graph reads this tensor"
 
 
-# --- where steps are recorded: here as a GPU would, with the stand-in ---------------------------------
+# --- callers that capture steps, here with the substitute ---------------------------------
 
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
-    """A compute of the CPU that records."""
+    """A compute on the CPU that captures steps."""
 
-    def recorded(work: Any, lies: Any, capture: Any = None) -> CudaGraphStep:
-        return CudaGraphStep(work, lies, Rerun(lies))
+    def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
+        return CudaGraphStep(step, static_buffers, Rerun(static_buffers))
 
     for module in (local_training, query_handlers):
-        monkeypatch.setattr(module, "Recorded", recorded)
+        monkeypatch.setattr(module, "CudaGraphStep", capture)
     compute = Compute(EngineConfig("one-by-one"))
     monkeypatch.setattr(compute, "uses_cuda_graphs", lambda *modules: True, raising=False)
     return compute
 
 
 def test_captured_training_follows_learning_rate_and_batches(as_on_a_gpu: Compute) -> None:
-    plain, told = trained(Compute(EngineConfig("one-by-one")), "mlp:8", "sgd")
+    eager, expected = trained(Compute(EngineConfig("one-by-one")), "mlp:8", "sgd")
     nodes, losses = trained(as_on_a_gpu, "mlp:8", "sgd")
-    torch.testing.assert_close(losses, told)
-    for node, other in zip(nodes, plain, strict=True):
+    torch.testing.assert_close(losses, expected)
+    for node, other in zip(nodes, eager, strict=True):
         torch.testing.assert_close(list(node.model.parameters()), list(other.model.parameters()))
 
 
 def test_node_copy_with_other_network_captures_its_own_steps(as_on_a_gpu: Compute) -> None:
-    """As PATE's teachers are: one's step on another's records would void what a vote is charged for."""
+    """PATE's teachers are such copies. A step on the records of another teacher would void the guarantee."""
     local = LocalConfig(epochs=0, least_steps=MIN_STEPS_TO_CAPTURE, batch=8, optimizer="sgd", lr=0.01)
     (node,) = nodes_of(as_on_a_gpu, "mlp:8", 1)
     other = copy.copy(node)
@@ -282,16 +284,16 @@ def test_node_copy_with_other_network_captures_its_own_steps(as_on_a_gpu: Comput
 def test_captured_responses_follow_random_inputs_and_learning_rates(
     as_on_a_gpu: Compute, importance: Any
 ) -> None:
-    """Without gradients to the server, which the stand-in cannot pull back twice."""
+    """Without gradients to the server, which the substitute cannot propagate twice."""
     options = {"importance": importance, "critic_schedule": "cosine", "through": False}
-    plain, networks = distilled(Compute(EngineConfig("one-by-one")), **options)
+    expected, networks = distilled(Compute(EngineConfig("one-by-one")), **options)
     losses, others = distilled(as_on_a_gpu, **options)
-    torch.testing.assert_close(losses, plain)
+    torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(others, networks)
 
 
 class Annealed(FedIOD):
-    """A researcher's own, whose helper goes by the query's number."""
+    """A custom method whose helper depends on the query number."""
 
     def rating(self, nodes: Any, x: torch.Tensor) -> Any:
         numbers.append(nodes.number)
@@ -308,9 +310,9 @@ def test_subclass_is_not_captured_and_its_helpers_see_each_query(as_on_a_gpu: Co
 
 
 def test_query_with_values_cannot_be_captured() -> None:
-    asked = {"sends": {"x": "inputs", "v": "schedule"}, "releases": {"z": "logits"}}
-    with pytest.raises(ArgumentError, match="records"):
-        Query("ask", lambda group, number: {}, capturable=True, **asked)  # type: ignore[arg-type]
+    declared = {"sends": {"x": "inputs", "v": "schedule"}, "releases": {"z": "logits"}}
+    with pytest.raises(ArgumentError, match="capturable"):
+        Query("ask", lambda group, number: {}, capturable=True, **declared)  # type: ignore[arg-type]
 
 
 # --- on a GPU --------------------------------------------------------------------------------------
@@ -328,13 +330,13 @@ def nodes_of(compute: Compute, spec: str | None, count: int = 3, rows: int = 24)
         data = TensorData(
             torch.randn(rows, *SHAPE, generator=draw), torch.randint(3, (rows,), generator=draw)
         )
-        network = build(spec, SHAPE, 3, 0, index) if spec else nn.Sequential(nn.Flatten(), Looks())
+        network = build(spec, SHAPE, 3, 0, index) if spec else nn.Sequential(nn.Flatten(), BranchingNetwork())
         gate = Gate(f"n{index}", PolicyConfig(), AuditLog())
         nodes.append(Node(f"n{index}", data.to(compute.device), compute.to_device(network), gate, 0))
     return nodes
 
 
-class Looks(nn.Module):
+class BranchingNetwork(nn.Module):
     """A network that branches on a value."""
 
     def __init__(self) -> None:
@@ -346,7 +348,7 @@ class Looks(nn.Module):
 
 
 def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20) -> tuple[list[Node], Any]:
-    """Nodes after some more steps than repay recording, a few at a time, one node's after another's."""
+    """Train nodes for enough steps to capture, a few at a time, one node after another."""
     local = LocalConfig(
         epochs=0, least_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01
     )
@@ -361,7 +363,7 @@ def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20)
                 compute,
                 start=start,
                 steps=chunk,
-                report=lambda *told: losses.append(told[2]),
+                report=lambda *values: losses.append(values[2]),
             )
     return nodes, torch.cat(losses)
 
@@ -370,29 +372,29 @@ def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("spec", ["resnet8:4", "mlp:8"])
 def test_captured_local_training_equals_eager_training(spec: str, optimizer: str) -> None:
-    plain, told = trained(gpu(False), spec, optimizer)
+    eager, expected = trained(gpu(False), spec, optimizer)
     nodes, losses = trained(gpu(True), spec, optimizer)
-    torch.testing.assert_close(losses, told, rtol=1e-3, atol=1e-4)
-    for node, other in zip(nodes, plain, strict=True):
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
+    for node, other in zip(nodes, eager, strict=True):
         torch.testing.assert_close(
             list(node.model.parameters()), list(other.model.parameters()), rtol=1e-3, atol=1e-4
         )
-        assert not node.captured_step, "it is over"
+        assert not node.captured_step, "training is over"
 
 
 @on_gpu
 @pytest.mark.parametrize("chunk", [20, MIN_STEPS_TO_CAPTURE + 10])
 def test_network_that_reads_values_trains_eagerly(chunk: int, caplog: Any) -> None:
-    recorded_module._warn.cache_clear()
-    _, told = trained(gpu(False), None, "sgd", chunk)
+    cuda_graphs._warn.cache_clear()
+    _, expected = trained(gpu(False), None, "sgd", chunk)
     _, losses = trained(gpu(True), None, "sgd", chunk)
-    torch.testing.assert_close(losses, told, rtol=1e-3, atol=1e-4)
-    assert "a step is not recorded on the GPU" in caplog.text
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
+    assert "without CUDA graphs" in caplog.text
 
 
 @on_gpu
 def test_graphs_are_released_and_new_ones_captured() -> None:
-    """One node's after another's, then all anew: memory that recordings share is not lost with the last."""
+    """Captures of one node after another, then again: the shared pool outlives the last capture."""
     compute = gpu(True)
     for _ in range(2):
         trained(compute, "resnet8:4", "sgd", MIN_STEPS_TO_CAPTURE + 10)
@@ -412,8 +414,10 @@ def distilled(
     side.prepare(nodes)
     federation = InProcess(nodes, group_nodes(nodes, False), side, compute)
     student = compute.to_device(build("mlp:8", SHAPE, 3, 0, "student"))
-    there = compute if compute.device.type == "cuda" else Compute()  # the stand-in is the nodes' alone
-    server = Server(config, federation, student, TASK, SHAPE, (0.5,), (0.5,), there, 0, LocalConfig())
+    server_compute = compute if compute.device.type == "cuda" else Compute()  # only nodes use the substitute
+    server = Server(
+        config, federation, student, TASK, SHAPE, (0.5,), (0.5,), server_compute, 0, LocalConfig()
+    )
     losses = torch.tensor([list(server.step().values()) for _ in range(steps)])
     critics = [node.modules["critic"].parameters() for node in nodes]
     return losses, [each.detach().cpu() for each in itertools.chain(student.parameters(), *critics)]
@@ -424,7 +428,7 @@ def distilled(
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_captured_distillation_equals_eager_distillation(importance: str, schedule: str) -> None:
     options = {"importance": importance, "critic_schedule": schedule}
-    plain, networks = distilled(gpu(False), **options)
+    expected, networks = distilled(gpu(False), **options)
     losses, others = distilled(gpu(True), **options)
-    torch.testing.assert_close(losses, plain, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(losses, expected, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(others, networks, rtol=1e-2, atol=2e-3)

@@ -54,16 +54,19 @@ def test_callback_takes_small_share_of_time(
 
 
 def test_stop_reason_is_written_and_reported(tmp_path: Path) -> None:
-    told: list[str] = []
+    errors: list[str] = []
     path = tmp_path / "progress.json"
     with (
         pytest.raises(DataError),
-        ProgressFile(path, on_update=lambda note: told.append(note.error), interval=1e9),
+        ProgressFile(path, on_update=lambda snapshot: errors.append(snapshot.error), interval=1e9),
     ):
         raise DataError("no such column")
-    with pytest.raises(ZeroDivisionError), ProgressFile(path, on_update=lambda note: told.append(note.error)):
+    with (
+        pytest.raises(ZeroDivisionError),
+        ProgressFile(path, on_update=lambda snapshot: errors.append(snapshot.error)),
+    ):
         raise ZeroDivisionError("at a node's record 17")  # whose words nobody has looked at
-    assert told == ["", "no such column", "", "unexpected error"]
+    assert errors == ["", "no such column", "", "unexpected error"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": 3}', '{"done": "x"}', "[" * 9999])
@@ -73,13 +76,13 @@ def test_rejects_invalid_snapshots(text: str) -> None:
 
 
 def test_clamps_large_numbers_of_other_machines() -> None:
-    for told in (
+    for counts in (
         {"done": 10**400, "total": 1},
         {"done": -(10**400), "total": 10**400},
         {"first": -(10**400)},
     ):
         for times in ({"since": 1e308, "began": -1e308}, {"since": 9.0, "began": 0.0}):
-            text = json.dumps({"phase": "rounds", "done": 5, "total": 9, **told, **times})
+            text = json.dumps({"phase": "rounds", "done": 5, "total": 9, **counts, **times})
             assert len(ProgressSnapshot.parse(text, Path("progress.json")).describe()) < 100
 
 

@@ -1,4 +1,4 @@
-"""One of several configurations, chosen by a name in its table."""
+"""Classes that a table chooses by name."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Square(Shape):
 
 
 @dataclass(frozen=True)
-class Drawn(Shape):
-    """What no registry lists: the name of a file."""
+class DrawingFile(Shape):
+    """Handles all names that are not registered: names of files."""
 
     how: str = ""
     side: int = 1
@@ -65,7 +65,7 @@ def test_table_round_trip_includes_name() -> None:
         ({"how": 3}, "invalid shape.how = 3 (expected a text"),
         (
             {"how": "square", "radius": 1.0},
-            "invalid shape.radius = 1.0 (expected none, as shape 'square' has no",
+            "invalid shape.radius = 1.0 (expected none: shape 'square' has no",
         ),
         ({"sides": 1}, "unknown key 'shape.sides'"),
         ({"how": "square", "side": "x"}, "invalid shape.side = 'x' (expected an integer"),
@@ -79,7 +79,7 @@ def test_rejects_invalid_tables_in_one_line(shape: dict[str, object], line: str)
 
 def test_name_is_required_without_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shape, "default", None)
-    with pytest.raises(ArgumentError, match=r"^invalid shape.how = '' \(expected one of round, square$"):
+    with pytest.raises(ArgumentError, match=r"^invalid shape.how = '' \(expected one of round, square\)$"):
         read_table(Picture, {"shape": {"color": "blue"}})
 
 
@@ -96,7 +96,7 @@ def test_changing_class_keeps_shared_options() -> None:
         "shape": {"how": "square", "color": "blue", "side": 4},
     }
     assert merge_tables(Picture, below, {"shape": {"radius": 5.0}})["shape"]["radius"] == 5.0
-    # A table that names none means the default; one that names it says nothing new.
+    # A table without a name means the default.
     assert (
         merge_tables(Picture, {"shape": {"radius": 3.0}}, {"shape": {"how": "round"}})["shape"]["radius"]
         == 3.0
@@ -107,19 +107,21 @@ def test_changing_class_keeps_shared_options() -> None:
 
 @pytest.fixture
 def _files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any other name is that of a drawing."""
-    monkeypatch.setattr(Shape.registry, "others", ("a file", f"{__name__}:Drawn"))
+    """Let any other name be that of a drawing."""
+    monkeypatch.setattr(Shape.registry, "fallback", ("a file", f"{__name__}:DrawingFile"))
 
 
 @pytest.mark.usefixtures("_files")
 def test_fallback_class_accepts_any_name() -> None:
     picture = read_table(Picture, {"shape": {"how": "a.svg", "side": 3}})
-    assert picture.shape == Drawn(how="a.svg", side=3)
+    assert picture.shape == DrawingFile(how="a.svg", side=3)
     assert picture.shape.registered_name == "a.svg"
     assert to_table(picture)["shape"] == {"how": "a.svg", "color": "red", "side": 3}
     assert read_table(Picture, to_table(picture)) == picture
     assert Shape.registry.choices == "round, square, or a file"
-    with pytest.raises(ArgumentError, match=r"^shape.radius is 1: .* as shape 'a\.svg' has no such option$"):
+    with pytest.raises(
+        ArgumentError, match=r"^invalid shape.radius = 1 .* shape 'a\.svg' has no such option\)$"
+    ):
         read_table(Picture, {"shape": {"how": "a.svg", "radius": 1}})
 
 
@@ -127,11 +129,11 @@ def test_fallback_class_accepts_any_name() -> None:
 def test_changing_class_keeps_options_with_same_meaning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Shape, "alike", True)
+    monkeypatch.setattr(Shape, "same_meaning", True)
     below = {"shape": {"how": "square", "color": "blue", "side": 4}}
-    for above, kept in (
+    for above, expected in (
         ({"how": "a.svg"}, {"how": "a.svg", "color": "blue", "side": 4}),
         ({"how": "round"}, {"how": "round", "color": "blue"}),
         ({"how": "a.svg", "side": 5}, {"how": "a.svg", "color": "blue", "side": 5}),
     ):
-        assert merge_tables(Picture, below, {"shape": above})["shape"] == kept
+        assert merge_tables(Picture, below, {"shape": above})["shape"] == expected

@@ -17,7 +17,7 @@ OWN = {"argument": "fedstill.core.errors:ArgumentError", "unknown": "fedstill.co
 
 @pytest.fixture
 def errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Registry[type[Exception]]:
-    """A registry beside which a package offers two things: one that works, and one whose module is broken."""
+    """A registry, and a package with two entry points, of which one has a broken module."""
     (tmp_path / "lab_sound.py").write_text(
         "from fedstill.core.errors import FedstillError\nclass Odd(FedstillError): pass\nclass Other: pass\n"
     )
@@ -61,7 +61,7 @@ def test_object_is_allowed_by_any_of_its_names(errors: Registry[type[Exception]]
     )  # though it is offered under a name of the package's own
     assert not errors.is_allowed("odd", ["argument"])
     assert not errors.is_allowed(None, [])
-    assert "lab_sound" not in sys.modules  # only what is allowed is imported
+    assert "lab_sound" not in sys.modules  # only allowed objects are imported
     assert errors.is_allowed("odd", ["lab_sound:Odd"])
     assert errors.is_allowed("lab_sound:Odd", ["odd"])
     assert not errors.is_allowed("broken", ["odd"])
@@ -107,7 +107,7 @@ def test_imports_nothing_before_lookup(errors: Registry[type[Exception]]) -> Non
 def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]]) -> None:
     assert list(errors.importable()) == ["argument", "unknown", "odd"]
     with pytest.raises(
-        ArgumentError, match=r"^error is 'broken': .*lab_broken:Odd fails with No module named"
+        ArgumentError, match=r"^invalid error = 'broken' .*lab_broken:Odd fails with No module named"
     ):
         errors["broken"]
 
@@ -117,8 +117,8 @@ def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]])
     [
         ("argumant", UnknownName, "did you mean 'argument'"),
         ("lab_sound:Missing", ArgumentError, "has no 'Missing'"),
-        ("lab_sound:Other", ArgumentError, "a subclass of FedstillError, and this is"),
-        ("nowhere.at_all:Thing", ArgumentError, "installed here"),
+        ("lab_sound:Other", ArgumentError, "a subclass of FedstillError; this is"),
+        ("nowhere.at_all:Thing", ArgumentError, "or an installed one"),
     ],
 )
 def test_rejects_objects_of_wrong_type(

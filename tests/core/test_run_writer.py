@@ -156,7 +156,7 @@ def test_finish_writes_results_and_deletes_checkpoint(tmp_path: Path) -> None:
 
 def test_nonfinite_numbers_are_null_in_files(tmp_path: Path) -> None:
     """A loss that has grown beyond all bounds, say: NaN and Infinity are no JSON, and others refuse to read
-    them. Who goes on from the file, and who does not, has the same."""
+    them. A resumed run has the same metrics as an uninterrupted one."""
     records = RunWriter(tmp_path)
     records.add_metrics({"losses": {"total": float("nan")}, "step": 1})
     records.save({})
@@ -182,13 +182,13 @@ def test_resume_rejects_missing_metrics(tmp_path: Path) -> None:
 def test_slow_listener_does_not_delay_checkpoint(tmp_path: Path, clock: Clock) -> None:
     there: list[bool] = []
 
-    def heard(lines: Any) -> None:
+    def on_metrics(lines: Any) -> None:
         there.append((tmp_path / STATE_FILE).exists())
         clock.now += 1000 * SECONDS_BETWEEN
 
-    records = RunWriter(tmp_path, heard)
+    records = RunWriter(tmp_path, on_metrics)
     records.add_metrics({"step": 1})
     records.save({})
-    assert there == [True]  # a state is saved before anybody is told
+    assert there == [True]  # the checkpoint is saved first
     clock.now += SECONDS_BETWEEN + 0.1
     assert records.is_save_due()

@@ -28,7 +28,10 @@ def test_features_follow_column_order_without_target() -> None:
     ("options", "said"),
     [
         ({"name": ""}, "name"),
-        ({"range": (1.0,)}, r"'a': invalid range = \[1.0\] \(expected the lowest and a higher number"),
+        (
+            {"range": (1.0,)},
+            r"invalid range of column 'a' = \[1.0\] \(expected the lowest and a higher number",
+        ),
         ({"range": (1.0, 1.0)}, "range"),
         ({"range": (0.0, float("inf"))}, "range"),
         ({"range": (0.0, 1.0), "categories": ("x", "y")}, "categories"),
@@ -47,8 +50,8 @@ def test_rejects_invalid_columns(options: dict[str, Any], said: str) -> None:
     [
         ("ill", (AGE, SEX), r"invalid target = 'ill' \(expected one of the columns age, sex"),
         ("ill", (AGE, AGE, ILL), r"invalid columns = 'age' \(expected each name once"),
-        ("sex", (AGE, SEX), r"column 'sex': invalid missing = True \(expected false, as it is the target"),
-        ("ill", (ILL,), "one or more beside the target"),
+        ("sex", (AGE, SEX), r"invalid missing of column 'sex' = True \(expected false, as it is the target"),
+        ("ill", (ILL,), "one or more besides the target"),
     ],
 )
 def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...], said: str) -> None:

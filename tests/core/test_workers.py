@@ -84,7 +84,7 @@ def test_rng_use_is_checked_per_kind() -> None:
 def test_rejects_later_use_of_global_rng() -> None:
     workers = Workers(2)
     workers.map(lambda item: item, [0, 1], ["late"] * 2)
-    with pytest.raises(RuntimeError, match="drew from torch's global generator"):
+    with pytest.raises(RuntimeError, match="used torch's global generator"):
         workers.map(drawing, [0, 1], ["late"] * 2)
 
 

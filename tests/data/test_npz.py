@@ -313,7 +313,7 @@ def test_medmnist_parts_are_kept(tmp_path: Path) -> None:
         list(range(12)),
         list(range(100, 104)),
     )
-    assert chosen.note == "measured on its validation part of 4; the test part is not used"
+    assert chosen.note == "evaluated on its validation part of 4; the test part is not used"
 
 
 def test_medmnist_multi_label_and_gray_images(tmp_path: Path) -> None:

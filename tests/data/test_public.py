@@ -156,7 +156,7 @@ def test_limit_samples_from_the_other_data_set(tmp_path: Path) -> None:
     assert len(few) == 10
     assert torch.equal(few.inputs, same.inputs)
     assert not torch.equal(few.inputs, other.inputs)
-    assert "10 of 80, drawn with seed 0" in few.note
+    assert "10 of 80, sampled with seed 0" in few.note
 
 
 def test_rejects_an_empty_name() -> None:

@@ -212,7 +212,7 @@ def test_schema_violations_are_listed_by_column_and_counted(hospitals: Path) -> 
         ("schema.toml", "target = 'ill'\ncolumns = 3", r"schema\.toml: invalid columns = 3"),
         ("schema.toml", "", r"schema\.toml: has no columns"),
         ("schema.toml", "target = 'ill'", r"schema\.toml: has no columns"),
-        ("schema.toml", SCHEMA.replace("[0, 100]", "[100, 0]"), r"schema\.toml: invalid column 'age': range"),
+        ("schema.toml", SCHEMA.replace("[0, 100]", "[100, 0]"), r"schema\.toml: invalid range of column 'age'"),
         ("schema.toml", SCHEMA + "unit = 'mg'", r"schema\.toml: unknown key 'columns\[2\]\.unit'"),
         ("schema.toml", NUMBERS, "target 'dose' of the schema is a number .*for task tabular"),
     ],

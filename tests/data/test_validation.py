@@ -96,8 +96,8 @@ def test_test_images_are_not_used_with_validation() -> None:
     assert len(part.train) + len(part.test) == len(whole.train)
     assert len(known(part.train.inputs) & known(part.test.inputs)) < 5
     assert known(part.train.inputs) | known(part.test.inputs) == known(whole.train.inputs)
-    assert "training examples, set aside with seed 3; the test part is not used" in part.note
-    assert "set aside" not in whole.note
+    assert "training examples, held out with seed 3; the test part is not used" in part.note
+    assert "held out" not in whole.note
 
 
 def test_note_counts_patients_not_images() -> None:
@@ -109,7 +109,7 @@ def test_note_counts_patients_not_images() -> None:
     ]
     config = make_data_config("mine", patch=8, validation=0.25)
     data = nuclei_data_set(pictures, config, "mine", "", "organ")
-    assert "measured on 1 of 4 training patients" in data.note
+    assert "evaluated on 1 of 4 training patients" in data.note
     assert len(data.test) == 2
 
 
@@ -126,6 +126,6 @@ def test_rejects_validation_with_node_data(tmp_path: Path) -> None:
 def test_run_notes_validation_data() -> None:
     experiment, about = build.build_simulation(replace(run_config("digits-standalone"), data=FEW))
     assert about["data"]["test"] == 360
-    assert any(note.startswith("measured on validation data") for note in experiment.notes)
+    assert any(note.startswith("evaluated on validation data") for note in experiment.notes)
     plain, _ = build.build_simulation(run_config("digits-standalone"))
     assert not any("validation" in note for note in plain.notes)

@@ -101,7 +101,7 @@ def test_it_reconstructs_from_outlines() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3])
-def test_going_on_from_a_state_gives_the_figures_of_one_go(stop: int, tmp_path: Path) -> None:
+def test_resumed_training_equals_uninterrupted(stop: int, tmp_path: Path) -> None:
     whole, second = world(ASYN), gone_on(lambda: world(ASYN), stop, tmp_path)
     expected = [whole.server.step() for _ in range(4)]
     assert [second.server.step() for _ in range(4 - stop)] == expected[stop:]

@@ -299,7 +299,7 @@ def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> N
     "options",
     [{"pretrain": 1, "map_augment": "turn"}, {"student_inputs": "fresh"}, {"label_shift": True}],
 )
-def test_going_on_from_a_state_gives_the_figures_of_one_go(options: dict[str, Any], tmp_path: Path) -> None:
+def test_resumed_training_equals_uninterrupted(options: dict[str, Any], tmp_path: Path) -> None:
     whole = world(**options, features=vgg())
     second = gone_on(lambda: world(**options, features=vgg()), 2, tmp_path)
     expected = [whole.server.step() for _ in range(3)]

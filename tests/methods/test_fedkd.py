@@ -24,7 +24,7 @@ from fedstill.node.protection import protect
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
-from tests.audited import paid
+from tests.audited import total_charged
 from tests.methods import small_world
 from tests.methods.small_world import (
     CLASSES,
@@ -142,7 +142,7 @@ def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
     here = run(world(replace(CLEAR, predictions=2), privacy=NOISY), 1)
     row = f"laplace({10 / (2 * 2 * CLASSES)!r})"
     for node in here.nodes:
-        assert paid(here.audit, node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
+        assert total_charged(here.audit, node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
 def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
@@ -162,7 +162,7 @@ def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
 
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     here = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
-    assert all(paid(here.audit, node.name)[1] == 1 for node in here.nodes), "max_logit"
+    assert all(total_charged(here.audit, node.name)[1] == 1 for node in here.nodes), "max_logit"
     with pytest.raises(QueryRefused, match=r"guarantee for logit range; .*, in query max_logit"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))

@@ -22,7 +22,7 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from tests.audited import paid
+from tests.audited import total_charged
 from tests.methods import digits_world
 from tests.methods.digits_world import SIZES
 from tests.privacies import protected
@@ -95,9 +95,9 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
         assert declared, "there is something to pay"
         told = metrics["privacy"]["nodes"][index]
         if method != "ensemble":  # which is not known beforehand to ask anything
-            assert paid(experiment.audit, node.name) == (cost_to_dict(declared), 0)
+            assert total_charged(experiment.audit, node.name) == (cost_to_dict(declared), 0)
         spent = audit.spending(node.name, "run")
-        assert spent.run_events == paid(experiment.audit, node.name)[0], "also on disk"
+        assert spent.run_events == total_charged(experiment.audit, node.name)[0], "also on disk"
         assert spent.run_no_guarantee == 0
         cost = compute_epsilon(cost_from_dict(spent.run_events), 1e-5)
         assert told["epsilon"] == pytest.approx(cost)
@@ -114,12 +114,12 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
         model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
         critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 queries
         price = PrivacyCost({model: steps, critic: 3, Event("laplace", 10.0): 1})
-        assert paid(experiment.audit, node.name) == (cost_to_dict(price), 0)
+        assert total_charged(experiment.audit, node.name) == (cost_to_dict(price), 0)
 
 
 def test_fediod_under_pate_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {"gan": 0.0}, [privately("pate")] * 3))
-    price = cost_from_dict(paid(experiment.audit, "node-1")[0])
+    price = cost_from_dict(total_charged(experiment.audit, "node-1")[0])
     counts, (votes, *more) = Event("laplace", 10.0), sorted(set(price) - {Event("laplace", 10.0)}, key=str)
     assert (price[counts], price[votes]) == (1, 3)
     noises = sorted(event.noise for event in (votes, *more))
@@ -131,7 +131,7 @@ def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
     experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         price = PrivacyCost({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
-        assert paid(experiment.audit, node.name) == (cost_to_dict(price), 0)
+        assert total_charged(experiment.audit, node.name) == (cost_to_dict(price), 0)
 
 
 def test_nodes_may_differ_in_how_they_protect() -> None:
@@ -207,7 +207,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
     assert torch.equal(to_vector(back.student), to_vector(whole.student))
     audit = AuditLog(tmp_path / FILE, read_only=True)
     for node in whole.nodes:
-        assert audit.spending(node.name, "run").run_events == dict(paid(whole.audit, node.name)[0])
+        assert audit.spending(node.name, "run").run_events == dict(total_charged(whole.audit, node.name)[0])
     audit.close()
 
 

@@ -1,4 +1,4 @@
-"""A method of somebody else's: FedIOD whose critics are also asked alone, as they are for label maps."""
+"""A custom method: FedIOD whose critics can also be queried alone, as they are for label maps."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def test_faults_of_check_are_refused_by_node(
     assert fault in caplog.text
 
 
-# --- any order of all of this, compared with a model of the accountant ----------------------------------------
+# --- any order of all of this, compared with a model of the accountant ------------------------------
 
 OPERATIONS = st.lists(
     st.one_of(

@@ -550,6 +550,9 @@ def test_corrupted_sums_are_reported_to_owner(tmp_path: Path) -> None:
         assert found.file is not None
         return node_facts(folder, found.file, found)["link"]
 
-    assert "spoilt" not in " ".join(link())
+    assert "corrupted" not in " ".join(link())
     SumHistory(folder / SUM_HISTORY_FILE).record_corrupted()
-    assert link()[-1] == "answers here have spoilt 1 sum, and all are from now on (max_corrupted_sums: 1)"
+    assert (
+        link()[-1]
+        == "responses of this node have corrupted 1 sum, and all are from now on (max_corrupted_sums: 1)"
+    )

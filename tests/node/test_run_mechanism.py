@@ -536,8 +536,7 @@ def test_unknown_network_is_not_trained_under_mechanism(mechanism: Any) -> None:
 
 
 def test_seal_depends_on_secret() -> None:
-    """What else it follows from lies beside the audit log, in files of the run: with these alone nobody tries
-    out which counts or votes were noised."""
+    """The other inputs of the seal are files of the run: with these alone nobody can guess and check values."""
 
     def noisy(secret: int, salt: str = "") -> PrivacyMechanism:
         like = protection("dp-sgd")

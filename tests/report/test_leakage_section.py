@@ -112,7 +112,7 @@ def generated(**changes: Any) -> dict[str, Any]:
         ],
         "memorization": leaked.memorization(*spaces, distances=[distances], scores=scores),
         "counts": [
-            leaked.counted("north", True, absent=["two"], told_absent=["two"]),
+            leaked.counted("north", True, absent=["two"], reported_absent=["two"]),
             leaked.counted("south", False, 0.05, **noised),
         ],
         **changes,
@@ -217,21 +217,21 @@ def test_images_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
 def test_membership_has_its_errors_and_what_records_cannot_tell(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(**generated()), of_copying())
     for told in (
-        "student The adversary sees the student's outputs about any input. It was tried on 1,437 members "
-        "(trained on) and 360 others (not), with 16 shadow models, each the whole run again, "
-        "over other draws of the records.",
+        "student The adversary sees the student's outputs about any input. It was tested on 1,437 members "
+        "and 360 others, with 16 shadow models",
         "answers of south The adversary sees what south answered.",
         "with 8 shadow models, each trained alone as a node trains its model.",
         "LiRA student 61.2% (58.3 to 64.1) 2.8% (2.0 to 3.8) 40 of 1,437; false alarms: 3 of 360 "
         "0.8% (0.4 to 1.5) 12 of 1,437; false alarms: 0 of 360",
-        "loss threshold student 51.0% (47.7 to 54.4) not told from guessing 1.0% (0.5 to 1.6)",
+        "loss threshold student 51.0% (47.7 to 54.4) not significantly different from guessing 1.0% (0.5 to 1.6)",
         "Baseline without attack 50% 1% 0.1%",
-        "0.1% false alarms cannot be told from fewer than 1,000 others: "
-        "that column counts members found without any false alarm.",
+        "0.1% false alarms need at least 1,000 others",
     ):
         assert told in page.text, told
-    assert page.text.count("not told from guessing") == 2  # loss, of both targets: LiRA's is above 0.5
-    assert "1% false alarms cannot be told" not in page.text.replace("0.1% false alarms", "")
+    assert (
+        page.text.count("not significantly different from guessing") == 2
+    )  # loss, of both targets: LiRA's is above 0.5
+    assert "1% false alarms need" not in page.text.replace("0.1% false alarms", "")
     lines = [attrs for tag, attrs in page.tags if tag == "line" and attrs.get("class") == "whisker"]
     assert ("58.31%", "64.09%") in [(attrs["x1"], attrs["x2"]) for attrs in lines]
     assert "61.23%" in page.attributes("cx")
@@ -240,7 +240,7 @@ def test_membership_has_its_errors_and_what_records_cannot_tell(tmp_path: Path) 
 def test_copying_stands_beside_held_out_images(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(**generated()), of_copying())
     for told in (
-        "1,000 images inputs that the server sent to nodes; the adversary is whoever sees them",
+        "1,000 images inputs that the server sent to nodes; the adversary is anyone who sees them",
         "pixels 1,000 images 58.2% (55.1 to 61.2) 1,000 generated, 1,437 private, 360 held-out "
         "0.034 999 permutations -3.2 p 0.00066 0.64 0.71",
         "features of the student 1,000 images 50.0%",
@@ -260,8 +260,8 @@ def test_scores_and_label_counts(tmp_path: Path) -> None:
         "the nodes' own models, on average 5.10 of 1,000 images the student 7.70 of 1,000 images north 4.80 "
         "south 5.41",
         "2 nodes of 1 of 2 0.0% to 5.0%",
-        "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 it lacks no class "
-        "told as absent, but there: one",
+        "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 no class is absent "
+        "reported as absent, but present: one",
     ):
         assert told in text.replace("baseline 1 at least ", ""), told
     nobody = generated()
@@ -303,7 +303,7 @@ def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
     assert "memorization : the server made no images." in part
     assert "counts : no <counts> left." in part
     assert "membership" not in part
-    heads = ("Who was among the training records", "Whether generated images copy", "What label counts told")
+    heads = ("Membership inference", "Memorization", "Released label counts")
     assert not any(head in text for head in heads)
 
 
@@ -348,7 +348,7 @@ def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path) -
         except RunFolderError as error:
             refused.append(str(error))
     assert len(refused) > 50
-    line = re.compile(r"\S+leakage\.json: [\w.\[\]]+ is (missing|.* (expected [a-z, ]+)")
+    line = re.compile(r"\S+leakage\.json: [^\n]+")
     assert all(map(line.fullmatch, refused))
 
 

@@ -411,7 +411,7 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     ]
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
     summary = summarize(folder, plan)
-    assert first.verdicts()[0] in printed(summary, 80)
+    assert first.verdicts()[0] in " ".join(printed(summary, 80).split())
     assert first.verdicts()[0] in markdown(summary)
     remarks = [line.removeprefix("% ") for line in latex(summary).splitlines() if line.startswith("%")]
     assert first.verdicts()[0] in remarks, "a setting without a name has none before it"

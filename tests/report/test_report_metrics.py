@@ -122,7 +122,7 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
     assert '<line class="centralized" x1="80.00%" x2="80.00%"' in drawn
     assert '<line class="mean" x1="55.00%" x2="55.00%"' in drawn
     assert drawn.count('class="node"') == 2
-    assert "one may have several, or none" in text
+    assert "an example may have several findings, or none" in text
 
 
 def test_a_result_without_figures_is_judged_by_accuracy() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from tests.audit import entries
 
 from fedstill.report import write_report
 from fedstill.report.model_scores import compare_models
 from fedstill.report.result import Result
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
+from tests.audited import entries
 from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_pictures import FOUND, TRUTH, a_case
 

@@ -115,15 +115,15 @@ def test_page_lists_each_node_with_price_budget_and_what_left(tmp_path: Path) ->
 def test_nodes_that_differ_are_told_apart(tmp_path: Path) -> None:
     other = a_node("south", 5.0, rules=["logits of predict: something else"])
     page = folder_of(tmp_path, told(a_node("north", 3.0), other))
-    assert "How north protects its records" in page.text
-    assert "How south protects its records" in page.text
+    assert "Mechanism of north" in page.text
+    assert "Mechanism of south" in page.text
 
 
 def test_a_node_without_a_guarantee_is_named(tmp_path: Path) -> None:
     page = folder_of(tmp_path, told(a_node("north", 3.0), unprotected_node("south")))
     assert "There is no formal privacy guarantee for south" in page.text
     assert "none no guarantee 9 releases without none set" in page.text
-    assert "How north protects" in page.text
+    assert "Mechanism of north" in page.text
 
 
 def test_without_any_mechanism_the_page_says_what_it_always_said(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_price_that_the_audit_log_does_not_know_is_found(tmp_path: Path) -> No
     result["privacy"]["nodes"][1]["events"] = {"laplace(10.0)": 1}
     (tmp_path / "result.json").write_text(json.dumps(result))
     page = read(tmp_path)
-    assert "disagree on the price of south." in page.text
+    assert "disagree on the privacy cost of south." in page.text
 
 
 def test_a_result_alone_has_its_prices(tmp_path: Path) -> None:
@@ -151,19 +151,19 @@ def test_a_result_alone_has_its_prices(tmp_path: Path) -> None:
 
 def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
     noisy = told(a_node("north", 3.0), a_node("south", 5.0))
-    losses = "not measured : on purpose. A node's losses tell of its records, so they stay with it."
+    losses = "not measured : losses depend on a node's records, so they stay with the node."
     text = only_result(tmp_path / "a", noisy).text
-    assert "from secrets that follow from the seed in this report" in text
+    assert "but comes from the seed in this report" in text
     assert "Randomness a cryptographic generator; in this simulation, from the seed in this report" in text
-    assert "past the gates, for this page only; the server was told them, with noise." in text
+    assert "past the gates for this page only. The server received them with noise." in text
     assert losses not in text
     text = only_result(tmp_path / "b", {**noisy, "files": {"queries": {}}}).text
     assert "seed in this report" not in text
-    assert "mechanism, noise and price are what each node says" in text
-    assert "As each node told them, with noise." in text
+    assert "mechanism, noise and cost are as reported by each node" in text
+    assert "Counts are as reported by each node, with noise." in text
     assert "for this page only" not in text
     assert losses in text
-    assert "past the gates, for this page only." in only_result(tmp_path / "c", a_result()).text
+    assert "past the gates for this page only." in only_result(tmp_path / "c", a_result()).text
 
 
 @pytest.mark.parametrize("odd", [3, "x", [], {"a": 1}])
@@ -178,17 +178,17 @@ def test_an_odd_value_is_one_line_and_no_guarantee(tmp_path: Path, odd: object) 
 
 def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0))
-    assert "each node told how many (with noise) examples of each class" in page_of(tmp_path, result).text
-    follows = "How many south holds in all follows exactly from the price of what was learned"
+    assert "released its number of examples per class (with noise)" in page_of(tmp_path, result).text
+    follows = "The exact number of records of south follows from the privacy cost of training"
     assert follows not in page_of(tmp_path, result).text
     drawn = a_node("south", 5.0, events={"gaussian(2.0, rate=0.25)": 4, "laplace(10.0)": 1})
     assert follows in page_of(tmp_path, told(a_node("north", 3.0), drawn)).text
     exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
     page = page_of(tmp_path, told(a_node("north", 3.0), exact)).text
-    assert "each node told how many (north with noise) examples" in page
-    assert "training (as told" not in page, "in a simulation the counts are the true ones"
+    assert "released its number of examples per class (north with noise)" in page
+    assert "training (as reported" not in page, "counts of a simulation are exact"
     away = {**told(a_node("north", 3.0), exact), "files": {"queries": {}}}
-    assert "training (as told, north with noise)" in page_of(tmp_path, away).text
+    assert "training (as reported by nodes, north with noise)" in page_of(tmp_path, away).text
 
 
 def test_an_infinite_price_is_said(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(RunWriter, "due", due)
+        patch.setattr(RunWriter, "is_save_due", due)
         bare = ("--evaluation.centralized", "false")
         assert fedstill_run("digits-fediod", *SHORT, *bare, "--out", str(out)) == 130
     assert "to go on: fedstill run --resume" in capsys.readouterr().err

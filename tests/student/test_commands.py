@@ -25,7 +25,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module", name="run")
 def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of three hospitals; beside it is a fourth."""
+    """The folder of a run of three hospitals, next to that of a fourth."""
     folder = tmp_path_factory.mktemp("hospitals")
     (folder / "data").mkdir()
     (folder / "data" / "schema.toml").write_text(hospitals.SCHEMA, encoding="utf-8")
@@ -42,11 +42,11 @@ def test_student_file_describes_network_and_inputs(run: Path) -> None:
     with safe_open(run / "student.safetensors", "pt") as file:
         header = file.metadata()
     assert list(header) == ["fedstill"]  # of several, safetensors writes now one first, now another
-    told = json.loads(header["fedstill"])
-    assert told["format"] == "fedstill student 1"
-    assert (told["model"], told["classes"], told["shape"]) == ("linear", ["no", "yes"], [4])
-    assert told["task"]["name"] == "tabular"
-    assert [column["name"] for column in told["schema"]["columns"]] == ["age", "sex", "ill"]
+    output = json.loads(header["fedstill"])
+    assert output["format"] == "fedstill student 1"
+    assert (output["model"], output["classes"], output["shape"]) == ("linear", ["no", "yes"], [4])
+    assert output["task"]["name"] == "tabular"
+    assert [column["name"] for column in output["schema"]["columns"]] == ["age", "sex", "ill"]
 
 
 def test_evaluates_on_unseen_hospital(run: Path, command: Main) -> None:
@@ -152,7 +152,7 @@ def test_export_matches_student_and_includes_preprocessing(
     code, out, _ = command("export", run, "--format", kind, "--out", tmp_path / "student")
     assert code == 0
     assert "loaded back, and the same" in out
-    # A woman of 70, a man whose age is not known, and somebody who cannot be: as they are, by the schema.
+    # A woman of 70, a man whose age is not known, and a person outside of the schema.
     rows = torch.tensor([[70.0, 0.0], [torch.nan, 1.0], [170.0, 0.0]])
     if kind == "onnx":
         import onnxruntime  # type: ignore[import-not-found]
@@ -181,10 +181,10 @@ def test_model_card_has_facts_of_run(run: Path, command: Main, tmp_path: Path) -
     words = ("--format", "torchscript", "--out", tmp_path / "student.pt", "--json")
     code, out, _ = command("export", run, *words)
     assert code == 0
-    told = json.loads(out)
-    assert (told["file"], told["card"]) == (str(tmp_path / "student.pt"), str(tmp_path / "student.pt.md"))
-    assert 0 <= told["apart"] < 1e-4
-    assert told["takes"] in Path(told["card"]).read_text(encoding="utf-8")
+    output = json.loads(out)
+    assert (output["file"], output["card"]) == (str(tmp_path / "student.pt"), str(tmp_path / "student.pt.md"))
+    assert 0 <= output["apart"] < 1e-4
+    assert output["takes"] in Path(output["card"]).read_text(encoding="utf-8")
     card = (tmp_path / "student.pt.md").read_text(encoding="utf-8")
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for fact in (
@@ -196,7 +196,7 @@ def test_model_card_has_facts_of_run(run: Path, command: Main, tmp_path: Path) -
         "was not attacked",
         "parameters (",
         'torch.jit.load("student.pt")(tensor)',
-        "| node | examples |",  # as FedAvg's nodes told; of which class they are did not leave
+        "| node | examples |",  # FedAvg releases sample counts, but no class counts
     ):
         assert fact in card
 

@@ -183,12 +183,12 @@ def test_plain_pytorch_reaches_reported_accuracy(batch: int, tmp_path: Path) -> 
 def test_evaluates_in_float32() -> None:
     """Models of nodes, ensemble, centralized upper bound and student, on the way and at the end."""
     engine = EngineConfig(name="one-by-one", precision="bfloat16")
-    mark = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, centralized_model=mark))
+    centralized = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, centralized_model=centralized))
     experiment.run()
     assert experiment.centralized_node is not None
     models = {node.name: node.model for node in experiment.nodes}
-    models |= {"mark": experiment.centralized_node.model, "student": experiment.student}
+    models |= {"centralized": experiment.centralized_node.model, "student": experiment.student}
     lowered: dict[str, set[bool]] = {}
     for name, model in models.items():
         model.register_forward_hook(

@@ -1,4 +1,4 @@
-"""Trackers hear what ``metrics.jsonl`` holds, each step once; one that fails is let go."""
+"""Trackers log each line of ``metrics.jsonl`` once. A failing tracker is disabled."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fedstill.track.tracker_group import TrackerGroup
 from tests.own_lab import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
-Told = Counter[tuple[str, int, float]]  # how often each figure of each step is there
+Logged = Counter[tuple[str, int, float]]  # count of each metric at each step
 
 
-def turn(step: int) -> dict[str, Any]:
+def line_at(step: int) -> dict[str, Any]:
     return {"phase": "distillation", "step": step, "losses": {"student": 1 / step}, "seconds": 0.5}
 
 
-def of_tensorboard(folder: Path) -> Told:
+def read_tensorboard(folder: Path) -> Logged:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder / "tensorboard"))
@@ -41,7 +41,7 @@ def of_tensorboard(folder: Path) -> Told:
     return Counter((n, e.step, e.value) for n in found.Tags()["scalars"] for e in found.Scalars(n))
 
 
-def of_mlflow(folder: Path) -> Told:
+def read_mlflow(folder: Path) -> Logged:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
@@ -49,30 +49,32 @@ def of_mlflow(folder: Path) -> Told:
         [client.get_experiment_by_name("fedstill").experiment_id]
     )  # deleted: no more
     assert there.data.params["split.nodes"] == "5"
-    histories = {name: client.get_metric_history(there.info.run_id, name) for name in there.data.result}
+    histories = {name: client.get_metric_history(there.info.run_id, name) for name in there.data.metrics}
     return Counter((name, each.step, each.value) for name, found in histories.items() for each in found)
 
 
-def of_wandb(folder: Path) -> Told:
-    """An offline run is a log in LevelDB's form: seven bytes, then parts of records in blocks of 32 KiB. A
-    process of its own writes it, and its last record may come after ``finish``."""
+def read_wandb(folder: Path) -> Logged:
+    """Read the LevelDB log of an offline run: seven bytes, then parts of writer in blocks of 32 KiB.
+
+    A separate process writes it, so the last record may come after ``finish``.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     [file] = (folder / "wandb").glob("offline-run-*/*.wandb")
-    over = time.monotonic() + 30
-    while not file.read_bytes().endswith(b"\x92\x01\x00") and time.monotonic() < over:  # Record.exit, 0
+    deadline = time.monotonic() + 30
+    while not file.read_bytes().endswith(b"\x92\x01\x00") and time.monotonic() < deadline:  # Record.exit, 0
         time.sleep(0.1)
-    data, at, part, found = file.read_bytes(), 7, b"", Told()
+    data, at, part, found = file.read_bytes(), 7, b"", Logged()
     while at + 7 <= len(data):
-        if at % 32768 > 32768 - 7:  # no room for a head: the block ends in zeros
+        if at % 32768 > 32768 - 7:  # no space for a header: the block ends in zeros
             at += 32768 - at % 32768
         size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
         part, at = part + data[at + 7 : at + 7 + size], at + 7 + size
         if kind in (1, 4):  # whole, or the last part
             record = Record.FromString(part)
-            told = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
-            [step] = [value for name, value in told.items() if name.endswith("/step")] or [0]
-            for name, value in told.items():
+            values = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+            [step] = [value for name, value in values.items() if name.endswith("/step")] or [0]
+            for name, value in values.items():
                 if name.startswith(("local/", "distillation/")) and not name.endswith("/step"):
                     found[name, step, value] += 1
             for each in record.summary.update:
@@ -83,44 +85,48 @@ def of_wandb(folder: Path) -> Told:
 
 
 def test_epsilon_is_maximum_over_nodes_or_none() -> None:
-    """As results have it: the guarantee is yes or nothing, and each node has its own epsilon."""
-    said, cheap, dear = make_statement(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
-    both = summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 0)})
+    """A run has an epsilon only if all nodes have a guarantee."""
+    statement, cheap, costly = make_statement(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
+    both = summarize_privacy({"a": statement, "b": statement}, {"a": (cheap, 0), "b": (costly, 0)})
     assert final_metrics({"privacy": both}) == {"epsilon": both["nodes"][1]["epsilon"]}
     assert (
         final_metrics(
-            {"privacy": summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})}
+            {
+                "privacy": summarize_privacy(
+                    {"a": statement, "b": statement}, {"a": (cheap, 0), "b": (costly, 1)}
+                )
+            }
         )
         == {}
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "read"), list(zip(TRACKERS.builtin, (of_tensorboard, of_mlflow, of_wandb), strict=True))
+    ("name", "read"), list(zip(TRACKERS.builtin, (read_tensorboard, read_mlflow, read_wandb), strict=True))
 )
 def test_logged_metrics_are_read_back_once_per_step_after_resume(
-    tmp_path: Path, name: str, read: Callable[[Path], Told], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, read: Callable[[Path], Logged], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(name)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for stopped in (True, False):
-        listeners = TrackerGroup([name], {"split": {"nodes": 5}})
-        records = RunWriter(tmp_path, listeners.log)
-        listeners.start(tmp_path, "FedIOD")
-        records.load()
+        trackers = TrackerGroup([name], {"split": {"nodes": 5}})
+        writer = RunWriter(tmp_path, trackers.log)
+        trackers.start(tmp_path, "FedIOD")
+        writer.load()
         if stopped:
-            records.add_metrics({"phase": "local", "node": "north", "step": 50, "loss": 0.25})
-            records.add_metrics(turn(1))
-            records.save({})
-            records.add_metrics(turn(2))  # on disk and told, and void: no state counts it
-            records._write_metrics()
-            listeners.close(None)
+            writer.add_metrics({"phase": "local", "node": "north", "step": 50, "loss": 0.25})
+            writer.add_metrics(line_at(1))
+            writer.save({})
+            writer.add_metrics(line_at(2))  # on disk and logged, but void: no checkpoint counts it
+            writer._write_metrics()
+            trackers.close(None)
         else:
-            records.add_metrics(turn(2))
-            records.add_metrics(turn(3))
-            records.finish(RESULT, None)
-            listeners.close(RESULT)
-        assert listeners.notes == []
+            writer.add_metrics(line_at(2))
+            writer.add_metrics(line_at(3))
+            writer.finish(RESULT, None)
+            trackers.close(RESULT)
+        assert trackers.notes == []
     expected = [
         ("local/north/loss", 50, 0.25),
         *(("distillation/losses/student", step, 1 / step) for step in (1, 2, 3)),
@@ -129,26 +135,28 @@ def test_logged_metrics_are_read_back_once_per_step_after_resume(
         ("result/bytes/up", 3, 10.0),
         ("result/bytes/down", 3, 20.0),
     ]
-    told = Counter({(n, step, round(value, 6)): count for (n, step, value), count in read(tmp_path).items()})
-    assert told == Counter((n, step, round(value, 6)) for n, step, value in expected)
+    logged = Counter(
+        {(n, step, round(value, 6)): count for (n, step, value), count in read(tmp_path).items()}
+    )
+    assert logged == Counter((n, step, round(value, 6)) for n, step, value in expected)
 
 
 class Stops(Tracker):
-    """Keeps what it hears, and presses Ctrl-C when a distillation has begun."""
+    """Stores what it receives, and interrupts the run when distillation has begun."""
 
-    heard: ClassVar[list[Any]] = []
+    received: ClassVar[list[Any]] = []
     stops: ClassVar[bool] = True
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self.heard[:] = [about]
+        self.received[:] = [about]
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self.heard.extend(lines)
+        self.received.extend(lines)
         if self.stops and lines[-1]["phase"] == "distillation":
             raise KeyboardInterrupt
 
     def close(self, result: Mapping[str, Any] | None) -> None:
-        self.heard.append(result)
+        self.received.append(result)
 
 
 def tiny_run(tracker: str) -> RunConfig:
@@ -172,26 +180,26 @@ def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Stops, "stops", True)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run", command="", progress=False)
-    assert Stops.heard[-1] is None
+    assert Stops.received[-1] is None
     monkeypatch.setattr(Stops, "stops", False)
     file = tmp_path / "run" / "config.toml"
-    told = file.read_text(encoding="utf-8")
-    file.write_text(told.replace("quorum = 1.0", "quorum = 0.5").replace("gamma = 10.0", "gamma = 0.5"))
-    with pytest.raises(RunFolderError, match=r"method.gamma = 10.0, and now it is 0.5"):
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("quorum = 1.0", "quorum = 0.5").replace("gamma = 10.0", "gamma = 0.5"))
+    with pytest.raises(RunFolderError, match=r"method.gamma = 10.0, but now it is 0.5"):
         resume(tmp_path / "run", progress=False)
-    file.write_text(told.replace("quorum = 1.0", "quorum = 0.5"))  # whom it waits for may change
+    file.write_text(text.replace("quorum = 1.0", "quorum = 0.5"))  # the quorum may change
     result = resume(tmp_path / "run", progress=False)
-    about, *lines, last = Stops.heard
+    about, *lines, last = Stops.received
     assert about["options"]["method.epochs"] == 30
     assert (about["name"], about["method"]) == ("run", "FedKD")
-    kept = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert lines == [json.loads(line) for line in kept]
+    saved = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert lines == [json.loads(line) for line in saved]
     assert [line["step"] for line in lines if line["phase"] == "distillation"] == list(range(1, 31))
     assert last["accuracy"] == result["accuracy"]
 
 
 class Fails(Stops):
-    """Its disk is full."""
+    """Fails on each line."""
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         raise OSError("no space left")
@@ -202,25 +210,25 @@ def test_failing_tracker_is_disabled_and_failing_start_stops_run(
 ) -> None:
     other = Stops()
     monkeypatch.setattr(Stops, "stops", False)
-    listeners = TrackerGroup([Fails(), other])
-    listeners.start(tmp_path, "FedIOD")
-    listeners.log([turn(1)])
-    listeners.log([turn(2)])
-    assert other.heard[1:] == [turn(1), turn(2)]
-    assert listeners.notes == ["tracker 'Fails' failed and was disabled: no space left"]
+    trackers = TrackerGroup([Fails(), other])
+    trackers.start(tmp_path, "FedIOD")
+    trackers.log([line_at(1)])
+    trackers.log([line_at(2)])
+    assert other.received[1:] == [line_at(1), line_at(2)]
+    assert trackers.notes == ["tracker 'Fails' failed and was disabled: no space left"]
     assert "no space left" in capsys.readouterr().err
     monkeypatch.setattr(Stops, "start", lambda *_: 1 / 0)
-    listeners = TrackerGroup([other])
+    trackers = TrackerGroup([other])
     with pytest.raises(FedstillError, match="tracker 'Stops' cannot start: division by zero"):
-        listeners.start(tmp_path, "FedIOD")
-    listeners.start(tmp_path, "FedIOD", finished=True)  # all has been trained, and the result is worth more
-    assert listeners.notes == ["tracker 'Stops' failed and was disabled: division by zero"]
-    listeners.close(None)
-    assert other.heard[1:] == [turn(1), turn(2)]  # what has not begun is not told of an end
+        trackers.start(tmp_path, "FedIOD")
+    trackers.start(tmp_path, "FedIOD", finished=True)  # training is over, so the run continues
+    assert trackers.notes == ["tracker 'Stops' failed and was disabled: division by zero"]
+    trackers.close(None)
+    assert other.received[1:] == [line_at(1), line_at(2)]  # a tracker that has not started is not closed
 
 
 class FailsLast(Stops):
-    """Its disk is full as it is told of the last metrics, or of the end."""
+    """Fails on the last lines, or on closing."""
 
     at: ClassVar[str] = ""
 
@@ -234,26 +242,26 @@ class FailsLast(Stops):
 
 @pytest.mark.parametrize("at", ["log", "close"])
 def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is told of metrics here before the run is over, as no state is saved."""
+    """Without checkpoints metrics are logged only at the end of the run."""
     monkeypatch.setattr(FailsLast, "at", at)
     monkeypatch.setattr(RunWriter, "is_save_due", lambda self: False)
     result = run(tiny_run(f"{__name__}:FailsLast"), tmp_path / "run", command="", progress=False)
-    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
     note = f"tracker '{__name__}:FailsLast' failed and was disabled: no space left"
-    assert note in told["notes"]
-    assert told["notes"] == result["notes"]
+    assert note in saved["notes"]
+    assert saved["notes"] == result["notes"]
 
 
 @pytest.mark.parametrize(
-    ("named", "says"),
+    ("named", "message"),
     [
         (["tensorbord"], r"invalid track = 'tensorbord' \(expected tensorboard, mlflow, wandb"),
         (["tests.own_lab:Lab"], "a subclass of Tracker"),
         ([f"{__name__}:Stops"] * 2, "each tracker once"),
     ],
 )
-def test_rejects_unknown_tracker(named: list[str], says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
+def test_rejects_unknown_tracker(named: list[str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         TrackerGroup(named)
 
 
@@ -265,7 +273,7 @@ def test_missing_tracker_package_names_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     config = from_dict({"method": {"name": "fedavg"}, "track": [name]})
-    with pytest.raises(ArgumentError, match=rf"track is '{name}': .* pip install 'fedstill\[track\]'"):
+    with pytest.raises(ArgumentError, match=rf"invalid track = '{name}' .* pip install 'fedstill\[track\]'"):
         run(config, tmp_path / "run", command="", progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -288,8 +296,8 @@ def test_custom_tracker_receives_metrics_from_python(tmp_path: Path, monkeypatch
     with (tmp_path / "run" / "tracked.csv").open() as file:
         rows = [tuple(row) for row in csv.reader(file)]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    wanted = [
+    expected = [
         (str(line["step"]), name, str(value)) for line in lines for name, value in flatten_metrics(line)
     ]
-    assert rows[1 : 1 + len(wanted)] == wanted
+    assert rows[1 : 1 + len(expected)] == expected
     assert ("", "result/accuracy", str(metrics["accuracy"])) in rows
