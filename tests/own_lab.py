@@ -75,7 +75,7 @@ class Lab:
         assert not (self.here / "none").exists()
         return line
 
-    def beside_broken(self) -> None:
+    def add_broken_package(self) -> None:
         """Install another package, whose offers cannot be imported."""
         (self.here / "broken.py").write_text("import a_library_that_is_not_here\n")
         info = self.here / "broken-1.dist-info"

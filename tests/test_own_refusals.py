@@ -15,7 +15,7 @@ def lab(lab: Lab) -> Lab:
     nodes = {**SMALL["nodes"], "policy": {"outputs_only": False}}
     split = {"name": "quantity-skew", "nodes": 3, "power": 1.0}
     lab.write("small.toml", split=split, nodes=nodes, method={"name": "fedavg", "rounds": 3})
-    lab.beside_broken()
+    lab.add_broken_package()
     return lab
 
 

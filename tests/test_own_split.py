@@ -34,7 +34,7 @@ def lab(lab: Lab) -> Lab:
         nodes={**SMALL["nodes"], "policy": {"outputs_only": False}},
         method={"name": "fedavg", "rounds": 3},
     )
-    lab.beside_broken()
+    lab.add_broken_package()
     return lab
 
 

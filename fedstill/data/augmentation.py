@@ -21,9 +21,7 @@ NUMBERS_PER_IMAGE = 4  # row shift, column shift, flip, rotation
 
 
 def sample_augmentation(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Sample the numbers that determine the augmentation of ``count`` images: ``(4, count)`` int64 >= 0, on
-    the CPU.
-    """
+    """Sample random numbers for augmenting ``count`` images: ``(4, count)`` int64 >= 0, on the CPU."""
     return torch.randint(2**31, (NUMBERS_PER_IMAGE, count), generator=generator)
 
 
@@ -59,8 +57,9 @@ def augment_examples(
 
 
 def random_shift(images: torch.Tensor, generator: torch.Generator, *, flip: bool) -> torch.Tensor:
-    """Shift each image of ``(B, C, H, W)`` by up to an eighth of its size, repeating the border; with
-    ``flip``, mirror half of them.
+    """Shift each image of ``(B, C, H, W)`` by up to an eighth of its size, repeating the border.
+
+    With ``flip``, mirror half of the images.
     """
     return apply_shift(images, torch.randint(2**31, (3, len(images)), generator=generator), flip=flip)
 

@@ -29,9 +29,7 @@ from fedstill.tasks import Targets, TaskConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(ArrayData):
-    """The 8 x 8 handwritten digits of scikit-learn (1797 images, 10 classes), which are part of its
-    installation.
-    """
+    """The 8 x 8 handwritten digits of scikit-learn (1797 images, 10 classes)."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     note: ClassVar[str] = "the 8 x 8 handwritten digits of scikit-learn"
@@ -227,9 +225,7 @@ class Wine(TableData):
 
 @dataclass(frozen=True, kw_only=True)
 class Diabetes(TableData):
-    """Ten baseline measurements of patients, and their diabetes progression after a year (442 rows); part of
-    scikit-learn.
-    """
+    """Ten baseline measurements and the diabetes progression of 442 patients; part of scikit-learn."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("values",)
     note: ClassVar[str] = "the diabetes data of scikit-learn, unscaled"

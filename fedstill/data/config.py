@@ -141,8 +141,9 @@ def check_supports_task(config: DataConfig, task: TaskConfig) -> None:
 
 
 def check_no_validation(config: DataConfig) -> None:
-    """Check that no validation share is requested where nodes bring their own data, which a server cannot
-    split.
+    """Check that ``data.validation`` is 0, where nodes bring their own data.
+
+    A server cannot hold out data of such nodes.
 
     Raises:
         ArgumentError: ``data.validation`` is not 0.

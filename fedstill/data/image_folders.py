@@ -156,13 +156,13 @@ def read_map_folder(
 def read_class_folders(
     path: Path, *, size: int = 0, channels: int = 0, on_count: Callable[[int], None] = lambda count: None
 ) -> RawImages:
-    """Read images by class, from ``train/<class>/*``, ``test/<class>/*`` and optionally ``val/<class>/*``, or
-    from ``<class>/*``, including subfolders.
+    """Read images by class, from one folder per class.
 
-    Classes are folder names, sorted by :func:`fedstill.core.names.ordered`; folders of equal name are one
-    class. Files without an image suffix are skipped. ``cases.csv`` may have metadata
-    (:func:`fedstill.data.table_files.read_case_table`); there, an image has its relative path without suffix
-    as name: ``cat/1``. Arguments: see :func:`fedstill.data.user_data.read_raw_images`.
+    Folders are ``<class>/*``, or ``train/<class>/*``, ``test/<class>/*`` and optionally ``val/<class>/*``,
+    including subfolders. Classes are folder names, sorted by :func:`fedstill.core.names.sort_class_names`;
+    folders of equal name are one class. Files without an image suffix are skipped. ``cases.csv`` may have
+    metadata (:func:`fedstill.data.table_files.read_case_table`); there, an image has its relative path
+    without suffix as name: ``cat/1``. Arguments: see :func:`fedstill.data.user_data.read_raw_images`.
 
     Raises:
         DataError: names the folder or file that cannot be used.
@@ -191,10 +191,8 @@ def read_class_folders(
     )
     on_count(len(files))
     images = read_image_stack(((file, str(file)) for file in files), size, channels)
-    split, file_names = (
-        _merge_split(path, split_folders, split_codes, case_split),
-        _relative_names(files, path),
-    )
+    split = _merge_split(path, split_folders, split_codes, case_split)
+    file_names = _relative_names(files, path)
     return RawImages(images, np.array(labels), classes, split, columns, file_names=file_names)
 
 
@@ -238,9 +236,7 @@ def _reject_site_folders(folder: Path, classes: Mapping[str, Sequence[Path]]) ->
 
 
 def _split_folders(folder: Path) -> list[tuple[Path, int]]:
-    """Return the folders for training (0), testing (1) and validation (2), by their usual names, with these
-    codes.
-    """
+    """Return the folders for training, testing and validation, by their usual names, with codes 0, 1, 2."""
     subfolders = [
         subfolder
         for subfolder in folder.iterdir()

@@ -94,10 +94,8 @@ def read_instance_images(path: Path) -> list[InstanceImage]:
     items: Iterator[tuple[Pixels, npt.NDArray[np.int32], str, str]]
     if path.suffix == ".npz":
         arrays = read_npz(path)
-        raw, all_instances = (
-            raw_images_from_arrays(path, arrays, "image"),
-            require_array(path, arrays, "instances"),
-        )
+        raw = raw_images_from_arrays(path, arrays, "image")
+        all_instances = require_array(path, arrays, "instances")
         shape = f"{all_instances.dtype} of shape {all_instances.shape}"
         if (
             all_instances.shape != (len(raw.images), *raw.images.shape[2:])
@@ -111,13 +109,8 @@ def read_instance_images(path: Path) -> list[InstanceImage]:
         image_files = find_image_files(path, masks=True)
         files = zip(image_files.images, image_files.masks, image_files.names, strict=True)
         items = (
-            (
-                decode_image(image_file, str(image_file)),
-                read_instance_map(mask_file, str(mask_file)),
-                name,
-                str(image_file),
-            )
-            for image_file, mask_file, name in files
+            (decode_image(file, str(file)), read_instance_map(mask, str(mask)), name, str(file))
+            for file, mask, name in files
         )
         columns, split = image_files.columns, image_files.split
     images = []
@@ -214,9 +207,7 @@ def prepare_instance_images(
 
 
 def group_by_patient(images: Sequence[InstanceImage]) -> tuple[str, npt.NDArray[np.int64]]:
-    """Return the unit, "patient" or "slide", and for each image the index of the first image of its owner:
-    ``(P,)``.
-    """
+    """Return the unit, "patient" or "slide", and for each image the first image of its owner: ``(P,)``."""
     first_row: dict[tuple[str, str], int] = {}
     keys = [(image.patient, "" if image.patient else image.name) for image in images]
     owner_index = np.array([first_row.setdefault(key, row) for row, key in enumerate(keys)], dtype=np.int64)

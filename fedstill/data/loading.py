@@ -157,9 +157,7 @@ class ExampleSource:
         return "examples" if self.ignore_sites else "images"
 
     def labels_at(self, rows: Ints) -> Ints:
-        """Return the stratification labels of some rows
-        (:func:`fedstill.data.stratified_sampling.stratification_labels`).
-        """
+        """Return the labels of some rows by which examples are stratified, ``(n,)``."""
         has_all = len(rows) == len(self.targets)  # then no copy is made, as maps are large
         targets = self.targets if has_all else self.targets[rows]
         return stratification_labels(torch.from_numpy(targets))
@@ -211,7 +209,7 @@ def prepare_data_set(source: ExampleSource, config: DataConfig, scaling_note: st
                 )
             ]
         noun = "" if source.slides is None else " patches"
-        limit_note = f"trained on {len(sampled)} of {len(train)}{noun}, drawn with seed {config.seed}"
+        limit_note = f"trained on {len(sampled)} of {len(train)}{noun}, sampled with seed {config.seed}"
         train = sampled
     columns = {key: column[train] for key, column in source.columns.items()}
     data = source.make_tensors(train)
@@ -270,7 +268,7 @@ def _sample_test_part(
             share_note = " a share" if sites is None else " a share of each site"
     part_note = "" if source.slides is None else " of some"
     tested = f"{len(np.unique(counted_items[test[undecided]]))} of {count} {noun}".rstrip()
-    note = f"no official split{part_note}: tested on {tested},{share_note} drawn with seed {config.seed}"
+    note = f"no official split{part_note}: tested on {tested},{share_note} sampled with seed {config.seed}"
     return test, note
 
 
@@ -287,7 +285,7 @@ def _select_evaluation_part(
         if not config.validation:
             note = f"{is_validation.sum()} validation examples are not used (data.validation)"
             return is_train, is_test, note
-        note = f"measured on its validation part of {is_validation.sum()}"
+        note = f"evaluated on its validation part of {is_validation.sum()}"
         return is_train, is_validation, f"{note}; the test part is not used"
     if not config.validation:
         return is_train, is_test, ""
@@ -307,7 +305,7 @@ def _select_evaluation_part(
     evaluated_units = unit_values[rows[chosen]]  # whole units, at all their sites
     is_evaluated: Bools = is_train & np.isin(unit_values, evaluated_units)
     count, total = len(np.unique(unit_values[is_evaluated])), len(np.unique(unit_values[is_train]))
-    note = f"measured on {count} of {total} training {noun}, set aside with seed {config.seed}"
+    note = f"evaluated on {count} of {total} training {noun}, held out with seed {config.seed}"
     return is_train & ~is_evaluated, is_evaluated, f"{note}; the test part is not used"
 
 

@@ -132,9 +132,7 @@ def _check(data: TensorData, spec: InputSpec, label: str) -> TensorData:
 
 
 def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str, ...]) -> TensorData:
-    """Return the examples of some sites, or all, with cases: as they have them, or by columns patient and
-    site.
-    """
+    """Return the examples of some sites, or all, with cases: existing ones, or by patient and site."""
     if (case_index := data.cases) is not None:
         sites = check_sites(sites, sorted({site for site in case_index.sites if site}))
         rows = [case_index.examples_from_site(site) for site in sites]

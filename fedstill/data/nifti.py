@@ -76,8 +76,7 @@ def read_volumes(
     gaps: bool = False,
     on_count: Callable[[int], None] = lambda count: None,
 ) -> RawImages:
-    """Read the axial slices of all cases of a folder: ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H,
-    W)``.
+    """Read the axial slices of all cases: ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H, W)``.
 
     A case is ``<case>_image.nii.gz`` with ``<case>_mask.nii.gz``; or a folder ``<case>`` with one file per
     modality, ``t1.nii.gz`` or ``<case>_t1.nii.gz``, and the mask (mask, seg, label or segmentation).
@@ -320,9 +319,8 @@ def _check_same_grid(first: StoredVolume, other: StoredVolume) -> None:
 def _reorient(volume: StoredVolume, first: StoredVolume) -> Volume:
     """Reorient voxels left to right, back to front and bottom to top, by the first affine of the case."""
     orientations: Any = importlib.import_module("nibabel.orientations")
-    orientation = orientations.io_orientation(
-        first.affine
-    )  # one for all files, as at 45 degrees rounding could differ
+    # One orientation for all files of a case: at 45 degrees, rounding could give each its own.
+    orientation = orientations.io_orientation(first.affine)
     reoriented: Volume = orientations.apply_orientation(volume.values, orientation)
     return reoriented
 
@@ -357,9 +355,7 @@ def select_slices(volume: Volume, max_slices: int) -> npt.NDArray[np.int64]:
 
 
 def _axial_slices(volume: npt.NDArray[Any], slice_indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return slices ``(S, C, H, W)`` of ``(X, Y, Z, C)``: rows from front to back, columns from left to
-    right.
-    """
+    """Return slices ``(S, C, H, W)`` of ``(X, Y, Z, C)``, with rows front to back, columns left to right."""
     return np.ascontiguousarray(volume[:, ::-1, slice_indices].transpose(2, 3, 1, 0))
 
 

@@ -153,7 +153,7 @@ def _held_out_public(public_rows: Ints, config: PublicConfig, data: DataSet) -> 
     rows = public_rows[_limit_rows(stratification_labels(data.train.targets)[public_rows], config)]
     part = data.train.subset(torch.from_numpy(rows))
     note = (
-        f"{len(rows)} training examples of {data.name} itself, drawn with seed {config.seed}; "
+        f"{len(rows)} training examples of {data.name} itself, sampled with seed {config.seed}; "
         f"{len(public_rows)} of {len(data.train)} are held out and at no node"
     )
     return PublicData(HELD_OUT, part.inputs, part.targets, note)
@@ -192,7 +192,8 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
     labels_known = same_targets and other.classes == data.classes
     notes = [
         other.note,
-        f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
+        f"{len(rows)} of {len(other.train)}, sampled with seed {config.seed}"
+        * (len(rows) < len(other.train)),
         "" if labels_known else "without labels, as its classes differ",
     ]
     if task.task_class.form == "rows":
@@ -289,8 +290,7 @@ def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) ->
 def generate_noise_images(
     count: int, channels: int, height: int, width: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Generate pixels ``(count, channels, H, W)`` in [0, 1] with the scales, directions and edges of natural
-    images.
+    """Generate images ``(count, channels, H, W)`` in [0, 1] with statistics of natural images.
 
     Each image is a weighted sum of smooth random fields, from two cells across to one cell per pixel, each
     stretched in a random direction. Sampled for each image: the weights of the scales, the sharpness of

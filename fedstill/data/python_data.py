@@ -120,8 +120,9 @@ def _loader_data_set(examples: Any, label: str) -> Any:
 def to_input_tensor(
     inputs: Any, label: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
 ) -> torch.Tensor:
-    """Return inputs as a tensor; PIL images become normalized pixels, in [-1, 1] without ``mean`` and
-    ``std``.
+    """Return inputs as a tensor.
+
+    PIL images become normalized pixels, in [-1, 1] without ``mean`` and ``std``.
     """
     if has_pil_images(inputs):
         return normalize_pixels(to_array(inputs, label), label, mean, std)
@@ -210,10 +211,12 @@ def _find_column(label: str, role: str, *choices: set[str]) -> str:
 def renumber_labels(
     labels: Column, source: str, classes: Sequence[str], source_names: Sequence[str] = ()
 ) -> npt.NDArray[Any]:
-    """Return labels as indices into ``classes``: texts by name, numbers by their names in the source, else
-    unchanged.
+    """Return labels as indices into ``classes``.
+
+    Texts are matched by name, numbers by their names in the source, or kept if the source has no names.
 
     Args:
+        source: start of error messages.
         source_names: names of the source's numbers.
 
     Raises:

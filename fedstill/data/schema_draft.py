@@ -82,9 +82,7 @@ def draft_schema(
 
 
 def _draft_column(key: str, cells: Sequence[str], missing: bool, *, are_classes: bool) -> SchemaColumn | str:
-    """Return a column of the schema, or why there is none; with ``are_classes``, few whole numbers are
-    categories.
-    """
+    """Return a column of the schema, or the reason why there is none."""
     texts = sorted(set(map(strip_decimal_zeros, cells)))
     with_comma = [cell for cell in texts if has_decimal_comma(cell)]
     if with_comma and all(has_decimal_comma(cell) or parse_number(cell) is not None for cell in texts):

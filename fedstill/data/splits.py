@@ -68,11 +68,10 @@ class SplitConfig(Registrable, ABC):
 
     @abstractmethod
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
-        """Return the node of each item: ``(U,)`` int64 in 0..nodes-1, or any numbers from 0 if ``nodes`` is
-        0.
+        """Return the node of each item: ``(U,)`` int64 in 0..nodes-1.
 
-        Afterwards, nodes below ``minimum`` get random items of the largest nodes. All randomness must come
-        from the generator.
+        If ``nodes`` is 0, any numbers from 0 are allowed. Afterwards, nodes below ``minimum`` get random
+        items of the largest nodes. All randomness must come from the generator.
         """
 
     def __post_init__(self) -> None:
@@ -319,7 +318,7 @@ def _check_assignment(assignment: Any, count: int, config: SplitConfig) -> None:
     )
     if not is_valid or assignment.min() < 0 or (config.nodes and assignment.max() >= config.nodes):
         node_range = f"0..{config.nodes - 1}" if config.nodes else "0 up"
-        expected = f"one whose divide gives {count} whole numbers in {node_range}, the node of each item"
+        expected = f"one whose divide gives {count} integers in {node_range}, the node of each item"
         raise ArgumentError("split.name", config.registered_name, expected)
 
 
@@ -461,8 +460,9 @@ class Dirichlet(SplitConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedDirichlet(SplitConfig):
-    """Nodes of equal sizes, whose class shares are sampled from Dirichlet(alpha) (FedDyn: Acar et al., ICLR
-    2021).
+    """Nodes of equal sizes, whose class shares are sampled from Dirichlet(alpha).
+
+    Source: FedDyn (Acar et al., ICLR 2021).
     """
 
     about_template = "equal sizes, Dirichlet alpha {alpha:g}"
@@ -471,9 +471,7 @@ class BalancedDirichlet(SplitConfig):
     """Small: skewed, few classes at each node; large: even."""
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
-        """Let the smallest node take an item of a class sampled by its shares among the classes that
-        remain.
-        """
+        """Let the smallest node take an item of a remaining class, sampled by its shares."""
         order = generator.permutation(len(items))
         items_by_label = [order[items.labels[order] == label].tolist() for label in range(items.num_classes)]
         remaining = np.array([len(class_items) for class_items in items_by_label])  # (classes,)
@@ -548,8 +546,9 @@ class ByColumn(SplitConfig):
     """Name of the column."""
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
-        """Assign items by value. Values with too few examples are refused, as moving examples would falsify
-        the column.
+        """Assign items by value.
+
+        Values with too few examples are refused, as moving examples would falsify the column.
         """
         values, value_index = np.unique(items.column(self.column), return_inverse=True)
         assignment: Ints = value_index.astype(np.int64)
@@ -580,13 +579,12 @@ class Sorted(SplitConfig):
     """Name of the column."""
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
-        """Sort items (stable), then cut into parts whose sizes differ by at most one, or at the ends of
-        units.
+        """Sort items (stable), and cut them into equal parts.
+
+        Sizes differ by at most one, or parts end at the ends of units.
         """
-        order, assignment = (
-            np.argsort(items.numeric_column(self.column), kind="stable"),
-            np.empty(len(items), np.int64),
-        )
+        order = np.argsort(items.numeric_column(self.column), kind="stable")
+        assignment = np.empty(len(items), np.int64)
         if items.are_units:
             sizes = items.sizes[order]
             midpoints = np.cumsum(sizes) - sizes / 2
@@ -598,15 +596,16 @@ class Sorted(SplitConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Positives(SplitConfig):
-    """Findings: nodes of equal sizes; examples with findings in shares from Dirichlet(alpha) (FedKD, Table
-    4).
+    """Findings: nodes of equal sizes; examples with findings in shares from Dirichlet(alpha).
+
+    Source: FedKD, Table 4.
     """
 
     alpha: Alpha = 0.5
     """Small: skewed, findings at few nodes; large: even."""
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
-        """Assign positive items by sampled shares, up to a node's capacity; then fill up with negative
+        """Assign positive items by sampled shares, up to the size of a node; then fill up with negative
         items.
         """
         positive, sizes, capacity = items.is_positive, items.sizes, items.sizes.sum() / self.nodes
@@ -637,9 +636,7 @@ def sample_dirichlet_shares(
 
 
 def _fill_smallest_node(assignment: Ints, items: Ints, sizes: Ints, counts: npt.NDArray[np.float64]) -> None:
-    """Give items one by one to the node with the fewest examples; changes ``assignment`` and
-    ``counts``.
-    """
+    """Give items one by one to the smallest node; changes ``assignment`` and ``counts``."""
     for index in items:
         assignment[index] = counts.argmin()
         counts[assignment[index]] += sizes[index]

@@ -233,10 +233,10 @@ def reject_misspelled_columns(columns: Iterable[str], source: str) -> None:
 
 
 def hash_groups(names: Iterable[object]) -> torch.Tensor:
-    """Return group numbers ``(N,)`` int64: hashes of names, so that no group's number depends on other
-    groups.
+    """Return group numbers ``(N,)`` int64, by hashing names.
 
-    Numbers and texts of the same value get the same hash, as a file may store names as 7, 7.0 or "7".
+    A hash does not depend on other groups. Numbers and texts of the same value get the same hash, as a file
+    may store names as 7, 7.0 or "7".
 
     >>> a, b, c = hash_groups(["a", "b", "a"])
     >>> bool(a == c), bool(a == b), bool(hash_groups(["b"]) == b)

@@ -162,8 +162,12 @@ def _format_header(header: Sequence[str]) -> str:
 
 
 def pop_split_column(table: dict[str, list[str]], path: Path) -> Ints | None:
-    """Remove column "split" and return codes ``(N,)``: 0 training, 1 testing, 2 validation; None if there is
-    none.
+    """Remove the column "split" and return its codes ``(N,)``; None if there is none.
+
+    Codes: 0 for training, 1 for testing, 2 for validation.
+
+    Raises:
+        DataError: a cell is none of the known names.
     """
     if "split" not in table:
         return None

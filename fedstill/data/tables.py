@@ -95,12 +95,10 @@ class RowFeatures(nn.Module):
 
     def __init__(self, columns: Sequence[SchemaColumn], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        column_index: list[
-            int
-        ] = []  # of each feature: its column, whether it is a number, or flags an empty cell,
-        is_numeric, is_missing_flag, low, high, category = (
-            [] for _ in range(5)
-        )  # the values that become -1 and 1, and its category
+        # Of each feature: its column, whether it is a number or flags an empty cell, the values that become
+        # -1 and 1, and its category.
+        column_index: list[int] = []
+        is_numeric, is_missing_flag, low, high, category = ([] for _ in range(5))
         for index, column in enumerate(columns):
             width = len(column.features)
             is_number_column = column.type == "number"
@@ -175,7 +173,7 @@ def _targets(schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.
         return target.float()
     event = next(column for column in schema.columns if column.name == schema.event)
     event_occurred = features([event])[:, 1:]
-    # Rounded to float32 only now, so that the boundary of two intervals is an integer of intervals.
+    # Rounded to float32 only now, so that the boundary of two intervals is an integer.
     return torch.cat([(target + 1) / 2 * schema.intervals, event_occurred], 1).float()
 
 
@@ -216,8 +214,10 @@ def _select_columns(
 def _parse_cells(
     cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], locate: RowLocation
 ) -> Floats:
-    """Return ``(N, columns)`` as described in :func:`encode_cells`; errors name the first invalid cell of
-    each column.
+    """Parse cells to ``(N, columns)``, as described in :func:`encode_cells`.
+
+    Raises:
+        DataError: cells are invalid; names the first of each column.
     """
     numbers: list[list[float]] = []
     faults = []
@@ -453,8 +453,9 @@ class TableData(DataConfig):
 
     @abstractmethod
     def cells(self) -> Mapping[str, Sequence[Any]]:
-        """Return the rows, by column: texts or numbers, None if empty. Columns that are not in the schema
-        are ignored.
+        """Return the rows, by column: texts or numbers, None if empty.
+
+        Columns that are not in the schema are ignored.
         """
 
     def read(self, task: TaskConfig) -> DataSet:

@@ -80,7 +80,7 @@ def test_leaves_out_numbers_with_decimal_commas(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [8, 400])
-def test_reads_question_sign_as_a_missing_value(rows: int) -> None:
+def test_reads_question_signs_as_missing_values(rows: int) -> None:
     cells = {"x": [*map(str, range(rows - 2)), "?", "?"], "y": ["a", "b"] * (rows // 2)}
     schema, left_out = draft_schema(cells, "y")
     assert (schema.columns[0].missing, schema.columns[0].type, left_out) == (True, "number", {})
