@@ -170,7 +170,7 @@ def prepare_instance_images(
 ) -> DataSet:
     """Return the data set of images with instances, cut into patches and divided by whole images.
 
-    Images of one patient stay together; an image of an unknown patient is a unit of its own.
+    Images of one patient stay together; an image of an unknown patient forms its own unit.
 
     Args:
         site_column: name of the metadata column of sites.

@@ -272,8 +272,8 @@ def read_class_csv(
         return RawImages(images, labels, classes, split, metadata, file_names=np.array(names))
     options = {option: column for option, column in asdict(columns).items() if column or option == "label"}
     if columns.label not in header:
-        allowed = f"one column of {path}, which has {_format_header(header)}; {TABULAR_HINT}"
-        raise ArgumentError("data.label", columns.label, allowed)
+        expected = f"one column of {path}, which has {_format_header(header)}; {TABULAR_HINT}"
+        raise ArgumentError("data.label", columns.label, expected)
     indices = {option: find_column(header, name, f"data.{option}", path) for option, name in options.items()}
     cells: dict[str, list[str]] = {option: [] for option in indices}
     pixel_indices = [column for column in range(len(header)) if column not in indices.values()]

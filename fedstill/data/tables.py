@@ -1,7 +1,7 @@
 """Tables: schemas, rows as features, and tables as data sets.
 
 A schema lists the columns with their ranges and categories. Numbers are scaled to -1..1 by these ranges; each
-category, and an empty cell, gets a feature of its own. No statistics of the rows are used: the features of a
+category, and an empty cell, gets its own feature. No statistics of the rows are used: the features of a
 row depend on this row and the schema only. Custom tables derive from :class:`TableData`.
 """
 

@@ -70,7 +70,7 @@ def test_cut_instances_have_no_contour_at_patch_borders() -> None:
 
 
 def test_images_of_one_patient_stay_together() -> None:
-    """Three images per patient, from different sites; an image of an unknown patient is a unit of its own."""
+    """Three images per patient, from different sites; an image of an unknown patient forms its own unit."""
     images = [make_image(n, site="ab"[n // 3 % 2], patient=f"p{n // 3}") for n in range(18)]
     images.append(make_image(18, site="a"))
     for seed in range(5):
