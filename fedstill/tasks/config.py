@@ -40,17 +40,17 @@ class TaskConfig(Registrable):
             return missing
         task_class = kind.task_class
         if not (isinstance(task_class, type) and issubclass(task_class, Task)):
-            return "one with task_class: ClassVar[type[Task]], the class of its task"
+            return "a class with task_class: ClassVar[type[Task]], the class of its task"
         if isabstract(task_class):
             missing = ", ".join(sorted(task_class.__abstractmethods__))
-            return f"one whose {task_class.__name__} also has {missing}"
+            return f"a class whose {task_class.__name__} also has {missing}"
         metrics = getattr(task_class, "metrics", ())
         if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
-            return f"one whose {task_class.__name__} has metrics, a tuple of Metric"
+            return f"a class whose {task_class.__name__} has metrics, a tuple of Metric"
         if getattr(task_class, "kind", None) not in get_args(TargetKind):
-            return f"one whose {task_class.__name__} has a kind, one of {', '.join(get_args(TargetKind))}"
+            return f"a class whose {task_class.__name__} has a kind, one of {', '.join(get_args(TargetKind))}"
         if not isinstance(getattr(task_class, "name", None), str):
-            return f"one whose {task_class.__name__} has a name, for messages"
+            return f"a class whose {task_class.__name__} has a name, for messages"
         return None
 
     def make(self, classes: int | Sequence[str]) -> Task:

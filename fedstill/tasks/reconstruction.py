@@ -180,25 +180,27 @@ class Reconstruction(NumericTask):
         super().__init__(classes)
         self.acceleration, self.center = acceleration, center
 
-    def check(self, data: TensorData, what: str) -> None:
+    def check(self, data: TensorData, description: str) -> None:
         """Refuse anything but images ``(N, 1, H, W)`` in -1..1 with their undersampled versions; H and W are
         8 or more.
 
         Raises:
-            DataError: the data are invalid; the message begins with ``what`` and names the first fault.
+            DataError: the data are invalid; the message begins with ``description`` and names the first fault.
         """
-        check_inputs(data, what)
-        check_inputs(TensorData(data.targets, data.inputs), f"{what}: targets as inputs")
+        check_inputs(data, description)
+        check_inputs(TensorData(data.targets, data.inputs), f"{description}: targets as inputs")
         if data.inputs.shape != data.targets.shape or data.inputs.shape[1] != 1:
             pair = f"{tuple(data.inputs.shape)} and {tuple(data.targets.shape)}"
-            raise DataError(f"{what}: inputs and targets are {pair} (expected equal ones, (N, 1, H, W))")
+            raise DataError(
+                f"{description}: inputs and targets are {pair} (expected equal ones, (N, 1, H, W))"
+            )
         height, width = data.inputs.shape[2:]
         if min(height, width) < 8:
-            raise DataError(f"{what}: images are {height} x {width} (expected 8 x 8 or more)")
+            raise DataError(f"{description}: images are {height} x {width} (expected 8 x 8 or more)")
         low, high = data.targets.aminmax()
         if low < -1 - RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
             raise DataError(
-                f"{what}: targets lie in {low:.3g}..{high:.3g} (expected -1 (black) to 1 (white))"
+                f"{description}: targets lie in {low:.3g}..{high:.3g} (expected -1 (black) to 1 (white))"
             )
 
     # --- local training ---

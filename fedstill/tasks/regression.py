@@ -41,17 +41,17 @@ class Regression(NumericTask):
             raise ArgumentError("classes", classes, "1 for task regression: a model returns one number")
         super().__init__(classes)
 
-    def check(self, data: TensorData, what: str) -> None:
+    def check(self, data: TensorData, description: str) -> None:
         """Refuse anything but rows ``(N, F)`` with one finite number each, ``(N, 1)`` float32.
 
         Raises:
-            DataError: the data are invalid; the message begins with ``what`` and names the first fault.
+            DataError: the data are invalid; the message begins with ``description`` and names the first fault.
         """
-        check_inputs(data, what, self.form)
+        check_inputs(data, description, self.form)
         targets = data.targets
-        check_numbers(targets, 1, what)
+        check_numbers(targets, 1, description)
         if not bool(targets.isfinite().all()):
-            raise DataError(f"{what}: targets hold NaN or infinity")
+            raise DataError(f"{description}: targets hold NaN or infinity")
 
     # --- local training ---
 

@@ -143,20 +143,22 @@ class Survival(MultiLabel):
         """Return targets of rows without follow-up, ``(count, 2)``."""
         return torch.zeros(count, 2)
 
-    def check(self, data: TensorData, what: str) -> None:
+    def check(self, data: TensorData, description: str) -> None:
         """Refuse anything but rows ``(N, F)`` with a time and an event each.
 
         Raises:
-            DataError: the data are invalid; the message begins with ``what`` and names the first fault.
+            DataError: the data are invalid; the message begins with ``description`` and names the first fault.
         """
-        check_inputs(data, what, self.form)
+        check_inputs(data, description, self.form)
         targets = data.targets
-        check_numbers(targets, 2, what)
+        check_numbers(targets, 2, description)
         time, event = targets.unbind(1)
         if not bool(((time >= 0) & (time <= self.classes)).all()):
-            raise DataError(f"{what}: holds a time that is no number of intervals from 0 to {self.classes}")
+            raise DataError(
+                f"{description}: holds a time that is no number of intervals from 0 to {self.classes}"
+            )
         if not bool(((event == 0) | (event == 1)).all()):
-            raise DataError(f"{what}: holds an event that is neither 1 nor 0 (censored)")
+            raise DataError(f"{description}: holds an event that is neither 1 nor 0 (censored)")
 
     # --- local training ---
 

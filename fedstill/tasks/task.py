@@ -176,22 +176,22 @@ class Task(ABC):
             return torch.full((count, self.classes), -1, dtype=torch.int64)
         return torch.zeros(count, dtype=torch.int64)
 
-    def check(self, data: TensorData, what: str) -> None:
+    def check(self, data: TensorData, description: str) -> None:
         """Refuse data with wrong shapes or types, with NaN, or with targets out of range.
 
         Args:
             data: examples to check.
-            what: description of the data, the first words of the error.
+            description: description of the data, the first words of the error.
 
         Raises:
             DataError: the data are invalid; the message names the first fault.
         """
-        check_inputs(data, what, self.form)
+        check_inputs(data, description, self.form)
         if self.kind == "labels":  # -1 is unknown
-            check_labels(data.targets, 2, what, (self.classes,), min_label=-1)
+            check_labels(data.targets, 2, description, (self.classes,), min_label=-1)
         elif self.kind != "image":
             shape = tuple(data.inputs.shape[2:]) if self.kind == "map" else ()
-            check_labels(data.targets, self.classes, what, shape)
+            check_labels(data.targets, self.classes, description, shape)
 
     # --- local training ---
 
@@ -250,26 +250,26 @@ class Task(ABC):
         """
         return formulas.importance_weights(counts.float(), ratio)
 
-    def ensemble(self, responses: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
+    def ensemble(self, responses: torch.Tensor, weights: torch.Tensor, name: str) -> torch.Tensor:
         """Return A(z_1..z_K, x), FedIOD Eq. 9: the ensembled outputs ``(B, C, ...)``.
 
         Args:
             responses: outputs of the nodes, ``(K, B, C, ...)``.
             weights: importance weights ``(K, B or 1, C)``, summing to 1 over the nodes.
-            how: name of the ensemble, such as ``"logits"``.
+            name: name of the ensemble, such as ``"logits"``.
 
         Raises:
             ArgumentError: the ensemble returns another shape, or it stops gradients that the method needs.
         """
         weights = weights.reshape(weights.shape + (1,) * (responses.ndim - 3))
-        ensembled = ENSEMBLES[how](responses, weights, self)
+        ensembled = ENSEMBLES[name](responses, weights, self)
         shape = tuple(getattr(ensembled, "shape", ()))
         if shape != responses.shape[1:]:
             expected = f"one that returns {tuple(responses.shape[1:])} for responses {tuple(responses.shape)}"
-            raise ArgumentError("ensemble", how, f"{expected}, not {shape}")
+            raise ArgumentError("ensemble", name, f"{expected}, not {shape}")
         if responses.requires_grad and torch.is_grad_enabled() and not ensembled.requires_grad:
             expected = "one that lets gradients through, as the method needs gradients of the ensemble"
-            raise ArgumentError("ensemble", how, expected)
+            raise ArgumentError("ensemble", name, expected)
         return ensembled
 
     def normalize_outputs(self, responses: torch.Tensor) -> torch.Tensor:
