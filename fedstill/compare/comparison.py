@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def sets_policy(self) -> bool:
-        """Whether the plan sets the policy ``outputs_only``."""
+        """True if the plan sets the policy ``outputs_only``."""
         tables = (self.base, *self.settings.values(), *self.runs.values())
         return any(has_key(table, "nodes", "policy", "outputs_only") for table in tables)
 

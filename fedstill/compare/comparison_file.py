@@ -68,29 +68,31 @@ def expand_short_forms(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Ta
     >>> expand_short_forms(table)["options"]["gamma-0.5"]
     {'name': 'fedkd', 'gamma': 0.5}
     """
-    whole = at_scale(table, scale)
-    about = _require_table(whole.pop("reproduces", {}), "reproduces")
-    whole.pop("arguments", None)  # for the program of the file
-    shared = _require_table(whole.pop("method", {}), "method")
+    expanded = at_scale(table, scale)
+    about = _require_table(expanded.pop("reproduces", {}), "reproduces")
+    expanded.pop("arguments", None)  # for the program of the file
+    shared = _require_table(expanded.pop("method", {}), "method")
     options = {
-        label: _require_table(given, f"options.{label}") for label, given in whole.get("options", {}).items()
+        label: _require_table(method_options, f"options.{label}")
+        for label, method_options in expanded.get("options", {}).items()
     }
-    for key, values in _require_table(whole.pop("vary", {}), "vary").items():
+    for key, values in _require_table(expanded.pop("vary", {}), "vary").items():
         if not isinstance(values, list) or not values:
             raise ArgumentError(f"vary.{key}", values, "a list of values")
         options |= {f"{key}-{_value_label(value)}": {key: value} for value in values}
     if shared:
         options = {
-            label: given if "name" in given else {**shared, **given} for label, given in options.items()
+            label: method_options if "name" in method_options else {**shared, **method_options}
+            for label, method_options in options.items()
         }
     if options:
-        whole["options"] = options
-        whole.setdefault("methods", list(options))
-    if "published" in whole:
+        expanded["options"] = options
+        expanded.setdefault("methods", list(options))
+    if "published" in expanded:
         named = f"{about.get('paper', '')}, {about.get('what', '')}".strip(", ")
-        metrics = list(_published_cells(_require_table(whole.pop("published"), "published"), named))
-        whole["paper"] = [*whole.get("paper", []), *metrics]
-    return whole
+        metrics = list(_published_cells(_require_table(expanded.pop("published"), "published"), named))
+        expanded["paper"] = [*expanded.get("paper", []), *metrics]
+    return expanded
 
 
 def at_scale(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
@@ -188,8 +190,8 @@ def _require_table(value: object, key: str) -> Table:
 __all__ = [
     "Comparison",
     "ComparisonRun",
-    "plan_comparison",
     "method_queries",
+    "plan_comparison",
     "read_comparison",
     "read_folder",
     "released_kinds",
@@ -215,8 +217,8 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
     table: Table = {}
     if names and lists_methods(names[0]):
         file = Path(names[0])
-        whole = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
-        table, _ = _base(table_at(whole, "base"), file.parent)
+        expanded = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
+        table, _ = _base(table_at(expanded, "base"), file.parent)
     elif base is not None:
         table = {
             key: value for key, value in presets.read(base, RunConfig).items() if key not in PER_RUN_KEYS
@@ -266,10 +268,12 @@ def plan_comparison(
         table["leakage"] = {}
     if options:
         table["options"] = dict(options)
-        table["changed"] = [f"{label}.{name}" for label, given in options.items() for name in given]
+        table["changed"] = [
+            f"{label}.{name}" for label, method_options in options.items() for name in method_options
+        ]
     if base is not None:
-        below = presets.read(base, RunConfig)
-        table["base"] = {key: value for key, value in below.items() if key not in PRESET_KEYS}
+        preset = presets.read(base, RunConfig)
+        table["base"] = {key: value for key, value in preset.items() if key not in PRESET_KEYS}
     return _comparison(table, "compare", changes or {})
 
 
@@ -388,15 +392,15 @@ def _comparison(
     changed_tables = _unflatten_shared(changes)
     methods = methods_by_label(names, table)
     settings = {
-        setting: _setting(given, changed_tables, methods) if setting != ONLY_SETTING else {}
-        for setting, given in _settings(table.get("settings")).items()
+        setting: _setting(changes_of_setting, changed_tables, methods) if setting != ONLY_SETTING else {}
+        for setting, changes_of_setting in _settings(table.get("settings")).items()
     }
     runs = tables_at(table, "runs", methods)
     for location, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
         for key in PRESET_KEYS if location == "base" else PER_RUN_KEYS:
             if key in part:
                 raise ArgumentError(
-                    f"{location}: {key}", part[key], "none: a comparison sets it for each run"
+                    f"{key} of {location}", part[key], "none: a comparison sets it for each run"
                 )
     paper = header.paper or paper  # those of the comparison replace those of its base
     for metric in paper:
@@ -427,14 +431,14 @@ def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperMetric, 
     """
     table = presets.filled(table, RunConfig, folder)
     add_search_folders(table.get("plugins", []))
-    metrics = read_table(_FileHeader, {"name": "", "paper": table.get("paper", [])}).paper
-    return {key: value for key, value in table.items() if key not in PER_RUN_KEYS}, metrics
+    published = read_table(_FileHeader, {"name": "", "paper": table.get("paper", [])}).paper
+    return {key: value for key, value in table.items() if key not in PER_RUN_KEYS}, published
 
 
 def _complete_base(base: Table, method: Table) -> Table:
     """Return a base with all defaults, except for those that a comparison chooses itself."""
-    whole = to_dict(from_dict({**base, "method": method}))
-    complete = {key: value for key, value in whole.items() if key not in PER_RUN_KEYS}
+    all_options = to_dict(from_dict({**base, "method": method}))
+    complete = {key: value for key, value in all_options.items() if key not in PER_RUN_KEYS}
     if not has_key(base, "nodes", "policy", "outputs_only"):
         del complete["nodes"]["policy"]["outputs_only"]
     if not has_key(base, "evaluation", "centralized"):  # the method centralized reports it
@@ -442,29 +446,29 @@ def _complete_base(base: Table, method: Table) -> Table:
     return complete
 
 
-def _settings(given: object) -> dict[str, Table]:
-    if given is None:
+def _settings(value: object) -> dict[str, Table]:
+    if value is None:
         return {ONLY_SETTING: {}}
     expected = "a list of tables with different names"
-    if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
-        raise ArgumentError("settings", given, expected)
+    if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
+        raise ArgumentError("settings", value, expected)
     known = ["name", "options", *(field.name for field in dataclasses.fields(RunConfig))]
-    for key in (key for part in given for key in part if key not in known):
+    for key in (key for part in value for key in part if key not in known):
         raise UnknownName("key of a table of settings", key, known)
-    by_name = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
+    by_name = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in value}
     are_named = all(isinstance(name, str) and slug(name) for name in by_name)
     if not are_named or len({slug(str(name)).casefold() for name in by_name}) < len(
-        given
+        value
     ):  # some file systems ignore case
-        raise ArgumentError("settings", [part.get("name") for part in given], expected)
+        raise ArgumentError("settings", [part.get("name") for part in value], expected)
     return {str(name): part for name, part in by_name.items()}
 
 
-def _setting(given: Table, above: Table, methods: Mapping[str, Table]) -> Table:
+def _setting(table: Table, above: Table, methods: Mapping[str, Table]) -> Table:
     """Return the changes of a setting to the run, overridden by ``above``, and to options of methods."""
-    run = merge_run_tables({key: value for key, value in given.items() if key != "options"}, above)
-    own = tables_at(given, "options", methods)
-    return {**run, "options": own} if own else run
+    run_table = merge_run_tables({key: value for key, value in table.items() if key != "options"}, above)
+    method_options = tables_at(table, "options", methods)
+    return {**run_table, "options": method_options} if method_options else run_table
 
 
 def _leakage(table: Mapping[str, Any]) -> Table | None:
@@ -477,10 +481,10 @@ def _leakage(table: Mapping[str, Any]) -> Table | None:
     return complete
 
 
-def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
-    seeds = tuple(range(given)) if isinstance(given, int) else given
+def _seeds(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    seeds = tuple(range(value)) if isinstance(value, int) else value
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        shown = given if isinstance(given, int) else list(given)
+        shown = value if isinstance(value, int) else list(value)
         raise ArgumentError("seeds", shown, "a number of seeds >= 1, or a list of different seeds")
     return seeds
 

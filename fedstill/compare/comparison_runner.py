@@ -36,7 +36,7 @@ from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import digest_examples
 
-__all__ = ["read_attack", "read_command", "compare", "read_not_attacked", "read_not_run", "read_results"]
+__all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
 
 TRAINED_FOLDER = ".trained"  # local models that several methods of a setting and seed start from
 NOT_RUN_FILE = "not_run.json"

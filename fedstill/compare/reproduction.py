@@ -191,7 +191,7 @@ class Reproduction:
 
     @property
     def is_comparison(self) -> bool:
-        """Whether the file is a comparison itself."""
+        """True if the file is a comparison itself."""
         return any(key in self.table for key in METHOD_KEYS)
 
     @cached_property

@@ -37,7 +37,7 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in table.items():
         value = to_table(value)
         if isinstance(value, Mapping):
-            values |= {f"{key}.{name}": each for name, each in flatten(value).items()}
+            values |= {f"{key}.{name}": inner for name, inner in flatten(value).items()}
         else:
             values[key] = value
     return values
@@ -447,9 +447,9 @@ def commented_toml(config: Any, path: str = "") -> str:
     values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
     lines: list[str] = []
     if isinstance(config, Registrable):
-        each = [f"{name}: {_first_sentence(of)}" for name, of in config.registry.importable().items()]
-        which = f"Each has its own options. {' '.join(each)} Or package.module:Name for a custom class."
-        lines += [*_comment_lines(which), f"{config.key} = {_toml_value(config.registered_name)}"]
+        known = [f"{name}: {_first_sentence(kind)}" for name, kind in config.registry.importable().items()]
+        meaning = f"Each has its own options. {' '.join(known)} Or package.module:Name for a custom class."
+        lines += [*_comment_lines(meaning), f"{config.key} = {_toml_value(config.registered_name)}"]
     for name, value in values.items():
         if not dataclasses.is_dataclass(value):
             meaning, limits = docs.get(name, ""), describe_constraints(hints[name])

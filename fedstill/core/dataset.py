@@ -130,8 +130,8 @@ class CaseIndex:
 
     def examples_from_site(self, site: str) -> torch.Tensor:
         """Return the indices of the examples from a site, ascending."""
-        here = torch.tensor([name == site for name in self.sites])
-        return torch.nonzero(here[self.case_ids]).flatten()
+        is_from_site = torch.tensor([name == site for name in self.sites])
+        return torch.nonzero(is_from_site[self.case_ids]).flatten()
 
 
 @dataclass(frozen=True, eq=False)

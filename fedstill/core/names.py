@@ -83,9 +83,9 @@ def normalize_class_names(names: Iterable[str], what: str) -> tuple[str, ...]:
     ...
     fedstill.core.errors.DataError: classes: 'cat' and 'cat\\u200b' are one name (expected each name once)
     """
-    given = list(names)
+    texts = list(names)
     seen: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name = normalize_name(text)
         if not name:
             raise DataError(f"{what}: {text!a} is an empty name (expected a text that can be seen)")
@@ -103,8 +103,8 @@ def sort_class_names(names: Iterable[str]) -> list[str]:
     (['1', '9', '10'], ['10', '9', 'a'])
     """
     texts = sorted(names)
-    counts = {each: parse_count(each) for each in texts}
-    return texts if None in counts.values() else sorted(texts, key=lambda each: counts[each] or 0)
+    counts = {text: parse_count(text) for text in texts}
+    return texts if None in counts.values() else sorted(texts, key=lambda text: counts[text] or 0)
 
 
 def name_difference(one: str, other: str) -> str:
@@ -117,10 +117,10 @@ def name_difference(one: str, other: str) -> str:
     """
     if one == other or _fold(one) != _fold(other):
         return ""
-    wide, others = (unicodedata.normalize("NFKC", each) for each in (one, other))
-    if wide == others:
+    folded, other_folded = (unicodedata.normalize("NFKC", name) for name in (one, other))
+    if folded == other_folded:
         return "width"
-    return "case" if wide.casefold() == others.casefold() else "the form of a number"
+    return "case" if folded.casefold() == other_folded.casefold() else "the form of a number"
 
 
 def similar_names(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -142,11 +142,11 @@ def similar_names(names: Iterable[str]) -> list[tuple[str, str]]:
 
 def _fold(text: str) -> str:
     """Return a name without case, width and number form."""
-    wide = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    digits = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in wide)
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    digits = "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in folded)
     if found := _WHOLE.fullmatch(digits):
-        sign, number = found.groups()
-        return ("-" if sign == "-" and number != "0" else "") + number
+        char, number = found.groups()
+        return ("-" if char == "-" and number != "0" else "") + number
     return digits
 
 
@@ -156,9 +156,9 @@ def unknown_name_text(text: str, known: Sequence[str]) -> str:
     >>> unknown_name_text("Cat", ["cat", "dog"])
     "'Cat' (expected cat, dog; 'cat' differs by case only)"
     """
-    near = next((each for each in known if name_difference(text, each)), None)
-    hint = "" if near is None else f"; {near!a} differs by {name_difference(text, near)} only"
-    return f"{repr(text) if near is None else ascii(text)} (expected {', '.join(known)}{hint})"
+    similar = next((name for name in known if name_difference(text, name)), None)
+    hint = "" if similar is None else f"; {similar!a} differs by {name_difference(text, similar)} only"
+    return f"{repr(text) if similar is None else ascii(text)} (expected {', '.join(known)}{hint})"
 
 
 def similar_names_note(what: str, names: Sequence[str]) -> str:

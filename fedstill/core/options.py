@@ -240,10 +240,10 @@ def _is_list(kind: Any) -> bool:
 
 def _constraints(kind: Any) -> Iterator[tuple[Any, Any]]:
     for extra in get_args(kind)[1:]:
-        for each in extra if isinstance(extra, GroupedMetadata) else (extra,):
-            constraint: Any = each
-            if isinstance(each, BaseMetadata) and type(each) not in _CONSTRAINTS:
+        for constraint_part in extra if isinstance(extra, GroupedMetadata) else (extra,):
+            constraint: Any = constraint_part
+            if isinstance(constraint_part, BaseMetadata) and type(constraint_part) not in _CONSTRAINTS:
                 known = ", ".join(kind.__name__ for kind in _CONSTRAINTS)
-                raise TypeError(f"{each} is not supported (expected {known}, Interval or Len)")
-            if isinstance(each, BaseMetadata):
+                raise TypeError(f"{constraint_part} is not supported (expected {known}, Interval or Len)")
+            if isinstance(constraint_part, BaseMetadata):
                 yield constraint, astuple(constraint)[0]

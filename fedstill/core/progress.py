@@ -122,7 +122,7 @@ class ProgressBar:
 
 @dataclass(frozen=True)
 class ProgressSnapshot:
-    """How far a run is, as its process writes it into a file.
+    """Progress of a run, as its process writes it into a file.
 
     Args:
         phase, done, total: as in :meth:`ProgressBar.update`; ``total`` is 0 before the first phase.

@@ -243,10 +243,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
         Only the objects of ``also_allowed`` are imported, to find their other names.
         """
-        allowed_names = {self.canonical_name(each) for each in (*self.builtin, *also_allowed)}
-        for each in also_allowed:
+        allowed_names = {self.canonical_name(other) for other in (*self.builtin, *also_allowed)}
+        for other in also_allowed:
             with suppress(ArgumentError):
-                allowed_names.add(self.name_of(self[each]))
+                allowed_names.add(self.name_of(self[other]))
         return isinstance(name, str) and self.canonical_name(name) in allowed_names
 
     def require_allowed(self, name: object, also_allowed: Iterable[str], path: str, rule: str) -> None:

@@ -56,28 +56,28 @@ class SchemaColumn:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", normalize_name(self.name))
         object.__setattr__(self, "categories", tuple(map(normalize_name, self.categories)))
-        prefix = f"column {self.name!r}: "
+        suffix = f" of column {self.name!r}"
         if not self.name:
             raise ArgumentError("name", self.name, "the name in the header")
         if self.type == "number":
             is_range = len(self.range) == 2 and self.range[0] < self.range[1]
-            if not is_range or not all(math.isfinite(each) for each in self.range):
-                raise ArgumentError(f"{prefix}range", list(self.range), "the lowest and a higher number")
+            if not is_range or not all(math.isfinite(value) for value in self.range):
+                raise ArgumentError(f"range{suffix}", list(self.range), "the lowest and a higher number")
             if self.categories:
-                raise ArgumentError(f"{prefix}categories", list(self.categories), "none for a number")
+                raise ArgumentError(f"categories{suffix}", list(self.categories), "none for a number")
             (low, high), scale = self.range, self.scale
             if scale and not (len(scale) == 2 and low <= scale[0] < scale[1] <= high):
                 raise ArgumentError(
-                    f"{prefix}scale", list(scale), f"two rising numbers of {low:g} to {high:g}"
+                    f"scale{suffix}", list(scale), f"two rising numbers of {low:g} to {high:g}"
                 )
             return
         for part in ("range", "scale"):
             if getattr(self, part):
-                raise ArgumentError(f"{prefix}{part}", list(getattr(self, part)), "none for a category")
-        forms = [strip_decimal_zeros(each) for each in self.categories]  # 1 and 1.0 are equal
-        if len(self.categories) < 2 or "" in self.categories or first_duplicate(forms):
+                raise ArgumentError(f"{part}{suffix}", list(getattr(self, part)), "none for a category")
+        plain_names = [strip_decimal_zeros(value) for value in self.categories]  # 1 and 1.0 are equal
+        if len(self.categories) < 2 or "" in self.categories or first_duplicate(plain_names):
             expected = "two or more different texts"
-            raise ArgumentError(f"{prefix}categories", list(self.categories), expected)
+            raise ArgumentError(f"categories{suffix}", list(self.categories), expected)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -97,8 +97,15 @@ class SchemaColumn:
         """Return the index of a category, from 0, where 1.0 equals 1; None if it is not a category."""
         if text in self.categories:
             return self.categories.index(text)
-        whole = strip_decimal_zeros(text)
-        return next((n for n, each in enumerate(self.categories) if strip_decimal_zeros(each) == whole), None)
+        plain_name = strip_decimal_zeros(text)
+        return next(
+            (
+                index
+                for index, category in enumerate(self.categories)
+                if strip_decimal_zeros(category) == plain_name
+            ),
+            None,
+        )
 
     @property
     def scaled_range(self) -> tuple[float, float]:
@@ -170,10 +177,10 @@ class Schema:
         if self.target not in names:
             raise ArgumentError("target", self.target, f"one of the columns {', '.join(names)}")
         if self.target_column.missing:
-            raise ArgumentError(f"column {self.target!r}: missing", True, "false, as it is the target")
+            raise ArgumentError(f"missing of column {self.target!r}", True, "false, as it is the target")
         if self.target_column.scale:
             expected = "none, as it is the target"
-            raise ArgumentError(f"column {self.target!r}: scale", list(self.target_column.scale), expected)
+            raise ArgumentError(f"scale of column {self.target!r}", list(self.target_column.scale), expected)
         if self.event:
             self._check_event()
         if not 1 <= len(self.features) <= MAX_FEATURES:
@@ -182,8 +189,8 @@ class Schema:
             )
 
     def _check_event(self) -> None:
-        found = next((column for column in self.columns if column.name == self.event), None)
-        if found is None or found.missing or len(found.categories) != 2:
+        event_column = next((column for column in self.columns if column.name == self.event), None)
+        if event_column is None or event_column.missing or len(event_column.categories) != 2:
             expected = "a column of two categories that is never missing; the second category is the event"
             raise ArgumentError("event", self.event, expected)
         if self.target_column.categories:

@@ -117,8 +117,10 @@ def count_seen_examples(run: Path, test: TensorData) -> Mapping[str, Any]:
     if digest_examples(parts) != result.get("data_digest"):
         why = f"the data at {config.data.registered_name} are not the run's: start fedstill in the folder in which the run was started"
         return {"examples": None, "why": why}
-    private = {each for part in parts for each in input_hashes(part.inputs)}
+    private = {digest for part in parts for digest in input_hashes(part.inputs)}
     shared = set(input_hashes(public.inputs)) if public is not None else set[str]()
     tested = input_hashes(test.inputs)
-    both = {"examples": private, "public": shared - private}
-    return {name: sum(each in known for each in tested) for name, known in both.items()} | {"why": ""}
+    seen_hashes = {"examples": private, "public": shared - private}
+    return {name: sum(digest in hashes for digest in tested) for name, hashes in seen_hashes.items()} | {
+        "why": ""
+    }

@@ -50,7 +50,7 @@ class RawInputs(nn.Module, ABC):
         """Return which inputs of a batch are valid, ``(B,)`` bool."""
 
     @abstractmethod
-    def prepare(self, given: Any) -> torch.Tensor:
+    def prepare(self, inputs: Any) -> torch.Tensor:
         """Convert inputs in any supported form to the raw tensor that :meth:`forward` takes.
 
         Raises:
@@ -88,16 +88,18 @@ class RawPixels(RawInputs):
         pixels = x.flatten(1)
         return (pixels.amin(1) >= -ROUNDING) & (pixels.amax(1) <= 1 + ROUNDING)
 
-    def prepare(self, given: Any) -> torch.Tensor:
+    def prepare(self, inputs: Any) -> torch.Tensor:
         """See :meth:`RawInputs.prepare`."""
-        if has_pil_images(given):
-            given = as_image_array(Path("images"), {"images": to_array(given, self.input_name)})
-        x = as_tensor(given, self.input_name)
+        if has_pil_images(inputs):
+            inputs = as_image_array(Path("images"), {"images": to_array(inputs, self.input_name)})
+        x = as_tensor(inputs, self.input_name)
         if x.ndim == 3 and self.shape[0] == 1:
             x = x.unsqueeze(1)
         if tuple(x.shape[1:]) != self.shape:
-            found, shape = format_shape(tuple(x.shape)), format_shape(self.shape)
-            raise DataError(f"images are {found} (expected N x {shape} (images, channels, height, width))")
+            input_shape, expected_shape = format_shape(tuple(x.shape)), format_shape(self.shape)
+            raise DataError(
+                f"images are {input_shape} (expected N x {expected_shape} (images, channels, height, width))"
+            )
         if x.dtype == torch.uint8:
             return x.float() / 255
         if not x.is_floating_point():
@@ -139,10 +141,12 @@ class RawRows(RawInputs):
         )
         self.features = RowFeatures(columns)
         tensors: dict[str, Any] = {  # valid cells of each column
-            "empty": [column.missing for column in columns],
-            "least": [column.range[0] if column.range else 0.0 for column in columns],
-            "most": [column.range[1] if column.range else len(column.categories) - 1.0 for column in columns],
-            "whole": [column.type == "category" for column in columns],
+            "may_be_empty": [column.missing for column in columns],
+            "min_values": [column.range[0] if column.range else 0.0 for column in columns],
+            "max_values": [
+                column.range[1] if column.range else len(column.categories) - 1.0 for column in columns
+            ],
+            "is_integer": [column.type == "category" for column in columns],
         }
         for name, values in tensors.items():
             self.register_buffer(name, torch.tensor(values))
@@ -160,13 +164,13 @@ class RawRows(RawInputs):
         inside = (x >= self.min_values) & (x <= self.max_values) & (~self.is_integer | (x == x.round()))
         return inside | (x.isnan() & self.may_be_empty)  # NaN is in no range
 
-    def prepare(self, given: Any) -> torch.Tensor:
+    def prepare(self, inputs: Any) -> torch.Tensor:
         """See :meth:`RawInputs.prepare`. DataFrames and mappings need the schema's column names."""
-        if is_data_frame(given):
-            given = {str(name): list(given[name]) for name in given.columns}
-        if isinstance(given, Mapping):
-            return torch.from_numpy(encode_cells(given, self.schema, "rows", lambda row: f"row {row}"))
-        x = as_tensor(given, self.input_name).float()
+        if is_data_frame(inputs):
+            inputs = {str(name): list(inputs[name]) for name in inputs.columns}
+        if isinstance(inputs, Mapping):
+            return torch.from_numpy(encode_cells(inputs, self.schema, "rows", lambda row: f"row {row}"))
+        x = as_tensor(inputs, self.input_name).float()
         columns = self.schema.input_columns
         if x.ndim != 2 or x.shape[1] != len(columns):
             names = ", ".join(column.name for column in columns)
@@ -213,17 +217,17 @@ class RawTexts(RawInputs):
         """Return which texts have only valid ids."""
         return ((x >= 0) & (x < self.vocabulary)).all(1)
 
-    def prepare(self, given: Any) -> torch.Tensor:
+    def prepare(self, inputs: Any) -> torch.Tensor:
         """See :meth:`RawInputs.prepare`. Strings become ids as in the run."""
-        if not isinstance(given, torch.Tensor):
-            return encode_for_vocabulary(list(given), self.length, self.vocabulary, self.words, "texts")
-        if given.dtype != torch.int64 or tuple(given.shape[1:]) != (self.length,):
+        if not isinstance(inputs, torch.Tensor):
+            return encode_for_vocabulary(list(inputs), self.length, self.vocabulary, self.words, "texts")
+        if inputs.dtype != torch.int64 or tuple(inputs.shape[1:]) != (self.length,):
             raise DataError(
-                f"ids are {given.dtype} of {format_shape(tuple(given.shape))} (expected {self.description})"
+                f"ids are {inputs.dtype} of {format_shape(tuple(inputs.shape))} (expected {self.description})"
             )
-        if not bool(self.is_valid(given).all()):
-            raise DataError(f"ids are from {given.min()} to {given.max()} (expected {self.description})")
-        return given
+        if not bool(self.is_valid(inputs).all()):
+            raise DataError(f"ids are from {inputs.min()} to {inputs.max()} (expected {self.description})")
+        return inputs
 
     def sample(self, count: int, generator: torch.Generator) -> torch.Tensor:
         """Sample uniform ids."""

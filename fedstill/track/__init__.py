@@ -12,4 +12,4 @@ from __future__ import annotations
 
 from fedstill.track.tracker import TRACKERS, Tracker, final_metrics, flatten_metrics
 
-__all__ = ["TRACKERS", "Tracker", "flatten_metrics", "final_metrics"]
+__all__ = ["TRACKERS", "Tracker", "final_metrics", "flatten_metrics"]

@@ -60,12 +60,12 @@ class MLflow(Tracker):
         id_file.write_text(self.id + "\n", encoding="utf-8")
         parameters = [(key, str(value)[:MAX_PARAMETER_LENGTH]) for key, value in about["options"].items()]
         for start in range(0, len(parameters), 100):
-            batch = [self._entities.Param(*each) for each in parameters[start : start + 100]]
+            batch = [self._entities.Param(*parameter) for parameter in parameters[start : start + 100]]
             self._to.log_batch(self.id, params=batch)
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """See :meth:`.Tracker.log`."""
-        self._send((*each, line["step"]) for line in lines for each in flatten_metrics(line))
+        self._send((*metric, line["step"]) for line in lines for metric in flatten_metrics(line))
 
     def close(self, result: Mapping[str, Any] | None) -> None:
         """See :meth:`.Tracker.close`."""

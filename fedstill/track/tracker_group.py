@@ -30,9 +30,11 @@ class TrackerGroup:
     def __init__(
         self, trackers: Sequence[str | Tracker] = (), options: Mapping[str, Any] | None = None
     ) -> None:
-        self._trackers = {_tracker_name(each): _make_tracker(each) for each in trackers}
+        self._trackers = {_tracker_name(tracker): _make_tracker(tracker) for tracker in trackers}
         if len(self._trackers) < len(trackers):
-            raise ArgumentError("track", [_tracker_name(each) for each in trackers], "each tracker once")
+            raise ArgumentError(
+                "track", [_tracker_name(tracker) for tracker in trackers], "each tracker once"
+            )
         self._options = {name: _shorten_path(value) for name, value in flatten(options or {}).items()}
         self._started: dict[str, Tracker] = {}  # trackers that have started
         self.notes: list[str] = []
@@ -86,17 +88,17 @@ class TrackerGroup:
         print(f"Note: {self.notes[-1]}", file=sys.stderr)
 
 
-def _tracker_name(each: str | Tracker) -> str:
-    return each if isinstance(each, str) else type(each).__name__
+def _tracker_name(tracker: str | Tracker) -> str:
+    return tracker if isinstance(tracker, str) else type(tracker).__name__
 
 
-def _make_tracker(each: str | Tracker) -> Tracker:
-    if isinstance(each, Tracker):
-        return each
+def _make_tracker(tracker: str | Tracker) -> Tracker:
+    if isinstance(tracker, Tracker):
+        return tracker
     try:
-        return TRACKERS[each]()
+        return TRACKERS[tracker]()
     except ArgumentError as error:
-        raise ArgumentError("track", each, error.expected) from error
+        raise ArgumentError("track", tracker, error.expected) from error
 
 
 def _shorten_path(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Comparisons: what is planned, what is refused, and that a kill at any moment loses nothing."""
+"""Comparisons: plans, refusals, attacks, and resuming after a kill at any moment."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import pytest
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.cli.main import main
-from fedstill.compare import comparison_file as compare
-from fedstill.compare import comparison_runner as comparing
+from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison_file import Comparison, ComparisonRun
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
@@ -48,11 +47,11 @@ PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
 
 
 def no_outputs(kinds: Sequence[PayloadKind]) -> set[PayloadKind]:
-    """What is no output: the data themselves, or what a network has learned."""
+    """Return the kinds that are not outputs: data and model parameters."""
     return {kind for kind in kinds if kind.category == "model" or kind == PRIVATE_DATA}
 
 
-def a_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
+def write_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
     (folder / name).write_text(text, encoding="utf-8")
     return folder / name
 
@@ -93,7 +92,7 @@ setting = "alpha 0.1"
 
 
 def test_file_with_all_keys(tmp_path: Path) -> None:
-    plan = compare.read_comparison(a_file(tmp_path, FILE))
+    plan = comparison_file.read_comparison(write_file(tmp_path, FILE))
     assert (plan.name, plan.about, plan.seeds) == ("mine", "One line on it.", (3, 5))
     assert [place.folder for place in plan.planned_runs()][:4] == [
         "alpha-0.1/standalone-seed3",
@@ -121,7 +120,7 @@ def test_same_class_name_in_two_modules_gives_two_methods(
             "@dataclass(frozen=True, kw_only=True)\nclass Own(Standalone):\n    pass\n"
         )
     monkeypatch.chdir(tmp_path)
-    plan = compare.plan_comparison(["lab_a:Own", "fedavg", "lab_b:Own"])
+    plan = comparison_file.plan_comparison(["lab_a:Own", "fedavg", "lab_b:Own"])
     assert [place.folder for place in plan.planned_runs()] == [
         "lab_a.Own-seed0",
         "fedavg-seed0",
@@ -132,13 +131,13 @@ def test_same_class_name_in_two_modules_gives_two_methods(
         "fedavg",
         "lab_b:Own",
     ]
-    assert compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    assert comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     with pytest.raises(ArgumentError, match=r"invalid methods = 'lab_a:Own, lab_a:Own' \(expected each once"):
-        compare.plan_comparison(["lab_a:Own", "lab_a:Own"])
+        comparison_file.plan_comparison(["lab_a:Own", "lab_a:Own"])
 
 
 def test_selects_methods_or_settings(tmp_path: Path) -> None:
-    plan = compare.read_comparison(a_file(tmp_path, FILE))
+    plan = comparison_file.read_comparison(write_file(tmp_path, FILE))
     (method, *_), (_, setting, *_) = plan.methods, plan.settings
     assert [place.folder for place in plan.planned_runs([method, setting])] == [
         ComparisonRun(setting, method, seed).folder for seed in plan.seeds
@@ -152,11 +151,11 @@ def test_selects_methods_or_settings(tmp_path: Path) -> None:
 
 def test_complete_file_round_trips(tmp_path: Path) -> None:
     for plan in (
-        compare.read_comparison(a_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
-        compare.plan_comparison(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
-        compare.plan_comparison(["digits-fediod-paper", "standalone"]),
+        comparison_file.read_comparison(write_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
+        comparison_file.plan_comparison(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
+        comparison_file.plan_comparison(["digits-fediod-paper", "standalone"]),
     ):
-        again = compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml"))
+        again = comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml"))
         assert again == plan
         assert again.to_toml() == plan.to_toml()
         assert [again.run_config(place) for place in again.planned_runs()] == [
@@ -188,8 +187,8 @@ nodes = { privacy = { epsilon = inf } }
 
 
 def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
-    plan = compare.read_comparison(a_file(tmp_path, PRIVATE))
-    assert compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    plan = comparison_file.read_comparison(write_file(tmp_path, PRIVATE))
+    assert comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     policies = {
         (place.setting, place.label): plan.run_config(place).nodes.privacy for place in plan.planned_runs()
     }
@@ -204,7 +203,7 @@ def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
 
 
 def test_methods_share_all_but_their_options() -> None:
-    plan = compare.plan_comparison(list(METHODS), seeds=2, base="fashion-fediod-skewed")
+    plan = comparison_file.plan_comparison(list(METHODS), seeds=2, base="fashion-fediod-skewed")
     tables = [config.to_dict(plan.run_config(ComparisonRun("", label, 1))) for label in plan.methods]
     for table in tables:
         for own in ("method", "name"):
@@ -217,7 +216,7 @@ def test_methods_share_all_but_their_options() -> None:
 
 
 def test_preset_contributes_only_method_options() -> None:
-    plan = compare.plan_comparison(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
+    plan = comparison_file.plan_comparison(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
     preset, plain = (plan.run_config(ComparisonRun("", label, 0)) for label in plan.methods)
     assert preset.method == config.load("digits-fediod-paper").method
     assert plain.method == METHODS["fediod"]()
@@ -226,45 +225,47 @@ def test_preset_contributes_only_method_options() -> None:
 
 
 def test_command_line_options_override_base_and_settings(tmp_path: Path) -> None:
-    plan = compare.read_comparison(
-        a_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0}
+    plan = comparison_file.read_comparison(
+        write_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0}
     )
     for setting in plan.settings:
-        ours = plan.run_config(ComparisonRun(setting, "fedavg", 3))
-        assert (ours.split.alpha, ours.nodes.local.epochs) == (7.0, 2.0)
+        planned = plan.run_config(ComparisonRun(setting, "fedavg", 3))
+        assert (planned.split.alpha, planned.nodes.local.epochs) == (7.0, 2.0)
     assert plan.changed == ("nodes.local.epochs", "split.alpha")
 
 
 def test_changing_split_keeps_skew_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedavg"]\n[[settings]]\nname = "skewed"\nsplit = { alpha = 0.1 }\n'
-    plan = compare.read_comparison(a_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"})
+    plan = comparison_file.read_comparison(
+        write_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"}
+    )
     split = plan.run_config(ComparisonRun("skewed", "fedavg", 0)).split
     assert (split.registered_name, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
 
 
 def test_setting_may_override_method_options(tmp_path: Path) -> None:
     text = FILE.replace('name = "wide"', 'name = "wide"\noptions = { fedavg = { rounds = 7 } }')
-    plan = compare.read_comparison(a_file(tmp_path, text), changes={"split.nodes": 3})
+    plan = comparison_file.read_comparison(write_file(tmp_path, text), changes={"split.nodes": 3})
 
     def rounds(setting: str, label: str) -> int:
-        ours = plan.run_config(ComparisonRun(setting, label, 3))
-        assert ours.split.nodes == 3
-        method = ours.method
+        planned = plan.run_config(ComparisonRun(setting, label, 3))
+        assert planned.split.nodes == 3
+        method = planned.method
         assert isinstance(method, FedAvg)
         return method.rounds
 
     assert [rounds("wide", "fedavg"), rounds("alpha 0.1", "fedavg")] == [7, FedAvg().rounds]
     assert [rounds(setting, "fedavg-short") for setting in plan.settings] == [2, 2]
     (tmp_path / "again.toml").write_text(plan.to_toml())
-    assert compare.read_comparison(tmp_path / "again.toml") == plan
+    assert comparison_file.read_comparison(tmp_path / "again.toml") == plan
 
 
 def test_outputs_only_is_lifted_for_methods_that_need_it() -> None:
-    plan = compare.plan_comparison(list(METHODS))
+    plan = comparison_file.plan_comparison(list(METHODS))
     for label in plan.methods:
-        ours = plan.run_config(ComparisonRun("", label, 0))
-        lifted = bool(no_outputs(compare.released_kinds(ours)))
-        assert ours.nodes.policy.outputs_only is not lifted, label
+        planned = plan.run_config(ComparisonRun("", label, 0))
+        lifted = bool(no_outputs(comparison_file.released_kinds(planned)))
+        assert planned.nodes.policy.outputs_only is not lifted, label
     lifted_for = [
         label
         for label in plan.methods
@@ -275,11 +276,11 @@ def test_outputs_only_is_lifted_for_methods_that_need_it() -> None:
 
 
 def test_label_maps_are_released_only_by_methods_that_need_them() -> None:
-    """Whatever the base says, as it is a preset of one of them."""
+    """Whatever the base says: it is a preset of one of the methods."""
     names = [
         f"{PRESETS}/mri-segmentation-{name}.toml" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")
     ]
-    plan = compare.plan_comparison([*names, "standalone"], base=names[0])
+    plan = comparison_file.plan_comparison([*names, "standalone"], base=names[0])
     assert plan.base["nodes"]["policy"]["label_maps"] is True
     out = [
         label
@@ -291,10 +292,12 @@ def test_label_maps_are_released_only_by_methods_that_need_them() -> None:
 
 @pytest.mark.parametrize("value", [True, False])
 def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
-    plan = compare.plan_comparison(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
-    again = compare.read_comparison(a_file(tmp_path, plan.to_toml()))
-    for ours in (plan, again):
-        assert {ours.run_config(place).nodes.policy.outputs_only for place in ours.planned_runs()} == {value}
+    plan = comparison_file.plan_comparison(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
+    again = comparison_file.read_comparison(write_file(tmp_path, plan.to_toml()))
+    for planned in (plan, again):
+        assert {planned.run_config(place).nodes.policy.outputs_only for place in planned.planned_runs()} == {
+            value
+        }
 
 
 @pytest.mark.parametrize(
@@ -305,16 +308,19 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
         ('methods = ["fedavgg"]', "unknown method or preset 'fedavgg': did you mean 'fedavg'?"),
         ('methods = ["a b"]', "invalid methods = 'a b' (expected letters"),
         ('methods = ["fedavg"]\nseed = 3', "unknown key 'seed': did you mean 'seeds'?"),
-        ('methods = ["fedavg"]\nseeds = 0', "invalid seeds = 0 (expected how many"),
+        ('methods = ["fedavg"]\nseeds = 0', "invalid seeds = 0 (expected a number of seeds"),
         (
             'methods = ["fedavg"]\nseeds = true',
             "invalid seeds = True (expected an integer or a list, each an integer",
         ),
-        ('methods = ["fedavg"]\nseeds = [1, 1]', "invalid seeds = [1, 1] (expected how many"),
-        ('methods = ["fedavg"]\n[base]\nseed = 3', "base: invalid seed = 3 (expected nothing"),
+        ('methods = ["fedavg"]\nseeds = [1, 1]', "invalid seeds = [1, 1] (expected a number of seeds"),
+        ('methods = ["fedavg"]\n[base]\nseed = 3', "invalid seed of base = 3 (expected none"),
         ('methods = ["fedavg"]\n[base.splt]', "unknown key 'splt': did you mean 'split'?"),
         ('methods = ["fedavg"]\n[base]\nextends = "digit"', "unknown preset 'digit'"),
-        ('methods = ["fedavg"]\n[options.fedprox]', "invalid options = 'fedprox' (expected options of what"),
+        (
+            'methods = ["fedavg"]\n[options.fedprox]',
+            "invalid options = 'fedprox' (expected options of listed methods",
+        ),
         (
             'methods = ["fedavg"]\n[options.fedavg]\nroundz = 3',
             "fedavg: unknown key 'method.roundz': did you",
@@ -325,7 +331,7 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
         ),
         (
             'methods = ["fedavg"]\n[runs.fedavg.method]\nrounds = 2',
-            "fedavg: invalid method = {'rounds': 2} (expected no",
+            "invalid method of fedavg = {'rounds': 2} (expected none",
         ),
         (
             'methods = ["fedavg"]\n[[settings]]\nsplit.nodes = 2',
@@ -333,23 +339,23 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
         ),
         (
             'methods = ["fedavg"]\n[[settings]]\nname = "a b"\n[[settings]]\nname = "a-b"',
-            "invalid settings = ['a b', 'a-b'] (expected a list of tables, each with a name of its own",
+            "invalid settings = ['a b', 'a-b'] (expected a list of tables with different names",
         ),
         (
             'methods = ["fedavg"]\n[[settings]]\nname = "\u03b1 B"\n[[settings]]\nname = "\u03b1 b"',
-            "invalid settings = ['\u03b1 B', '\u03b1 b'] (expected a list of tables, each with a name of its own",
+            "invalid settings = ['\u03b1 B', '\u03b1 b'] (expected a list of tables with different names",
         ),
         (
             'methods = ["fedavg"]\n[[settings]]\nname = "few"\nnodes.local.batch = 0',
-            "fedavg, few: nodes.local.batch is 0",
+            "fedavg, few: invalid nodes.local.batch = 0",
         ),
         (
             'methods = ["fedavg"]\n[[settings]]\nname = "few"\noptions.fedprox.rounds = 2',
-            "invalid options = 'fedprox' (expected options of what",
+            "invalid options = 'fedprox' (expected options of listed methods",
         ),
         (
             'methods = ["fedavg"]\n[[settings]]\nname = "few"\noptions.fedavg.rounds = 0',
-            "fedavg, few: method.rounds is 0",
+            "fedavg, few: invalid method.rounds = 0",
         ),
         (
             'methods = ["fedavg"]\n[[paper]]\nmethod = "fedavg"\nvalue = 3.0',
@@ -367,7 +373,7 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
 )
 def test_invalid_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
-        compare.read_comparison(a_file(tmp_path, text))
+        comparison_file.read_comparison(write_file(tmp_path, text))
     message = str(refused.value)
     assert "\n" not in message
     assert message.startswith(line)
@@ -376,10 +382,10 @@ def test_invalid_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
 def test_rejects_method_options_as_shared_options() -> None:
     for name in ("method.rounds", "seed", "name", "split.node"):
         with pytest.raises(UnknownName):
-            compare.plan_comparison(["fedavg"], changes={name: 3})
+            comparison_file.plan_comparison(["fedavg"], changes={name: 3})
 
 
-# --- published figures ------------------------------------------------------------------------------
+# --- published metrics ------------------------------------------------------------------------------
 
 
 def test_published_metrics_round_trip_and_are_not_options() -> None:
@@ -387,9 +393,9 @@ def test_published_metrics_round_trip_and_are_not_options() -> None:
         PaperMetric(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
         PaperMetric(method="fedkd", metric="local accuracy", value=70.0, source="B"),
     )
-    ours = RunConfig(method=METHODS["fedavg"](), paper=metrics)
-    again = config.read_toml(config.to_toml(ours))
-    assert again == ours
+    planned = RunConfig(method=METHODS["fedavg"](), paper=metrics)
+    again = config.read_toml(config.to_toml(planned))
+    assert again == planned
     assert again.paper == metrics
     assert not [name for name in option_types(config.RunConfig) if "paper" in name]
 
@@ -402,20 +408,20 @@ def test_rejects_invalid_published_metric(tmp_path: Path) -> None:
             )
     text = 'methods = ["fedavg"]\npaper = [{ method = "m", figure = "los", value = 1.0, source = "s" }]'
     with pytest.raises(UnknownName, match="unknown published figure 'los'"):
-        compare.read_comparison(a_file(tmp_path, text))
+        comparison_file.read_comparison(write_file(tmp_path, text))
     with pytest.raises(UnknownName, match=r"paper\[0\]\.valu"):
         config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
 
 
 def test_base_contributes_published_metrics(tmp_path: Path) -> None:
     text = '[method]\nname = "fedavg"\n[[paper]]\nmethod = "fedavg"\nvalue = 70\nsource = "A, Table 1"\n'
-    file = str(a_file(tmp_path, text, "base.toml"))
+    file = str(write_file(tmp_path, text, "base.toml"))
     options = {"fedavg-long": {"name": "fedavg", "rounds": 40}}
-    plan = compare._comparison(
+    plan = comparison_file._comparison(
         {"methods": ["fedavg", "fedavg-long"], "options": options, "base": {}}, "x", {}
     )
     assert plan.published("", "fedavg", "accuracy") is None
-    plan = compare.plan_comparison(["fedavg", "fediod"], base=file)
+    plan = comparison_file.plan_comparison(["fedavg", "fediod"], base=file)
     metric = plan.published("", "fedavg", "accuracy")
     assert metric is not None
     assert (metric.value, metric.source) == (70.0, "A, Table 1")
@@ -426,48 +432,50 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
 def test_published_metric_does_not_apply_to_variants() -> None:
     paper = [{"method": "fedavg", "value": 70, "source": "A"}]
     options = {"long": {"name": "fedavg", "rounds": 40}}
-    both = compare._comparison({"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {})
+    both = comparison_file._comparison(
+        {"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {}
+    )
     assert both.published("", "fedavg", "accuracy") is not None
     assert both.published("", "long", "accuracy") is None
-    # But where only a preset's name stands for the method, the figure is its own.
-    alone = compare._comparison({"methods": ["long"], "options": options, "paper": paper}, "x", {})
+    # If no label is the method's name, the metric applies to the only variant.
+    alone = comparison_file._comparison({"methods": ["long"], "options": options, "paper": paper}, "x", {})
     assert alone.published("", "long", "accuracy") is not None
 
 
 # --- running ----------------------------------------------------------------------------------------
 
 
-def compared(plan: compare.Comparison, out: Path, **how: Any) -> None:
-    """As the command does it: runs, their reports, and the comparison's files."""
-    comparing.compare(plan, out, report=write_report, **how)
-    write_comparison(out, compare.read_folder(out))
+def run_comparison(plan: comparison_file.Comparison, out: Path, **how: Any) -> None:
+    """Run a comparison as the command does, with reports and files."""
+    comparison_runner.compare(plan, out, report=write_report, **how)
+    write_comparison(out, comparison_file.read_folder(out))
 
 
-def resumed(out: Path, **how: Any) -> None:
-    compared(compare.read_folder(out), out, command="", **how)
+def resume_comparison(out: Path, **how: Any) -> None:
+    run_comparison(comparison_file.read_folder(out), out, command="", **how)
 
 
 def records(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO((out / name).read_text(encoding="utf-8"))))
 
 
-def without_seconds(out: Path) -> list[dict[str, str]]:
+def rows_without_seconds(out: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in records(out)]
 
 
-def a_quick_plan(**changes: Any) -> Comparison:
-    return compare.plan_comparison(["standalone", "fedavg"], changes={**QUICK, **changes})
+def quick_plan(**changes: Any) -> Comparison:
+    return comparison_file.plan_comparison(["standalone", "fedavg"], changes={**QUICK, **changes})
 
 
 def test_complete_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    plan = a_quick_plan()
+    plan = quick_plan()
     reads, arrays = [], Digits.arrays
     monkeypatch.setattr(Digits, "arrays", lambda self: reads.append(self) or arrays(self))
-    compared(plan, out, command="fedstill compare something")
-    assert len(reads) == 1  # by the check, for it and for both runs
+    run_comparison(plan, out, command="fedstill compare something")
+    assert len(reads) == 1  # once, for the check and both runs
     lines = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert lines == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
     rows = {row["method"]: row for row in records(out)}
@@ -481,8 +489,8 @@ def test_complete_comparison(
         assert row["releases"] == "; ".join(result["releases"])
         assert config.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
-    assert compare.read_folder(out) == plan
-    assert comparing.read_command(out) == "fedstill compare something"
+    assert comparison_file.read_folder(out) == plan
+    assert comparison_runner.read_command(out) == "fedstill compare something"
     # A run of a comparison is a run like any other, to the same figures.
     alone = run.run(
         config.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
@@ -494,32 +502,32 @@ def test_complete_comparison(
 
 def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = compare.plan_comparison(["standalone"], changes=QUICK)
-    compared(plan, out, command="one", quiet=True)
+    plan = comparison_file.plan_comparison(["standalone"], changes=QUICK)
+    run_comparison(plan, out, command="one", quiet=True)
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     (out / "compare.html").unlink()
-    compared(plan, out, command="two", quiet=True)
-    resumed(out, quiet=True)
+    run_comparison(plan, out, command="two", quiet=True)
+    resume_comparison(out, quiet=True)
     assert (out / "compare.html").exists()
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     for other, part in (
         (
-            compare.plan_comparison(["standalone", "fedavg"], changes=QUICK),
+            comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK),
             r"methods \(fedavg.name is not set there, and fedavg now\)",
         ),
-        (compare.plan_comparison(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
+        (comparison_file.plan_comparison(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (
-            compare.plan_comparison(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
+            comparison_file.plan_comparison(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
             r"base \(split.alpha is 0.5 there, and 1.0 now\)",
         ),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison that differs in its {part}: choose"):
-            compared(other, out, command="", quiet=True)
-    more = compare.plan_comparison(["standalone"], changes=QUICK, seeds=2)
-    compared(more, out, command="", quiet=True)
+            run_comparison(other, out, command="", quiet=True)
+    more = comparison_file.plan_comparison(["standalone"], changes=QUICK, seeds=2)
+    run_comparison(more, out, command="", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before
     assert (out / "standalone-seed1" / "result.json").exists()
-    assert compare.read_folder(out).seeds == (0, 1)
+    assert comparison_file.read_folder(out).seeds == (0, 1)
 
 
 def test_resume_rejects_changed_data(tmp_path: Path) -> None:
@@ -528,20 +536,22 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     made = {"images": rng.random((200, 8, 8), dtype=np.float32), "labels": rng.integers(0, 3, 200)}
     file, out = tmp_path / "mine.npz", tmp_path / "out"
     np.savez(file, **made)
-    plan = compare.plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)})
-    compared(plan, out, command="", quiet=True, only=["standalone"])
+    plan = comparison_file.plan_comparison(
+        ["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}
+    )
+    run_comparison(plan, out, command="", quiet=True, only=["standalone"])
     np.savez(file, **{**made, "images": 1 - made["images"]})
-    with pytest.raises(RunFolderError, match=r"out began with other data '.*mine.npz' than there are now"):
-        resumed(out, quiet=True)
+    with pytest.raises(RunFolderError, match=r"out began with other data '.*mine.npz'"):
+        resume_comparison(out, quiet=True)
     np.savez(file, **made)
-    resumed(out, quiet=True)
+    resume_comparison(out, quiet=True)
     assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
     np.savez(file, **{**made, "images": 1 - made["images"]})
-    more = compare.plan_comparison(
+    more = comparison_file.plan_comparison(
         ["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2
     )
     with pytest.raises(RunFolderError, match=r"out began with other data"):  # of a seed that was not there
-        compared(more, out, command="", quiet=True)
+        run_comparison(more, out, command="", quiet=True)
 
 
 def test_resume_rejects_changed_custom_method(
@@ -554,53 +564,59 @@ def test_resume_rejects_changed_custom_method(
     text += "@dataclass(frozen=True, kw_only=True)\nclass Mine(Standalone):\n    pass\n"
     file.write_text(text)
     one, two = (
-        compare.plan_comparison(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds) for seeds in (1, 2)
+        comparison_file.plan_comparison(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds)
+        for seeds in (1, 2)
     )
-    compared(one, out, command="", quiet=True)
+    run_comparison(one, out, command="", quiet=True)
     file.write_text(text + "    # another idea\n")
-    with pytest.raises(RunFolderError, match=r"out began with another a_lab_of_mine\.py than there is now"):
-        compared(two, out, command="", quiet=True)
-    compared(one, out, command="")
+    with pytest.raises(RunFolderError, match=r"out began with another version of a_lab_of_mine\.py"):
+        run_comparison(two, out, command="", quiet=True)
+    run_comparison(one, out, command="")
     assert (
-        "began with another a_lab_of_mine.py than there is now: these are its figures"
+        "began with another version of a_lab_of_mine.py: the results are of that version"
         in capsys.readouterr().err
     )
     file.write_text(text)
-    compared(two, out, command="", quiet=True)
+    run_comparison(two, out, command="", quiet=True)
     assert (out / "Mine-seed1" / "result.json").exists()
 
 
 def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(RunFolderError, match="holds a run or other files"):
-        compared(a_quick_plan(), tmp_path, command="", quiet=True)
+        run_comparison(quick_plan(), tmp_path, command="", quiet=True)
     with pytest.raises(RunFolderError, match="is a file"):
-        compared(a_quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
+        run_comparison(quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
     with pytest.raises(RunFolderError, match="holds no comparison"):
-        resumed(tmp_path, quiet=True)
+        resume_comparison(tmp_path, quiet=True)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
-    compared(compare.plan_comparison(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
+    run_comparison(
+        comparison_file.plan_comparison(["standalone"], changes=QUICK),
+        tmp_path / "out",
+        command="",
+        quiet=True,
+    )
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
     with pytest.raises(RunFolderError, match=r"config\.toml is another run than this"):
-        resumed(tmp_path / "out", quiet=True)
+        resume_comparison(tmp_path / "out", quiet=True)
 
 
 def test_rejects_second_process_on_same_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = lock_folder(tmp_path / "out", "comparison")
     with held, pytest.raises(RunFolderError, match="another process runs this comparison"):
-        compared(a_quick_plan(), tmp_path / "out", command="", quiet=True)
+        run_comparison(quick_plan(), tmp_path / "out", command="", quiet=True)
 
 
 def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     models = {"nodes.models": ["small-cnn", "mlp"]}
-    plan = compare.plan_comparison(["fedavg", "standalone"], changes={**QUICK, **models})
-    compared(plan, out, command="", quiet=True)
+    plan = comparison_file.plan_comparison(["fedavg", "standalone"], changes={**QUICK, **models})
+    run_comparison(plan, out, command="", quiet=True)
     refused, finished = records(out)
     assert (refused["method"], refused["status"], refused["accuracy"]) == ("fedavg", "refused", "")
     assert "node-1" in refused["reason"]
@@ -609,9 +625,9 @@ def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     assert (finished["method"], finished["status"]) == ("standalone", "finished")
     assert not (out / "fedavg-seed0").exists()
     assert refused["reason"] in (out / "compare.html").read_text().replace("&#39;", "'")
-    reasons = comparing.read_not_run(out)
-    compared(plan, out, command="", only=["standalone"], quiet=True)  # which asks nothing of FedAvg
-    assert comparing.read_not_run(out) == reasons == {"fedavg-seed0": refused["reason"]}
+    reasons = comparison_runner.read_not_run(out)
+    run_comparison(plan, out, command="", only=["standalone"], quiet=True)  # which asks nothing of FedAvg
+    assert comparison_runner.read_not_run(out) == reasons == {"fedavg-seed0": refused["reason"]}
 
 
 def left(words: str) -> Any:
@@ -634,10 +650,10 @@ def test_exit_code_reports_refused_methods(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_postponed_runs_are_not_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = compare.plan_comparison(
+    plan = comparison_file.plan_comparison(
         ["fedavg", "standalone"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]}
     )
-    compared(plan, tmp_path / "out", command="", only=["fedavg", "standalone"], quiet=True)
+    run_comparison(plan, tmp_path / "out", command="", only=["fedavg", "standalone"], quiet=True)
     for only, code in ((["standalone"], 0), ([], 1)):
         for form in ([], ["--json"]):
             words = ["--only", *only] if only else []
@@ -657,18 +673,20 @@ def test_method_option_error_names_its_place(
 
 
 def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
-    plan = compare.plan_comparison(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
+    plan = comparison_file.plan_comparison(
+        ["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]}
+    )
     with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
-        compared(plan, tmp_path / "out", command="", quiet=True)
+        run_comparison(plan, tmp_path / "out", command="", quiet=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
     # FedAvg's parameters are more than this, which only the first round finds out.
-    plan = compare.plan_comparison(
+    plan = comparison_file.plan_comparison(
         ["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000}
     )
-    compared(plan, tmp_path / "out", command="", quiet=True)
+    run_comparison(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["fedavg"]["status"] == "stopped"
     assert "max_bytes" in rows["fedavg"]["reason"]
@@ -713,17 +731,23 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
 
 def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
     text = f"{FILE}\n[leakage]\nseed = 4\nmembership = {{ shadows = 8 }}\n"
-    plan = compare.read_comparison(a_file(tmp_path, text))
+    plan = comparison_file.read_comparison(write_file(tmp_path, text))
     whole = LeakageConfig.from_table({"seed": 4, "membership": {"shadows": 8}}).to_table()
     assert plan.leakage == whole
     assert plan.leakage is not None
     assert set(plan.leakage) == set(LeakageConfig().to_table())  # no default is left out
-    assert compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    assert comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     # The flag asks for what the file says, or for the defaults where it says nothing.
-    assert compare.read_comparison(a_file(tmp_path, text), leakage=True).leakage == whole
-    assert compare.read_comparison(a_file(tmp_path, FILE), leakage=True).leakage == LeakageConfig().to_table()
-    assert compare.plan_comparison(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
-    for without in (compare.plan_comparison(["fedavg"]), compare.read_comparison(a_file(tmp_path, FILE))):
+    assert comparison_file.read_comparison(write_file(tmp_path, text), leakage=True).leakage == whole
+    assert (
+        comparison_file.read_comparison(write_file(tmp_path, FILE), leakage=True).leakage
+        == LeakageConfig().to_table()
+    )
+    assert comparison_file.plan_comparison(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
+    for without in (
+        comparison_file.plan_comparison(["fedavg"]),
+        comparison_file.read_comparison(write_file(tmp_path, FILE)),
+    ):
         assert without.leakage is None
         assert "leakage" not in without.to_toml()
 
@@ -739,7 +763,7 @@ def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
 )
 def test_invalid_attack_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
-        compare.read_comparison(a_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
+        comparison_file.read_comparison(write_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
     assert str(refused.value).startswith(line)
 
 
@@ -747,8 +771,8 @@ def test_attacks_each_finished_run_once(
     tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    plan = compare.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
-    compared(plan, out, command="fedstill compare x --leakage")
+    plan = comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    run_comparison(plan, out, command="fedstill compare x --leakage")
     lines = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert lines == [
         ["run 1 of 2", "standalone, seed 0"],
@@ -760,38 +784,38 @@ def test_attacks_each_finished_run_once(
     assert [row["membership_auc"] for row in records(out)] == ["60.0", "60.0"]
     assert "One in &lt;three&gt; was found." in (out / "compare.html").read_text(encoding="utf-8")
     # What has been attacked is not attacked again, unless by other options.
-    compared(plan, out, command="again", quiet=True)
-    resumed(out, quiet=True)
+    run_comparison(plan, out, command="again", quiet=True)
+    resume_comparison(out, quiet=True)
     assert len(attacks.asked) == 2
     file = out / "fedavg-seed0" / "leakage.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "config": {"seed": 9}}))
     assert [row.runs[0].leakage is not None for row in summarize(out, plan).entries] == [True, False]
-    resumed(out, quiet=True)
+    resume_comparison(out, quiet=True)
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
 
 
 def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: Attacks) -> None:
     out = tmp_path / "out"
-    plan = compare.plan_comparison(["standalone"], changes=QUICK)
-    compared(plan, out, command="one", quiet=True)
+    plan = comparison_file.plan_comparison(["standalone"], changes=QUICK)
+    run_comparison(plan, out, command="one", quiet=True)
     assert attacks.asked == []
     assert "membership_auc" not in records(out)[0]
     assert not (out / "not_attacked.json").exists()
     before = (out / "standalone-seed0" / "result.json").read_bytes()
-    attacked = compare.plan_comparison(["standalone"], changes=QUICK, leakage=True)
-    compared(attacked, out, command="two", quiet=True)
+    attacked = comparison_file.plan_comparison(["standalone"], changes=QUICK, leakage=True)
+    run_comparison(attacked, out, command="two", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     assert attacks.folders == ["standalone-seed0"]
-    assert compare.read_folder(out) == attacked
-    assert comparing.read_command(out) == "two"
+    assert comparison_file.read_folder(out) == attacked
+    assert comparison_runner.read_command(out) == "two"
     # The same comparison without attacks keeps those that are there; others are refused.
     (out / "standalone-seed0" / "leakage.json").unlink()
-    compared(plan, out, command="three", quiet=True)
+    run_comparison(plan, out, command="three", quiet=True)
     assert attacks.folders == ["standalone-seed0"] * 2
-    assert compare.read_folder(out) == attacked
+    assert comparison_file.read_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
     with pytest.raises(RunFolderError, match=r"differs in its leakage \(.* now\): choose"):
-        compared(other, out, command="", quiet=True)
+        run_comparison(other, out, command="", quiet=True)
 
 
 def test_failed_attack_is_noted_and_stops_nothing(
@@ -799,10 +823,10 @@ def test_failed_attack_is_noted_and_stops_nothing(
 ) -> None:
     out = tmp_path / "out"
     attacks.failing = "standalone"
-    plan = compare.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
-    compared(plan, out, command="x")
+    plan = comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    run_comparison(plan, out, command="x")
     assert "not attacked: the run is not repeated here\n" in capsys.readouterr().err
-    assert comparing.read_not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
+    assert comparison_runner.read_not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
     rows = {row["method"]: row for row in records(out)}
     assert {label: row["status"] for label, row in rows.items()} == dict.fromkeys(plan.methods, "finished")
     assert (rows["standalone"]["membership_auc"], rows["fedavg"]["membership_auc"]) == ("", "60.0")
@@ -811,8 +835,8 @@ def test_failed_attack_is_noted_and_stops_nothing(
     assert said in summarize(out, plan).notes
     # It is tried again, and the note goes once it is attacked.
     attacks.failing = None
-    resumed(out, quiet=True)
-    assert comparing.read_not_attacked(out) == {}
+    resume_comparison(out, quiet=True)
+    assert comparison_runner.read_not_attacked(out) == {}
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "standalone-seed0"]
     assert said not in (out / "compare.html").read_text(encoding="utf-8")
 
@@ -829,7 +853,7 @@ OFTEN = "from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.2"
 
 
 def start(folder: Path, words: list[str]) -> Command:
-    return Command(words, folder, [Path(compare.__file__).parents[2]], OFTEN)
+    return Command(words, folder, [Path(comparison_file.__file__).parents[2]], OFTEN)
 
 
 def killed(folder: Path, words: list[str], sign: Path) -> None:
@@ -847,7 +871,7 @@ def test_resumed_comparison_reaches_equal_metrics(tmp_path: Path) -> None:
     words = COMMAND.split()
     (tmp_path / "whole").mkdir()
     for folder in (tmp_path, tmp_path / "whole"):
-        a_file(folder, '[method]\nname = "fediod"\nsteps = 30\nbatch = 16', "few.toml")
+        write_file(folder, '[method]\nname = "fediod"\nsteps = 30\nbatch = 16', "few.toml")
     whole = start(tmp_path / "whole", words)
 
     out = tmp_path / "out"
@@ -860,7 +884,7 @@ def test_resumed_comparison_reaches_equal_metrics(tmp_path: Path) -> None:
     assert whole.end()[0] == 0
 
     assert (out / "standalone-seed0" / "result.json").read_bytes() == finished
-    assert without_seconds(out) == without_seconds(tmp_path / "whole" / "out")
+    assert rows_without_seconds(out) == rows_without_seconds(tmp_path / "whole" / "out")
     assert [row["status"] for row in records(out)] == ["finished"] * 4
     assert not list(out.rglob("state.safetensors"))
 
@@ -870,17 +894,17 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
     (out / "standalone-seed0").mkdir(parents=True)
     (out / "compare.toml.part").write_text("half a f")
     (out / "standalone-seed0" / "config.toml.part").write_text("half a f")
-    with pytest.raises(RunFolderError):  # a run's folder without its plan: not ours
-        compared(a_quick_plan(), out, command="", quiet=True)
-    plan = a_quick_plan()
+    with pytest.raises(RunFolderError):  # a run's folder without its plan: not planned
+        run_comparison(quick_plan(), out, command="", quiet=True)
+    plan = quick_plan()
     (out / "compare.toml").write_text(f"# Made by: x\n\n{plan.to_toml()}")
-    compared(plan, out, command="", quiet=True)
+    run_comparison(plan, out, command="", quiet=True)
     assert [row["status"] for row in records(out)] == ["finished", "finished"]
 
 
 def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
     """As "Centralized" of FedKD's Table 4, which is reported next to the other methods; these know what nodes know."""
-    plan = compare.read_comparison(PRESETS.parent / "fedkd_table4.toml")
+    plan = comparison_file.read_comparison(PRESETS.parent / "fedkd_table4.toml")
     for place in plan.planned_runs():
         one = plan.run_config(place)
         ceiling = place.label == "centralized"
@@ -895,4 +919,4 @@ def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
 def test_names_unknown_key_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedkd"]\n[base]\nextends = "demo"\n[[settings]]\nlabel = "a"\n'
     with pytest.raises(UnknownName, match="label"):
-        compare.read_comparison(a_file(tmp_path, text))
+        comparison_file.read_comparison(write_file(tmp_path, text))

@@ -81,9 +81,9 @@ def test_scale_without_methods_drops_their_settings() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"vary": {"tau": []}}, "vary.tau is .*a list of values"),
-        ({"published": {"metrics": ["a", "b"], "x": [1.0]}}, "published.x is .*2 cells"),
-        ({"published": {"x": "much"}}, "published.x is 'much'"),
+        ({"vary": {"tau": []}}, "invalid vary.tau = .*a list of values"),
+        ({"published": {"metrics": ["a", "b"], "x": [1.0]}}, "invalid published.x = .*2 cells"),
+        ({"published": {"x": "much"}}, "invalid published.x = 'much'"),
         ({"method": 3}, r"invalid method = 3 \(expected a table"),
     ],
 )

@@ -108,7 +108,7 @@ def test_auto_precision_depends_on_processor_and_network(
     assert exact.precision == ("float32" if precision == "auto" else precision)
     with compute.autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
-    assert product.dtype == getattr(torch, taken)
+    assert product.dtype == getattr(torch, expected)
 
 
 # --- layout --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_command_output_and_errors_have_no_control_characters(
         print(f"first{EVIL}\n\tsecond")
         raise FedstillError(f"a file of {EVIL}")
 
-    monkeypatch.setattr(cli, "_do", do)
+    monkeypatch.setattr(cli, "_run", do)
     with pytest.raises(SystemExit):
         cli.main(["run"])
     out, err = capsys.readouterr()

@@ -55,7 +55,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
     ("method", "options"),
     [("fediod-maps", {"conditions": "drawn"}), ("asyndgan", {})],
 )
-def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(method, tmp_path, **options)
     experiment, metrics = here(config)
     away = Away(config, tmp_path)
@@ -72,7 +72,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize(("method", "taken"), [("fediod-maps", "float32"), ("asyndgan", "bfloat16")])
-def test_what_loses_accuracy_in_bfloat16_is_computed_in_float32_at_server_and_nodes(
+def test_float32_methods_ignore_bfloat16(
     method: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compute_module, "is_bfloat16_faster", lambda device: True)
@@ -95,9 +95,7 @@ def test_what_loses_accuracy_in_bfloat16_is_computed_in_float32_at_server_and_no
     assert [build_simulation(config)[0].compute.precision, live.compute.precision, *computed] == [taken] * 3
 
 
-def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_nodes_use_equal_perceptual_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Named from where the run is begun, and not from where a node is."""
     save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")
     config = config_of("fediod-maps", tmp_path)
@@ -114,7 +112,7 @@ def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
     assert torch.equal(to_vector(live.server.state.generator), to_vector(experiment.server.state.generator))
 
 
-def test_a_note_of_some_nodes_says_whose_it_is(tmp_path: Path) -> None:
+def test_notes_name_their_nodes(tmp_path: Path) -> None:
     save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")
     away = Away(config_of("asyndgan", tmp_path), tmp_path)
     file = tmp_path / "nodes/node-1/node.toml"

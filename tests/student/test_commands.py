@@ -65,7 +65,7 @@ def test_evaluates_on_unseen_hospital(run: Path, command: Main) -> None:
 
     code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv")
     assert code == 0
-    assert "No node had any of these 60 examples" in out
+    assert "None of the 60 examples is in the nodes' training data" in out
 
 
 def test_evaluate_counts_seen_examples_and_reports_sites(run: Path, command: Main) -> None:
@@ -87,12 +87,12 @@ def test_predict_does_not_overwrite_without_flag(
     run: Path, command: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data, responses = run.parent / "d.csv", tmp_path / "d-answers.csv"
+    data, responses = run.parent / "d.csv", tmp_path / "d-predictions.csv"
     assert command("predict", run, data)[0] == 0
     first = responses.read_bytes()
     code, _, err = command("predict", run, data)
     assert (code, responses.read_bytes()) == (2, first)
-    assert "d-answers.csv is there already: --out names another file" in err
+    assert "d-predictions.csv is there already: --out names another file" in err
     err = command("predict", run.parent, data, "--out", "other.csv")[2]  # a comparison's folder, say
     assert f"invalid it = no run, but holds some (expected one of them, as {run}" in err
     assert command("predict", run, data, "--out", responses)[0] == 0
@@ -108,10 +108,8 @@ def test_evaluate_counts_public_training_examples(tmp_path: Path, command: Main)
     assert command("run", "demo", "--data", file, *few.split(), *rest)[0] == 0
     seen = json.loads(command("evaluate", out, "--data", file, "--json")[1])["seen"]
     assert seen == {"examples": 128, "public": 32, "why": ""}  # 160 to train on, a fifth of which is held out
-    said = (
-        "Of 200 examples 128 are equal to some of the nodes' own, and 32 are equal to some of the public data"
-    )
-    assert said in " ".join(command("evaluate", out, "--data", file)[1].split())
+    expected = "128 are also in the nodes' training data, and 32 are also in the public data"
+    assert expected in " ".join(command("evaluate", out, "--data", file)[1].split())
 
     file.rename(tmp_path / "moved.npz")  # and other data stand in its place
     np.savez(file, images=draws.random((200, 8, 8), dtype=np.float32), labels=draws.integers(0, 3, 200))
@@ -123,7 +121,7 @@ def test_evaluate_counts_public_training_examples(tmp_path: Path, command: Main)
 def test_evaluate_claims_nothing_about_unavailable_node_data(run: Path, command: Main) -> None:
     out = command("evaluate", run / "student.safetensors", "--data", run.parent / "d.csv")[1]
     assert "not checked" in out
-    assert "No node had" not in out
+    assert "None of the" not in out
 
 
 def test_predictions_have_one_line_per_example(run: Path, command: Main, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_custom_tracker_receives_metrics_from_python(tmp_path: Path, monkeypatch
         "track": ["my_lab.csv_tracker:CsvTracker"],
     }
     data = ([(x[:30], y[:30]), (x[30:], y[30:])], net[:2], net[2], (x, y), 3)
-    with pytest.raises(ArgumentError, match="none without out="):
+    with pytest.raises(ArgumentError, match="unless out= is given"):
         fedstill.distil(*data, **given)
     metrics = fedstill.distil(*data, **given, out=tmp_path / "run").result
     with (tmp_path / "run" / "tracked.csv").open() as file:
