@@ -31,7 +31,7 @@ from fedstill.report import page_server
 from fedstill.report.page_server import PageServer
 from tests.node.test_node_service import PLAN
 from tests.report.test_report_page import Page, a_folder, a_result
-from tests.report.test_run_progress import HOSTILE, going_on
+from tests.report.test_run_progress import HOSTILE, unfinished_run
 
 Reply = tuple[int, Mapping[str, str], str]
 
@@ -60,7 +60,7 @@ def runs(tmp_path: Path) -> Path:
     """A folder with two runs: one is done, one resumes."""
     (tmp_path / "later <b>").mkdir()
     a_folder(tmp_path / "done", a_result())
-    going_on(tmp_path / "later <b>", note=HOSTILE)
+    unfinished_run(tmp_path / "later <b>", note=HOSTILE)
     (tmp_path / "secret").write_text("a secret")
     return tmp_path
 
@@ -194,7 +194,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     other = "<img src=x onerror=alert(3)>"
     for name in ("one", other):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    with (going_on(tmp_path / "runs/one", waiting_for=["north"], excluded=["west"]) / "job.lock").open(
+    with (unfinished_run(tmp_path / "runs/one", waiting_for=["north"], excluded=["west"]) / "job.lock").open(
         "w"
     ) as job:
         fcntl.flock(job, fcntl.LOCK_EX)

@@ -35,14 +35,14 @@ def lines_of(figure: object) -> dict[str, list[tuple[float, float]]]:
 # --- of a run ---------------------------------------------------------------------------------------------
 
 
-def test_accuracy_shows_the_runs_own_numbers(tmp_path: Path) -> None:
+def test_accuracy_plots_values_of_the_run(tmp_path: Path) -> None:
     shown = lines_of(figures.accuracy(a_folder(tmp_path, a_result())))
     assert shown["student"] == [(2.0, 50.0), (4.0, 93.37)]  # metrics.jsonl has these two
     levels = {name: shown[name][0][1] for name in ("standalone mean", "teachers' ensemble", "centralized")}
     assert levels == {"standalone mean": 81.1, "teachers' ensemble": 92.5, "centralized": 96.9}
 
 
-def test_accuracy_of_rounds_has_the_nodes_own_models(tmp_path: Path) -> None:
+def test_accuracy_over_rounds_plots_local_models(tmp_path: Path) -> None:
     run = a_folder(tmp_path, a_result_in_rounds())
     lines = [
         {"phase": "distillation", "step": k, "losses": {}, "accuracy": 80.0 + k, "local_accuracy": 60.0 + k}
@@ -57,7 +57,7 @@ def test_accuracy_of_rounds_has_the_nodes_own_models(tmp_path: Path) -> None:
     assert figure.axes[0].get_xlabel() == "round"
 
 
-def test_losses_have_a_plot_each_with_every_step(tmp_path: Path) -> None:
+def test_losses_plot_every_finite_step(tmp_path: Path) -> None:
     run = a_folder(tmp_path, a_result())
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "distillation", "step": 5, "losses": {"gan": NaN, "student": 0.25}}\n')
@@ -73,7 +73,7 @@ def test_losses_have_a_plot_each_with_every_step(tmp_path: Path) -> None:
     assert {axes.get_ylim() for axes in local} == {(0.0, 2.0)}  # one scale
 
 
-def test_a_run_that_measured_nothing_on_its_way_has_no_curve(tmp_path: Path) -> None:
+def test_run_without_metrics_raises_nothing_to_draw(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(a_result()))
     for draw in (figures.accuracy, figures.losses, figures.local_losses):
         with pytest.raises(figures.NothingToDraw):
@@ -83,13 +83,13 @@ def test_a_run_that_measured_nothing_on_its_way_has_no_curve(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("value", [0.0, 1e20, -3.0, 5e-324])
-def test_flat_lines_and_single_points_can_be_drawn(value: float) -> None:
+def test_constant_losses_and_single_points_are_plotted(value: float) -> None:
     for line in ([(1.0, value)], [(1.0, value), (2.0, value)]):
         low, high = run_figures.plot_loss("a", line).axes[0].get_ylim()
         assert low < value < high
 
 
-def test_axes_in_percent_are_a_point_high_and_never_negative() -> None:
+def test_percent_axis_spans_one_point_and_starts_at_zero() -> None:
     for level, ends in ((98.4, (97.4, 98.4)), (0.2, (0.0, 1.0))):
         figure = run_figures.plot_learning_curve(
             run_figures.LearningCurve([(1, level), (2, level)], "student")
@@ -103,7 +103,7 @@ def test_axes_in_percent_are_a_point_high_and_never_negative() -> None:
 # --- of a comparison --------------------------------------------------------------------------------------
 
 
-def test_a_comparison_shows_means_over_seeds(folder: Path) -> None:
+def test_comparison_figures_plot_means_over_seeds(folder: Path) -> None:
     curves = lines_of(figures.curves(folder))
     assert curves["FedAvg"] == [(0.5, 41.0), (1.0, 84.0)]  # 40, 41, 42 and 80, 84, 88
     assert curves["FedIOD"] == [(0.25, 50.0), (1.0, 91.0)]
@@ -121,7 +121,7 @@ def test_a_comparison_shows_means_over_seeds(folder: Path) -> None:
             draw(folder)
 
 
-def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
+def test_runs_without_budget_are_right_of_largest_epsilon() -> None:
     reached = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
     figure = compare_figures.plot_against_epsilon(
         [MethodCurve(1, "one", reached), MethodCurve(2, "none", {})]
@@ -137,7 +137,7 @@ def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
 
 
 @pytest.mark.parametrize("leak", [0.0, 50.0, 51.0, 100.0])
-def test_guessing_is_always_in_it_and_the_axis_is_never_narrow(leak: float) -> None:
+def test_leakage_axis_includes_guessing_and_ten_points(leak: float) -> None:
     axes = compare_figures.plot_against_leakage([Point(1, "a", Spread(50.0), 0, Spread(leak))], AUC).axes[0]
     low, high = axes.get_xlim()
     assert low <= min(leak, 50.0)
@@ -145,7 +145,7 @@ def test_guessing_is_always_in_it_and_the_axis_is_never_narrow(leak: float) -> N
     assert high - low >= 10
 
 
-def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
+def test_areas_are_bytes_and_lines_connect_one_method() -> None:
     spots = [
         Point(1, "a", Spread(60), 1e6, Spread(50)),
         Point(2, "b", Spread(80), 0.25e6, Spread(60)),
@@ -164,7 +164,7 @@ def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
 
 
 @pytest.mark.parametrize("width", plotting.WIDTHS)
-def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> None:
+def test_labels_do_not_overlap_at_any_width(width: int) -> None:
     spots = []
     for place, step in itertools.product(range(1, 7), (1, 5)):
         reached, leaked = Spread(80 + place % 3 + 2 * step), Spread(52 + place * 0.8 + step)
@@ -184,7 +184,7 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
 # --- as files and in pages --------------------------------------------------------------------------------
 
 
-def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
+def test_names_are_escaped_and_svg_is_deterministic() -> None:
     hostile = '"><script>$x^2$</script> \u6771'
     curves = [MethodCurve(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
 
@@ -201,7 +201,7 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
     assert "<style" not in first
 
 
-def test_colors_in_a_page_are_those_of_its_style_sheet() -> None:
+def test_svg_colors_are_variables_of_style_sheet() -> None:
     spots = [Point(place, f"m{place}", Spread(50.0 + place), 10.0**place) for place in range(1, 10)]
     with plotting.plot_style():
         told = plotting.to_svg(compare_figures.plot_traffic(spots), "a")
@@ -214,13 +214,13 @@ def test_colors_in_a_page_are_those_of_its_style_sheet() -> None:
 
 
 @pytest.mark.parametrize("kind", plotting.FORMATS)
-def test_the_command_writes_what_there_is(
+def test_report_command_writes_figures_of_a_run(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = a_folder(tmp_path / "run", a_result())
     for out in ("once", "twice"):
         with pytest.raises(SystemExit) as end:
-            main(["figures", str(run), "--format", kind, "--out", str(tmp_path / out)])
+            main(["report", str(run), "--figures", kind, "--out", str(tmp_path / out)])
         assert end.value.code == 0
     names = [f"{name}.{kind}" for name in ("accuracy", "losses", "local_losses")]
     assert capsys.readouterr().out.splitlines()[:3] == [str(tmp_path / "once" / name) for name in names]
@@ -230,21 +230,21 @@ def test_the_command_writes_what_there_is(
         assert written[:5] == {"pdf": b"%PDF-", "svg": b"<?xml", "png": b"\x89PNG\r"}[kind]
 
 
-def test_a_comparison_has_files_by_setting(folder: Path) -> None:
+def test_comparison_writes_figures_per_setting(folder: Path) -> None:
     made = figures.write(folder, kind="svg")
     assert [path.name for path in made] == ["traffic_1.svg", "curves_1.svg"]
     assert {path.parent for path in made} == {folder / "figures"}
 
 
-@pytest.mark.parametrize("words", [[], ["--format", "pdf"], ["nowhere"], [".", "--format", "gif"]])
-def test_bad_words_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--figures", "pdf"], ["nowhere"], [".", "--figures", "gif"]])
+def test_invalid_arguments_print_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["figures", *words])
+        main(["report", *arguments])
     assert end.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_nothing_of_pyplot_and_no_matplotlib_before_it_is_used(tmp_path: Path) -> None:
+def test_import_loads_no_matplotlib_and_never_pyplot(tmp_path: Path) -> None:
     run = a_folder(tmp_path, a_result())
     code = (
         "import sys, fedstill.figures; assert 'matplotlib' not in sys.modules; "

@@ -22,7 +22,7 @@ def told(*central: float | None, **others: Any) -> dict[str, Any]:
     return {"names": [f"p{place}" for place in range(len(central))], "global_model": list(central), **others}
 
 
-def test_what_two_models_share_falls_out(tmp_path: Path) -> None:
+def test_variation_between_cases_cancels_in_differences(tmp_path: Path) -> None:
     """Patients differ by 80 points, models by 2 or 4 on each: the interval is of the latter alone."""
     first = a_run(tmp_path / "a", told(10.0, 50.0, 90.0, 30.0))
     second = a_run(tmp_path / "b", told(8.0, 46.0, 88.0, 26.0))
@@ -34,20 +34,20 @@ def test_what_two_models_share_falls_out(tmp_path: Path) -> None:
     assert (back.mean, back.low, back.high) == (-3.0, -4.0, -2.0)
 
 
-def test_seeds_are_averaged_case_by_case_and_cases_without_a_score_left_out(tmp_path: Path) -> None:
+def test_seeds_are_averaged_and_cases_without_score_excluded(tmp_path: Path) -> None:
     seeds = [a_run(tmp_path / "a", told(10.0, 20.0, None)), a_run(tmp_path / "b", told(14.0, 24.0, 1.0))]
     other = a_run(tmp_path / "c", told(11.0, 21.0, 2.0))
     assert paired_difference(seeds, [other]) == CaseDifference(1.0, 1.0, 1.0, 2)
 
 
-def test_models_of_one_run_are_compared(tmp_path: Path) -> None:
+def test_compares_two_models_of_one_run(tmp_path: Path) -> None:
     run = a_run(tmp_path / "a", told(10.0, 20.0, ensemble=[11.0, 21.0]))
     assert paired_difference([run], [run], second_model="ensemble").mean == -1.0
     with pytest.raises(ArgumentError, match="centralized"):
         paired_difference([run], [run], first_model="centralized")
 
 
-def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Path) -> None:
+def test_seed_difference_pairs_runs_by_seed(tmp_path: Path) -> None:
     def run(name: str, seed: int, reached: float) -> Path:
         folder = Path(a_run(tmp_path / f"{name}{seed}", None))
         said = {
@@ -81,7 +81,7 @@ def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Pat
         paired_difference([first[0]], [second[0]])
 
 
-def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
+def test_rejects_runs_that_cannot_be_paired(tmp_path: Path) -> None:
     run, other = a_run(tmp_path / "a", told(1.0, 2.0)), a_run(tmp_path / "b", told(1.0, 2.0, 3.0))
     bare = a_run(tmp_path / "c", None)
     unsaid = a_run(tmp_path / "d", told(None, None))

@@ -39,7 +39,7 @@ nodes = { privacy = { epsilon = inf } }
 """
 
 
-def test_a_comparison_by_epsilon_shows_it(tmp_path: Path) -> None:
+def test_comparison_over_budgets_has_epsilon_table(tmp_path: Path) -> None:
     out, plan = a_comparison(tmp_path, BY_EPSILON)
     summary = summarize(out, plan)
     assert summary.by_budget() == [MethodCurve(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
@@ -72,7 +72,7 @@ nodes = {{ privacy = {{ epsilon = 1.5 }} }}
 
 
 @pytest.mark.parametrize("settings", [BY_ALPHA, TWICE])
-def test_other_comparisons_do_not(tmp_path: Path, settings: str) -> None:
+def test_other_comparisons_have_no_epsilon_table(tmp_path: Path, settings: str) -> None:
     """Settings that differ in something else, or two that share an epsilon."""
     out, plan = a_comparison(tmp_path, settings)
     summary = summarize(out, plan)

@@ -110,7 +110,7 @@ def records(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(path.read_text(encoding="utf-8"))))
 
 
-def test_mean_and_sample_deviation_by_hand() -> None:
+def test_spread_is_mean_and_sample_deviation() -> None:
     assert Spread.of([80.0, 84.0, 88.0]) == Spread(84.0, 4.0)  # sqrt((16 + 0 + 16) / 2)
     assert Spread.of([1.0, 2.0]) == Spread(1.5, math.sqrt(0.5))
     assert Spread.of([7.0]) == Spread(7.0, None)
@@ -120,7 +120,7 @@ def test_mean_and_sample_deviation_by_hand() -> None:
     assert Spread(93.04).text() == "93.0"
 
 
-def test_summary_csv_holds_means_deviations_and_gaps(folder: Path) -> None:
+def test_summary_csv_has_means_deviations_and_gaps(folder: Path) -> None:
     write_comparison(folder, compare.read_folder(folder))
     rows = {(row["setting"], row["method"]): row for row in records(folder / "compare-summary.csv")}
     assert len(rows) == 8
@@ -144,7 +144,7 @@ def test_summary_csv_holds_means_deviations_and_gaps(folder: Path) -> None:
     assert few["reason"] == "refused: few cannot run: node-1: <no> & never"
 
 
-def test_csv_has_one_row_a_run(folder: Path) -> None:
+def test_csv_has_one_row_per_run(folder: Path) -> None:
     write_comparison(folder, compare.read_folder(folder))
     rows = records(folder / "compare.csv")
     assert len(rows) == 2 * 4 * 3
@@ -161,7 +161,7 @@ def test_csv_has_one_row_a_run(folder: Path) -> None:
     assert third.items() >= {**told, "method": "fedavg", "seed": "2", "status": "finished"}.items()
 
 
-def test_a_curve_is_the_mean_over_seeds_on_the_share_of_the_run(folder: Path) -> None:
+def test_learning_curve_is_mean_over_seeds_by_fraction(folder: Path) -> None:
     rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
     assert rows["fedavg"].learning_curve() == {
         0.5: Spread(41.0),
@@ -176,7 +176,7 @@ def test_a_curve_is_the_mean_over_seeds_on_the_share_of_the_run(folder: Path) ->
     assert rows["few"].total_bytes() is None
 
 
-def test_bold_is_for_equal_kinds_only_and_not_for_data_that_left(folder: Path) -> None:
+def test_best_is_within_kind_of_model_and_excludes_released_data(folder: Path) -> None:
     methods = ["standalone", "fedavg", "fediod", "centralized"]
     plan = a_plan(methods=methods, options={}, runs={}, settings=None, paper=[])
     for seed in range(3):
@@ -188,7 +188,7 @@ def test_bold_is_for_equal_kinds_only_and_not_for_data_that_left(folder: Path) -
     assert setting.best(setting.metric) == {"fediod"}
 
 
-def test_a_seed_that_is_missing_is_said(folder: Path) -> None:
+def test_missing_seeds_have_reasons(folder: Path) -> None:
     (folder / "50-skew_ed" / "fedavg-seed1" / "result.json").unlink()
     write_text(folder / "not_run.json", json.dumps({"50-skew_ed/fedavg-seed2": "stopped: a limit"}))
     rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
@@ -207,7 +207,7 @@ def printed(summary: Summary, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 190])
-def test_the_terminal_tables(folder: Path, width: int) -> None:
+def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None:
     text = printed(summarize(folder, compare.read_folder(folder)), width)
     line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
     told = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
@@ -240,7 +240,7 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
     assert "few & \\multicolumn{10}{l}{refused: few cannot run: node-1: $<$no$>$ \\& never}" in text
 
 
-def test_markdown_holds_the_same_table(folder: Path) -> None:
+def test_markdown_has_the_same_table(folder: Path) -> None:
     lines = markdown(summarize(folder, compare.read_folder(folder))).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "**50% skew_ed**" in lines
@@ -250,7 +250,7 @@ def test_markdown_holds_the_same_table(folder: Path) -> None:
     assert any(line.startswith("| FedIOD | student | **91.0 ± 4.0** |") for line in table)
 
 
-def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
+def test_page_has_content_of_run_folders(folder: Path) -> None:
     source = write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8")
     page = Page(source)
     refuse_loading(page, source)
@@ -280,22 +280,22 @@ def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
     assert all((folder / link).parent.is_dir() for link in links)
 
 
-def told_by_runs(folder: Path, **changes: Any) -> None:
+def change_results(folder: Path, **changes: Any) -> None:
     """Put something into the results of FedIOD's runs."""
     for seed in range(3):
         file = folder / f"50-skew_ed/fediod-seed{seed}/result.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_what_the_nodes_side_of_a_method_told_is_a_note(folder: Path) -> None:
-    told_by_runs(folder, notes=["perceptual loss is off (<no> weights)"])
+def test_notes_of_runs_appear_once_per_method(folder: Path) -> None:
+    change_results(folder, notes=["perceptual loss is off (<no> weights)"])
     page = Page(write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8"))
     assert page.text.count("FedIOD: perceptual loss is off (<no> weights).") == 1  # not once a seed
     assert "Lower is better" not in page.text  # ECE is in the CSV alone
 
 
-def test_as_many_nodes_as_a_column_has_values_are_counted_by_the_runs(folder: Path) -> None:
-    told_by_runs(folder, split={"name": "column", "nodes": 4})
+def test_number_of_nodes_of_column_split_comes_from_runs(folder: Path) -> None:
+    change_results(folder, split={"name": "column", "nodes": 4})
     sites = {"name": "column", "nodes": 0, "column": "site"}
     plan = a_plan(runs={}, paper=[], settings=[{"name": "50% skew_ed", "split": sites}])
     context = summarize(folder, plan).settings[0].context
@@ -305,7 +305,7 @@ def test_as_many_nodes_as_a_column_has_values_are_counted_by_the_runs(folder: Pa
 # --- privacy ---
 
 
-def test_epsilon_is_the_most_over_nodes_and_seeds(folder: Path) -> None:
+def test_epsilon_is_maximum_over_nodes_and_seeds(folder: Path) -> None:
     protect(folder, "fedavg-seed0", 2.0, 3.0)
     protect(folder, "fedavg-seed1", 2.5, 2.5)
     protect(folder, "fedavg-seed2", 1.0, 4.0)
@@ -334,7 +334,7 @@ def test_epsilon_is_the_most_over_nodes_and_seeds(folder: Path) -> None:
     assert means["fediod"]["epsilon_max"] == ""
 
 
-def test_all_forms_have_a_column_where_there_is_an_epsilon(folder: Path) -> None:
+def test_all_formats_have_epsilon_column(folder: Path) -> None:
     for seed in range(3):
         for method in ("fedavg", "fediod"):
             protect(folder, f"{method}-seed{seed}", 2.0)
@@ -369,7 +369,7 @@ def two_methods(folder: Path, first: list[float], second: list[float]) -> Compar
     return setting
 
 
-def test_no_method_is_bold_where_seeds_explain_it(folder: Path) -> None:
+def test_no_method_is_best_without_significance(folder: Path) -> None:
     # Differences 4, 1 and 7: 4 +- 4.303 * 3 / sqrt(3)
     level = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 85.0, 95.0])
     assert level.best(level.metric) == set()
@@ -378,7 +378,7 @@ def test_no_method_is_bold_where_seeds_explain_it(folder: Path) -> None:
     ]
 
 
-def test_two_seeds_are_said_to_tell_little(folder: Path) -> None:
+def test_two_seeds_are_reported_as_too_few(folder: Path) -> None:
     few = two_methods(folder, [80.0, 84.0], [84.0, 90.0])  # 5 +- 12.706
     [verdict] = few.verdicts()
     start = (
@@ -387,7 +387,7 @@ def test_two_seeds_are_said_to_tell_little(folder: Path) -> None:
     assert verdict.startswith(start)
 
 
-def test_who_is_first_by_mean_and_behind_in_every_common_seed_is_not_called_first(folder: Path) -> None:
+def test_best_mean_behind_on_common_seeds_is_not_best(folder: Path) -> None:
     for seed, value in enumerate((80.0, 80.1, 79.9, 99.0)):
         a_run(folder, f"fediod-seed{seed}", (value, value, 1, 1), {1: 50.0})
     for seed, value in enumerate((82.0, 82.2, 81.9)):
@@ -401,7 +401,7 @@ def test_who_is_first_by_mean_and_behind_in_every_common_seed_is_not_called_firs
     assert setting.best(setting.metric) == set(), "nor is it bold"
 
 
-def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
+def test_significantly_better_method_is_best(folder: Path) -> None:
     # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), though both methods vary by more from seed to seed
     first = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 87.0, 93.0])
     assert first.best(first.metric) == {"fediod"}
@@ -427,7 +427,7 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     assert [round(float(pair[name]), 1) for name in ("difference", "ci_low", "ci_high")] == [-4.0, -6.5, -1.5]
 
 
-def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
+def test_significance_includes_variance_over_test_cases(folder: Path) -> None:
     same = [80.0, 84.0, 88.0]
     for_all = {"fedavg": [80.0, 90.0, 70.0], "fediod": [83.0, 93.0, 73.0]}
     two_methods(folder, same, [value + 3.0 for value in same])
@@ -449,9 +449,7 @@ def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
     assert setting.best(setting.metric) == {"fediod"}
 
 
-def test_a_method_of_ones_own_is_called_by_its_own_title_or_else_by_its_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_custom_method_is_named_by_title_or_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = "from dataclasses import dataclass\nfrom fedstill.methods.fedprox import FedProx\n"
     kind = "@dataclass(frozen=True, kw_only=True)\nclass {}(FedProx):\n    "
     lines = head + kind.format("Titled") + 'title = "Mean teacher"\n' + kind.format("Untitled") + "pass\n"

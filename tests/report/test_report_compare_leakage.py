@@ -87,7 +87,7 @@ def strongest(entry: ComparedMethod, column: LeakageColumn) -> str | None:
     return None if found is None else found[1].text(column.digits)
 
 
-def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder: Path) -> None:
+def test_leakage_is_of_strongest_attack_over_seeds(folder: Path) -> None:
     alone, fedavg, fediod = summarize(folder, a_plan()).entries
     name, auc = fedavg.strongest_attack(AUC) or ("", Spread(0.0))
     assert (name, auc.mean) == ("LiRA", pytest.approx(64.0))
@@ -105,7 +105,7 @@ def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder
     assert [strongest(alone, leak) for leak in LEAKS] == [None] * 5
 
 
-def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
+def test_leakage_needs_all_finished_seeds(folder: Path) -> None:
     (folder / "fedavg-seed1" / "leakage.json").unlink()
     leak(folder, "fediod-seed2", {**a_leakage(an_attack("Loss", 0.9)), "config": {**CONFIG, "seed": 1}})
     summary = summarize(folder, a_plan())
@@ -120,7 +120,7 @@ def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, float("nan")])
-def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
+def test_missing_leakage_values_are_none(folder: Path, value: Any) -> None:
     rows = [{"column": leak.name, "target": "it", "metric": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
         found = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
@@ -130,7 +130,7 @@ def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
     write_comparison(folder, a_plan())
 
 
-def test_the_csv_has_figures_and_the_attacks_that_they_are_of(folder: Path) -> None:
+def test_csv_has_leakage_and_attack_names(folder: Path) -> None:
     write_comparison(folder, a_plan())
     runs = {(row["method"], row["seed"]): row for row in records(folder / "compare.csv")}
     assert [runs["fedavg", str(seed)]["membership_auc"] for seed in range(3)] == ["60.0", "70.0", "72.0"]
@@ -144,7 +144,7 @@ def test_the_csv_has_figures_and_the_attacks_that_they_are_of(folder: Path) -> N
     assert (means["fediod"]["psnr_db_mean"], means["fediod"]["psnr_db_attack"]) == ("", "")
 
 
-def test_tables_have_the_columns(folder: Path) -> None:
+def test_tables_have_leakage_columns(folder: Path) -> None:
     summary = summarize(folder, a_plan())
     head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
     assert head.endswith("| seconds | membership AUC | TPR at 1% | responses' AUC | PSNR | memorization p |")
@@ -156,7 +156,7 @@ def test_tables_have_the_columns(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 220])
-def test_the_terminal_has_them_below(folder: Path, width: int) -> None:
+def test_terminal_prints_leakage_table(folder: Path, width: int) -> None:
     text = printed(summarize(folder, a_plan()), width)
     rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.startswith(" FedAvg ")]
     metrics = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
@@ -164,7 +164,7 @@ def test_the_terminal_has_them_below(folder: Path, width: int) -> None:
     assert "no method is called safe." in " ".join(text.split())
 
 
-def test_a_run_that_did_not_run_has_no_figures_in_any_form(folder: Path) -> None:
+def test_refused_runs_have_no_values_in_any_format(folder: Path) -> None:
     write_text(folder / "not_run.json", json.dumps({f"fediod-seed{seed}": "no" for seed in range(3)}))
     summary = summarize(folder, a_plan())
     assert "FedIOD: refused: no." in markdown(summary).splitlines()
@@ -178,13 +178,13 @@ def test_a_run_that_did_not_run_has_no_figures_in_any_form(folder: Path) -> None
     assert int(span[1]) == heads - 3  # all but the method, its terms and its reports
 
 
-def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
+def test_page_has_leakage_figure_columns_and_sentences(folder: Path) -> None:
     source = write_comparison(folder, a_plan()).read_text(encoding="utf-8")
     page = Page(source)
     for told in (
         "Accuracy against leakage",
         "Membership AUC % TPR % at 1% Responses\u2019 AUC % PSNR dB Memorization p",
-        "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - releases:",
+        "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - ",
         "12.5 - - - - - releases:",
         "Results of attacks",
         "FedAvg <one> left. Seed 0. Attacks: inversion by DLG, iDLG (4 victims, 1 image each); "
@@ -203,7 +203,7 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
     assert write_comparison(folder, a_plan()).read_text(encoding="utf-8") == source
 
 
-def test_nothing_attacked_yet_can_be_shown(folder: Path) -> None:
+def test_page_without_attacks_yet_is_shown(folder: Path) -> None:
     for file in folder.rglob("leakage.json"):
         file.unlink()
     page = Page(write_comparison(folder, a_plan()).read_text(encoding="utf-8"))
@@ -236,7 +236,7 @@ def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list
     return plan
 
 
-def test_budgets_of_one_method_are_joined_and_have_their_epsilon(tmp_path: Path) -> None:
+def test_lines_connect_budgets_labeled_by_epsilon(tmp_path: Path) -> None:
     budgets = [("none", float("inf")), ("eight", 8.0), ("three", 3.0)]
     settings = [{"name": name, "nodes": {"privacy": {"epsilon": value}}} for name, value in budgets]
     picture = drawn(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
@@ -257,7 +257,7 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
     assert "a <few> b many" in Page((tmp_path / "compare.html").read_text(encoding="utf-8")).text
 
 
-def test_the_strength_names_what_was_tried() -> None:
+def test_describe_attacks_names_attacks_and_strength() -> None:
     def read(found: dict[str, Any]) -> Leakage:
         return load_record(Leakage, found, Path("leakage.json"))
 

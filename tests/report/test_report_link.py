@@ -37,20 +37,20 @@ RESULT: dict[str, Any] = {
 }
 
 
-def test_a_run_in_one_process_has_no_link_to_report() -> None:
+def test_run_in_one_process_has_no_communication_time() -> None:
     assert communication_time.time_parts(Result()) == []
     assert communication_time.message_cost_text(Result()) is None
     assert communication_time.time_parts_text(Result()) is None
 
 
-def test_the_bar_is_as_long_as_its_parts_and_says_them() -> None:
+def test_time_bar_has_parts_and_accessible_text() -> None:
     bar = str(communication_time.time_bar(Result.from_record(RESULT)))
     assert 'class="part link" x="37.50%" width="12.50%"' in bar
     assert 'class="part server" x="50.00%" width="50.00%"' in bar
     assert 'aria-label="start and end 20.0%; local training 5.0%; nodes 10.0%; waiting 2.5%' in bar
 
 
-def test_the_terminal_says_where_the_time_went_and_who_was_left_out() -> None:
+def test_terminal_prints_time_by_activity_and_excluded_nodes() -> None:
     console = Console(record=True, width=200)
     print_table(RESULT, console)
     told = console.export_text()
@@ -60,7 +60,7 @@ def test_the_terminal_says_where_the_time_went_and_who_was_left_out() -> None:
     assert "east:              back at query 9" in told
 
 
-def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> None:
+def test_page_shows_communication_and_escapes_events(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     page = write_report(tmp_path).read_text()
     assert "Communication with nodes" in page
@@ -71,7 +71,7 @@ def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> No
     assert "Communication with nodes" not in write_report(tmp_path).read_text()
 
 
-def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
+def test_refused_query_is_not_traffic(tmp_path: Path) -> None:
     released = {
         "node": "north",
         "number": 0,
@@ -89,7 +89,7 @@ def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
     assert totals.total("up") == {"logits": 8}
 
 
-def test_what_was_waited_for_absent_nodes_is_not_the_links() -> None:
+def test_waiting_for_absent_nodes_is_not_link_time() -> None:
     waited = {**RESULT, "link": {**RESULT["link"], "absent": 5.0}}
     told = {part.key: part for part in communication_time.time_parts(Result.from_record(waited))}
     assert (told["absent"].seconds, told["absent"].share) == (5.0, 0.2)

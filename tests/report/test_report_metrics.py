@@ -57,7 +57,7 @@ def segmented() -> dict[str, Any]:
     return result
 
 
-def test_the_terminal_shows_all_figures_as_the_papers_table_does() -> None:
+def test_terminal_shows_all_metrics_of_the_paper() -> None:
     text = printed(segmented())
     assert re.search(r"Dice % +sens\. % +spec\. % +HD95 ↓ px", text)
     assert re.search(r"standalone mean +65\.0 ± 3\.3 +69\.3 ± 4\.7 +99\.3 ± 0\.1 +24\.6 ± 3\.6", text)
@@ -66,7 +66,7 @@ def test_the_terminal_shows_all_figures_as_the_papers_table_does() -> None:
     assert "accuracy" not in text.lower()
 
 
-def test_the_page_is_about_the_tasks_figures(tmp_path: Path) -> None:
+def test_page_shows_metrics_of_the_task(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, segmented())
     lines = [{"phase": "distillation", "step": step, "losses": {}, "dice": 60.0 + step} for step in (1, 2)]
     measured(folder, lines)
@@ -89,14 +89,14 @@ def test_the_page_is_about_the_tasks_figures(tmp_path: Path) -> None:
     )
 
 
-def test_a_mean_over_patients_says_how_many(tmp_path: Path) -> None:
+def test_page_counts_test_patients(tmp_path: Path) -> None:
     result = segmented()
     result["data"] |= {"test_cases": 22, "case": "patient"}
     text = read(a_folder(tmp_path, result)).text
     assert "Student Dice 75.4% on 22 test patients (360 examples)" in text
 
 
-def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
+def test_site_tables_have_columns_of_sites(tmp_path: Path) -> None:
     own = {"breast": by_key(77.92, 1, 2, 12.34), "<liver>": by_key(None, 1, 2, None)}
     sites = {"names": ["breast", "<liver>"], "global_model": {"breast": by_key(80.48, 1, 2, 11.22)},
              "nodes": {"north": own}, "centralized": None}  # fmt: skip
@@ -106,7 +106,7 @@ def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
     assert "centralized 7" not in text[text.index("Metrics by site") : text.index("Other metrics by site")]
 
 
-def test_findings_stand_by_themselves(tmp_path: Path) -> None:
+def test_findings_table_shows_each_finding(tmp_path: Path) -> None:
     labels = {"names": ["Effusion", "<Mass>"], "global_model": [70.0, None], "centralized": [80.0, 60.0],
               "nodes": {"north": [60.0, None], "south": [50.0, 40.0]}}  # fmt: skip
     auc = [{"key": "auc", "title": "AUC", "unit": "%", "digits": 1, "better": "higher"}]
@@ -125,7 +125,7 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
     assert "an example may have several findings, or none" in text
 
 
-def test_a_result_without_figures_is_judged_by_accuracy() -> None:
+def test_result_without_metrics_has_accuracy() -> None:
     assert Result().metric.title == "Accuracy"
     metrics = Result.from_record({"metric": "hd95", "metrics": FIGURES}).metrics
     assert [metric.key for metric in metrics] == ["hd95", "dice", "sensitivity", "specificity"]
@@ -172,7 +172,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_figure_has_its_own_best(folder: Path) -> None:
+def test_best_method_is_per_metric(folder: Path) -> None:
     for method in ("standalone", "fedavg", "fediod"):  # the same again: no chance between seeds
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed1")
     [two] = summarize(folder, a_plan(2)).settings
@@ -185,9 +185,12 @@ def test_each_figure_has_its_own_best(folder: Path) -> None:
     assert best == {"dice": {"fediod"}, "sensitivity": {"fedavg"}, "specificity": set(), "hd95": {"fedavg"}}
 
 
-def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
+def test_markdown_has_all_metrics_and_published_ones(folder: Path) -> None:
     lines = markdown(summarize(folder, a_plan(1))).splitlines()
-    head = "| method | evaluated model | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down | queries |"
+    head = (
+        "| method | evaluated model | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down "
+        "| queries |"
+    )
     assert any(line.startswith(head) and "paper, HD95 | gap, HD95 |" in line for line in lines)
     start = "| Standalone | nodes | 65.0 ± 3.0 | - | 69.0 ± 4.0 | 99.0 ± 0.5 | 24.0 ± 3.5 |"
     assert any(line.startswith(start) for line in lines)  # over the nodes, as there is one seed
@@ -197,7 +200,7 @@ def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
     assert fediod.endswith(" 75.4 | -0.4 | 111.8 | -100.8 |")
 
 
-def test_latex_and_page_have_as_many_columns_as_figures(folder: Path) -> None:
+def test_latex_and_page_have_a_column_per_metric(folder: Path) -> None:
     summary = summarize(folder, a_plan(1))
     text = latex(summary)
     assert "Method & Dice & Local Dice & Sens. & Spec. & HD95 $\\downarrow$ px" in text
@@ -212,7 +215,7 @@ def test_latex_and_page_have_as_many_columns_as_figures(folder: Path) -> None:
     assert "ccuracy" not in page.text
 
 
-def test_the_csv_has_a_column_for_each_figure(folder: Path) -> None:
+def test_csv_has_a_column_per_metric(folder: Path) -> None:
     write_comparison(folder, a_plan(1))
     [run] = [row for row in records(folder / "compare.csv") if row["method"] == "fedavg"]
     told = {"dice": "74.0", "local_dice": "72.5", "local_dice_all_tests": "70.0", "centralized": "74.85"}
@@ -224,7 +227,7 @@ def test_the_csv_has_a_column_for_each_figure(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 240])
-def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
+def test_terminal_prints_every_metric(folder: Path, width: int) -> None:
     text = print_comparison(summarize(folder, a_plan(1)), width)
     for metric in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
         assert metric in text, metric
@@ -252,7 +255,7 @@ def classified() -> dict[str, Any]:
     return result
 
 
-def test_the_chosen_figure_leads_and_the_majority_guess_is_a_mark(tmp_path: Path) -> None:
+def test_main_metric_is_first_and_majority_class_is_baseline(tmp_path: Path) -> None:
     text = printed(classified())
     # What is brief stands in a terminal: the leading figure first.
     assert re.search(r"AUC % +accuracy % +balanced acc\. %\s", text)
@@ -264,7 +267,7 @@ def test_the_chosen_figure_leads_and_the_majority_guess_is_a_mark(tmp_path: Path
     assert "always the most frequent class of the test data 50.0% 85.0% 50.0% 46.0% 85.0% 0.0%" in page.text
 
 
-def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> None:
+def test_page_has_confusion_matrix_and_reliability_diagram(tmp_path: Path) -> None:
     page = read(a_folder(tmp_path, classified()))
     assert "True class clear <ill> Recall clear 2 1 66.7% <ill> 0 17 100.0%" in page.text
     told = "Reliability diagram: confidence 55.0%, accuracy 50.0%; confidence 98.0%, accuracy 100.0%."
@@ -275,7 +278,7 @@ def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> 
     assert "Predictions of the student" not in read(a_folder(other, result)).text
 
 
-def test_intervals_stand_below_the_leading_figure_and_below_the_terminals_table(tmp_path: Path) -> None:
+def test_intervals_are_below_main_metric_and_terminal_table(tmp_path: Path) -> None:
     kept = {"level": 95, "draws": 400, "cases": 20, "global_model": [71.25, 97.04], "nodes": None,
             "ensemble": None, "centralized": None}  # fmt: skip
     result = {**classified(), "intervals": kept}

@@ -26,14 +26,14 @@ def of_sites() -> dict[str, Any]:
     return result
 
 
-def test_the_site_stands_beside_the_name_only_where_it_is_known() -> None:
+def test_display_name_has_known_site() -> None:
     assert Result.from_record(of_sites()).display_names == {
         "north": "north \u00b7\u00a0Utrecht",
         "south": "south",
     }
 
 
-def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: Path) -> None:
+def test_page_uses_display_names_everywhere(tmp_path: Path) -> None:
     result = of_sites()
     by_site = {"Utrecht": {"accuracy": 80.0}}
     result["sites"] = {
@@ -67,7 +67,7 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
     assert "south \u00b7" not in text
 
 
-def test_nodes_that_a_figure_is_over_are_written_so_too() -> None:
+def test_description_names_nodes_of_partial_mean() -> None:
     result = of_sites()
     result["standalone"]["accuracy"]["nodes"] = ["north"]
     assert compare_models(Result.from_record(result))[0].description.endswith(
@@ -105,7 +105,7 @@ def a_run(folder: Path, **split: Any) -> dict[str, Any]:
     return result
 
 
-def test_a_run_with_a_node_for_each_site_keeps_which_is_which(tmp_path: Path) -> None:
+def test_run_split_by_site_records_sites(tmp_path: Path) -> None:
     result = a_run(tmp_path, name="column", column="site", nodes=0)
     told = [(node["name"], node["site"]) for node in result["nodes"]]
     assert told == [("node-0", "east"), ("node-1", "west")]

@@ -162,7 +162,7 @@ def only_result(folder: Path, result: object) -> Page:
     return read(folder)
 
 
-def test_page_tells_the_figures(tmp_path: Path) -> None:
+def test_page_shows_metrics_and_context(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     for told in (
         "FedIOD on digits",
@@ -198,7 +198,7 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
     assert shades[2] == "--shade:0.00"  # none
 
 
-def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
+def test_page_shows_releases_of_each_node(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     # queries; logits, gradients, label counts, all; inputs, gradients, all
     assert "north 5 10.0 kB 30.0 kB 80 B 40.1 kB 32.0 kB 4.0 kB 36.0 kB" in page.text
@@ -208,7 +208,7 @@ def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
     assert "disagree" not in page.text
 
 
-def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
+def test_page_shows_nodes_of_audit_log_alone(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     extra = {
         "node": "stranger",
@@ -223,7 +223,7 @@ def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     assert "the run's result disagree" in text
 
 
-def test_losses_and_pictures(tmp_path: Path) -> None:
+def test_page_has_losses_and_generated_images(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     labels = page.attributes("aria-label")
     assert "gan, from step 1 to 4: 0.7 to 0.7." in labels
@@ -237,7 +237,7 @@ def test_losses_and_pictures(tmp_path: Path) -> None:
     assert "centralized 96.9%" in told
 
 
-def test_many_pictures_are_thinned_evenly_with_the_last(tmp_path: Path) -> None:
+def test_generated_images_are_subsampled_evenly_with_the_last(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     pictures = np.zeros((40, 3, 8, 8), np.uint8)
     save_file({f"{step:06d}": pictures for step in range(0, 1001, 20)}, folder / "samples.safetensors")
@@ -270,7 +270,7 @@ def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
     refuse_loading(page, (tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
-def test_figures_and_tables_can_be_read_aloud(tmp_path: Path) -> None:
+def test_figures_and_tables_have_accessible_texts(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "plot"]
     assert len(drawings) == 8  # accuracy for three widths, two losses, two nodes, centralized
@@ -279,7 +279,7 @@ def test_figures_and_tables_can_be_read_aloud(tmp_path: Path) -> None:
     assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags)
 
 
-def test_hostile_names_are_only_text(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     hostile = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
     result = a_result()
     for key in ("name", "title", "command", "machine", "date"):
@@ -303,7 +303,7 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     assert f"Note: {hostile}. Data: " in page.text  # what the nodes' side tells stands before the figures
 
 
-def test_a_result_alone_is_enough(tmp_path: Path) -> None:
+def test_result_without_other_files_is_enough(tmp_path: Path) -> None:
     page = only_result(tmp_path, a_result())
     for told in (
         "not measured : the run's metrics have no accuracy of the student",
@@ -319,7 +319,7 @@ def test_a_result_alone_is_enough(tmp_path: Path) -> None:
     assert "All nodes 5 20.0 kB 60.0 kB 160 B 80.2 kB" in page.text
 
 
-def test_a_run_from_python_names_no_data_and_no_command(tmp_path: Path) -> None:
+def test_run_from_python_needs_no_data_and_command(tmp_path: Path) -> None:
     result = a_result()
     for key in ("data", "split", "command", "name", "machine", "date", "versions", "peak_memory_mb"):
         del result[key]
@@ -330,7 +330,7 @@ def test_a_run_from_python_names_no_data_and_no_command(tmp_path: Path) -> None:
     assert "not measured" not in text
 
 
-def test_an_empty_result_invents_nothing(tmp_path: Path) -> None:
+def test_empty_result_shows_not_measured(tmp_path: Path) -> None:
     page = only_result(tmp_path, {})
     for name in ("Student accuracy", "Gain over standalone", "Traffic", "Time"):
         assert f"{name} not measured" in page.text
@@ -353,7 +353,7 @@ def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     assert "gone not finite 3 steps with a value that is not finite" in page.text
 
 
-def test_same_files_same_bytes(tmp_path: Path) -> None:
+def test_same_files_give_same_page(tmp_path: Path) -> None:
     first = write_report(a_folder(tmp_path / "a", a_result())).read_bytes()
     second = write_report(a_folder(tmp_path / "b", a_result())).read_bytes()
     assert first == second
@@ -362,7 +362,7 @@ def test_same_files_same_bytes(tmp_path: Path) -> None:
     assert str(tmp_path).encode() not in first
 
 
-def test_every_table_scrolls_in_a_box_that_shows_where_it_is_cut(tmp_path: Path) -> None:
+def test_every_table_is_in_a_scroll_box(tmp_path: Path) -> None:
     link = {"starting": 1.0, "training": 1.0, "nodes": 1.0, "waiting": 1.0, "link": 1.0, "server": 1.0}
     sites = {"names": ["a"], "global_model": {"a": {"accuracy": 1.0}}}
     page_of(tmp_path, {**a_result(), "link": link, "sites": sites})
@@ -436,7 +436,7 @@ def test_page_of_a_method_in_rounds(tmp_path: Path) -> None:
         assert word not in page.text, word
 
 
-def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
+def test_page_of_standalone_nodes(tmp_path: Path) -> None:
     metrics = {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]}
     result = {
         **a_result_in_rounds(),
@@ -449,7 +449,8 @@ def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
     result["bytes"] = {"up": 0, "down": 0, "by_kind": {}}
     page = only_result(tmp_path, result)
     for told in (
-        "Two nodes, each with its own private data, trained their models standalone. No node released anything.",
+        "Two nodes, each with its own private data, trained their models standalone. "
+        "No node released anything.",
         "Mean accuracy of local models 70.0%",
         "local models (Standalone)",
         "70.0% ± 2.0",
@@ -461,7 +462,7 @@ def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
     assert "standalone mean" not in page.text
 
 
-def test_sentences_of_other_kinds() -> None:
+def test_sentence_names_released_payload_kinds() -> None:
     head = sentence_with({"head parameters": {"up": 9, "down": 9}, "data sizes": {"up": 4, "down": 0}})
     assert head.endswith(
         "No node released training data, but nodes released head parameters of models. "
@@ -477,7 +478,7 @@ def test_sentences_of_other_kinds() -> None:
     assert "No node released" not in data
 
 
-def test_sentence_when_label_maps_left() -> None:
+def test_sentence_names_released_label_maps() -> None:
     maps = {"label maps": {"up": 9, "down": 0}, "logits": {"up": 9, "down": 0}}
     assert sentence_with(maps).endswith(
         "No node released images or models, but each released the label maps of its images."
@@ -488,7 +489,7 @@ def test_sentence_when_label_maps_left() -> None:
     assert "No node released images" not in mixed
 
 
-def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() -> None:
+def test_sentence_makes_no_claims_on_custom_payload_kinds() -> None:
     bytes_of = {"up": 10, "down": 0}
     about = {"description": "a model", "category": "model", "package": "lab", "unknown key": 1}
     theirs = {
@@ -510,7 +511,7 @@ def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() ->
     assert sentences["parameters"] == sentence_with({"parameters": bytes_of})
 
 
-def test_sentence_counts_in_words_and_figures() -> None:
+def test_sentence_writes_small_numbers_in_words() -> None:
     logits = {"logits": {"up": 1, "down": 0}}
     one = sentence_with(logits, nodes=[{"name": "a"}], queries=1)
     assert one.startswith(
@@ -524,7 +525,7 @@ def test_sentence_counts_in_words_and_figures() -> None:
     assert "responding to four queries about inputs sent by the server. " in public
 
 
-def test_a_line_cut_short_at_the_end_is_left_out(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     whole = write_report(folder).read_bytes()
     with (folder / "metrics.jsonl").open("a") as file:
@@ -533,14 +534,14 @@ def test_a_line_cut_short_at_the_end_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]"])
-def test_folder_without_a_result_is_refused(tmp_path: Path, content: str | None) -> None:
+def test_rejects_folder_without_result(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(RunFolderError, match=r"result\.json"):
         write_report(tmp_path)
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_broken_files_are_named_in_errors(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     (folder / "samples.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(RunFolderError, match=r"samples\.safetensors"):
@@ -551,7 +552,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         write_report(folder)
 
 
-def test_inputs_that_are_no_pictures_are_not_shown(tmp_path: Path) -> None:
+def test_inputs_that_are_not_images_are_not_shown(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     save_file({"000002": np.zeros((4, 30), np.uint8)}, folder / "samples.safetensors")
     assert "not measured : the run stored no generated images" in read(folder).text

@@ -49,7 +49,7 @@ def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def test_outlines_of_truth_and_predictions_are_drawn_on_the_image(tmp_path: Path) -> None:
+def test_outlines_are_drawn_over_the_image(tmp_path: Path) -> None:
     segmented(tmp_path, a_case("best"), a_case("worst", case="patient 9", window=[0, 0, 6, 8], size=[60, 80]))
     source = write_report(tmp_path).read_text(encoding="utf-8")
     page = Page(source)
@@ -80,7 +80,7 @@ def test_outlines_of_truth_and_predictions_are_drawn_on_the_image(tmp_path: Path
     assert {attrs["viewBox"] for attrs in drawings if "viewBox" in attrs} <= {"0 0 8 6"}
 
 
-def test_outlines_run_between_pixels_and_not_along_the_edge_of_the_map() -> None:
+def test_outlines_run_between_pixels_but_not_along_the_border() -> None:
     codes = outline_codes(np.array([[0, 1, 1, 1]]), np.array([[0, 1, 1, 0]]))
     k = codes.shape[1] // 4
     assert (codes[:, k] == 4).all()  # where both change
@@ -104,7 +104,7 @@ def simulated(color: str) -> list[npt.NDArray[np.float64]]:
     return [np.clip(np.asarray(kind) @ linear, 0, 1) ** (1 / 2.2) for kind in kinds]
 
 
-def test_the_three_lines_have_colors_that_everybody_tells_apart(tmp_path: Path) -> None:
+def test_outline_colors_differ_for_color_blind_readers(tmp_path: Path) -> None:
     segmented(tmp_path, a_case())
     source = write_report(tmp_path).read_text(encoding="utf-8")
     styles = ("truth", "prediction", "both")
@@ -115,7 +115,7 @@ def test_the_three_lines_have_colors_that_everybody_tells_apart(tmp_path: Path) 
         assert all(np.abs(a - b).max() > 0.4 for a, b in zip(one, other, strict=True))
 
 
-def test_a_score_says_what_it_is_of(tmp_path: Path) -> None:
+def test_score_titles_name_patient_or_whole_image(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case(), a_case(part=None, parts=None), a_case(part=None, size=[60, 80]))
     found = build_image_section(tmp_path, Result.from_record(result))
     assert found is not None
@@ -123,7 +123,7 @@ def test_a_score_says_what_it_is_of(tmp_path: Path) -> None:
     assert told == ["Dice of the patient", "Dice", "Dice of the whole image"]
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_missing_image_file_is_reported(tmp_path: Path) -> None:
     segmented(tmp_path, a_case())
     (tmp_path / "pictures.safetensors").unlink()
     text = read(tmp_path).text
@@ -131,7 +131,7 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
     assert "Best case" not in text
 
 
-def test_a_broken_file_and_a_missing_part_are_named(tmp_path: Path) -> None:
+def test_broken_file_and_missing_tensor_are_named(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
     save_file({"0/truth": TRUTH}, tmp_path / "pictures.safetensors")
     with pytest.raises(RunFolderError, match=r"pictures\.safetensors: 0/output/0 is missing"):
@@ -141,14 +141,14 @@ def test_a_broken_file_and_a_missing_part_are_named(tmp_path: Path) -> None:
         build_image_section(tmp_path, Result.from_record(result))
 
 
-def test_what_stands_for_a_central_model_is_called_so(tmp_path: Path) -> None:
+def test_panels_name_the_evaluated_model(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
     found = build_image_section(tmp_path, Result.from_record({**result, "evaluated_model": "virtual"}))
     assert found is not None
     assert [panel["name"] for panel in found["cases"][0]["panels"]] == ["truth", "average", "north"]
 
 
-def test_models_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
+def test_models_beyond_maximum_are_counted(tmp_path: Path) -> None:
     models = [{"name": f"node-{k}", "score": 1.0} for k in range(9)]
     result = segmented(tmp_path, a_case(models=models))
     tensors = {f"0/output/{k}": FOUND for k in range(9)}
@@ -190,7 +190,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
 # --- what a generator was told ---
 
 
-def test_generated_images_stand_over_the_maps_they_were_made_from(tmp_path: Path) -> None:
+def test_generated_images_are_above_their_label_maps(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     images, maps = np.zeros((3, 1, 8, 8), np.uint8), np.zeros((3, 8, 8), np.uint8)
     maps[1] = 2
@@ -207,7 +207,7 @@ def test_generated_images_stand_over_the_maps_they_were_made_from(tmp_path: Path
     assert len(kinds) == 3
 
 
-def test_images_made_to_order_are_fewer_and_larger(tmp_path: Path) -> None:
+def test_images_from_label_maps_are_fewer_and_larger(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     tensors: dict[str, npt.NDArray[np.uint8]] = {}
     for step in range(0, 101, 10):

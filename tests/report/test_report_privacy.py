@@ -72,7 +72,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
 # --- figures ---
 
 
-def test_odds_are_those_of_the_best_test() -> None:
+def test_max_guess_accuracy_is_that_of_optimal_test() -> None:
     # Randomized response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
     assert max_guess_accuracy(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
     assert max_guess_accuracy(0.0, 0.0) == 0.5
@@ -81,7 +81,7 @@ def test_odds_are_those_of_the_best_test() -> None:
     assert max_guess_accuracy(1e6, 0.0) == 1.0
 
 
-def test_a_run_costs_what_its_dearest_node_pays() -> None:
+def test_run_guarantee_is_that_of_weakest_node() -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
     assert run_guarantee(Result.from_record(result)) == (5.0, 1e-5)
     assert run_guarantee(Result.from_record(told(a_node("north", 3.0), unprotected_node("south")))) is None
@@ -91,7 +91,7 @@ def test_a_run_costs_what_its_dearest_node_pays() -> None:
 # --- the page ---
 
 
-def test_page_lists_each_node_with_price_budget_and_what_left(tmp_path: Path) -> None:
+def test_page_lists_cost_budget_and_releases_of_each_node(tmp_path: Path) -> None:
     page = folder_of(tmp_path, told(a_node("north", 3.0), a_node("south", 5.0)))
     assert "The releases of each node have a formal privacy guarantee" in page.text
     # 1 - (1 - 1e-5) / (e^3 + 1) = 0.952575, up; e^5: 0.993307, up
@@ -112,21 +112,21 @@ def test_page_lists_each_node_with_price_budget_and_what_left(tmp_path: Path) ->
     assert "north: 4 \u00d7 gaussian(0.2904), 1 \u00d7 laplace(10) south: 4 \u00d7" in page.text
 
 
-def test_nodes_that_differ_are_told_apart(tmp_path: Path) -> None:
+def test_nodes_with_different_mechanisms_have_own_entries(tmp_path: Path) -> None:
     other = a_node("south", 5.0, rules=["logits of predict: something else"])
     page = folder_of(tmp_path, told(a_node("north", 3.0), other))
     assert "Mechanism of north" in page.text
     assert "Mechanism of south" in page.text
 
 
-def test_a_node_without_a_guarantee_is_named(tmp_path: Path) -> None:
+def test_node_without_guarantee_is_named(tmp_path: Path) -> None:
     page = folder_of(tmp_path, told(a_node("north", 3.0), unprotected_node("south")))
     assert "There is no formal privacy guarantee for south" in page.text
     assert "none no guarantee 9 releases without none set" in page.text
     assert "Mechanism of north" in page.text
 
 
-def test_without_any_mechanism_the_page_says_what_it_always_said(tmp_path: Path) -> None:
+def test_nodes_without_mechanism_have_one_sentence(tmp_path: Path) -> None:
     plain = page_of(tmp_path / "plain")
     result = told(unprotected_node("north"), unprotected_node("south"))
     result["privacy"]["text"] = "no guarantee"
@@ -134,7 +134,7 @@ def test_without_any_mechanism_the_page_says_what_it_always_said(tmp_path: Path)
     assert "There is no formal privacy guarantee (see Privacy below)" in plain.text
 
 
-def test_a_price_that_the_audit_log_does_not_know_is_found(tmp_path: Path) -> None:
+def test_disagreement_on_cost_with_audit_log_is_reported(tmp_path: Path) -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0))
     folder_of(tmp_path, result)
     result["privacy"]["nodes"][1]["events"] = {"laplace(10.0)": 1}
@@ -143,13 +143,13 @@ def test_a_price_that_the_audit_log_does_not_know_is_found(tmp_path: Path) -> No
     assert "disagree on the privacy cost of south." in page.text
 
 
-def test_a_result_alone_has_its_prices(tmp_path: Path) -> None:
+def test_result_without_audit_log_shows_cost(tmp_path: Path) -> None:
     page = only_result(tmp_path, told(a_node("north", 3.0)))
     assert "north not measured pate 3 1e-05" in page.text
     assert "disagree" not in page.text
 
 
-def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
+def test_page_distinguishes_simulations(tmp_path: Path) -> None:
     noisy = told(a_node("north", 3.0), a_node("south", 5.0))
     losses = "not measured : losses depend on a node's records, so they stay with the node."
     text = only_result(tmp_path / "a", noisy).text
@@ -167,7 +167,7 @@ def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [3, "x", [], {"a": 1}])
-def test_an_odd_value_is_one_line_and_no_guarantee(tmp_path: Path, odd: object) -> None:
+def test_rejects_privacy_values_of_wrong_type(tmp_path: Path, odd: object) -> None:
     for name in ("guarantee", "noise", "events"):
         node = {**a_node("north", 3.0), name: odd}
         if name != "guarantee" and isinstance(odd, dict):
@@ -176,7 +176,7 @@ def test_an_odd_value_is_one_line_and_no_guarantee(tmp_path: Path, odd: object) 
             only_result(tmp_path, told(node))
 
 
-def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
+def test_noisy_counts_are_reported(tmp_path: Path) -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0))
     assert "released its number of examples per class (with noise)" in page_of(tmp_path, result).text
     follows = "The exact number of records of south follows from the privacy cost of training"
@@ -191,7 +191,7 @@ def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
     assert "training (as reported by nodes, north with noise)" in page_of(tmp_path, away).text
 
 
-def test_an_infinite_price_is_said(tmp_path: Path) -> None:
+def test_infinite_epsilon_is_shown(tmp_path: Path) -> None:
     node = a_node("north", math.inf, budget=None, left=None)
     assert run_guarantee(Result.from_record(told(node))) == (math.inf, 1e-5)
     assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, told(node)).text
@@ -200,7 +200,7 @@ def test_an_infinite_price_is_said(tmp_path: Path) -> None:
 # --- the audit, the terminal ---
 
 
-def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
+def test_charges_are_read_from_audit_log(tmp_path: Path) -> None:
     lines = [
         {"node": "north", "mechanism": "pate", "cost": {"laplace(10.0)": 1, "gaussian(2.0)": 3}},
         {"node": "north", "mechanism": "pate", "cost": {"gaussian(2.0)": 4}},
@@ -215,7 +215,7 @@ def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
     assert totals.nodes["north"].without_guarantee == 1
 
 
-def test_the_terminal_says_what_it_cost() -> None:
+def test_terminal_prints_privacy_cost() -> None:
     every = told(a_node("north", 3.0), a_node("south", 5.0))
     assert (
         describe_privacy(Result.from_record(every))
@@ -251,7 +251,7 @@ def _crossed(method: str, *up: str, down: int = 7) -> dict[str, Any]:
     return {**a_result(), "method": method, "bytes": {"up": 9, "down": 9, "by_kind": kinds}}
 
 
-def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) -> None:
+def test_page_has_notes_on_released_images(tmp_path: Path) -> None:
     result = _crossed("fediod", "label maps", "difference", "gradients")
     every = [result, {**told(a_node("north", 3.0), unprotected_node("south")), "bytes": result["bytes"]}]
     for number, one in enumerate(every):  # without any mechanism, and with one at a node
@@ -262,7 +262,7 @@ def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) 
         assert "from which a server can reconstruct the node's image" in text
 
 
-def test_no_more_is_said_of_images_than_left() -> None:
+def test_image_notes_depend_on_releases() -> None:
     assert image_notes(Result.from_record(_crossed("fediod", "logits", "gradients"))) == []
     (told_maps,) = image_notes(Result.from_record(_crossed("fediod", "label maps", down=0)))
     assert "other nodes" not in told_maps  # no query has maps with it

@@ -38,7 +38,7 @@ IN_ROUNDS: dict[str, Any] = {
 }
 
 
-def test_a_run_in_rounds_shows_what_it_has() -> None:
+def test_run_in_rounds_shows_local_models() -> None:
     text = printed(IN_ROUNDS)
     assert re.search(
         r"local models \(mean\) +70.0% ± 2.0\s+average \(FedPer\) +88.2%\s+centralized +96.9%", text
@@ -46,7 +46,7 @@ def test_a_run_in_rounds_shows_what_it_has() -> None:
     assert "not measured" not in text
 
 
-def test_nodes_that_trained_alone_are_one_line() -> None:
+def test_standalone_nodes_are_one_row() -> None:
     alone = {
         **IN_ROUNDS,
         "evaluated_model": "nodes",
@@ -76,7 +76,7 @@ def printed(result: dict[str, Any]) -> str:
         (7 * 10**18, "7000 PB"),  # the largest unit
     ],
 )
-def test_bytes_for_people(count: int, text: str) -> None:
+def test_format_bytes_rounds_to_three_digits(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
@@ -90,16 +90,16 @@ def test_bytes_for_people(count: int, text: str) -> None:
         (7500, "2 h 5 min"),
     ],
 )
-def test_time_for_people(seconds: float, text: str) -> None:
+def test_format_seconds_rounds_up_units(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize("value", [None, "0.9", True, float("nan"), float("-inf"), 10**400, [1]])
-def test_what_is_no_finite_number_counts_as_missing(value: object) -> None:
+def test_number_at_returns_none_for_other_values(value: object) -> None:
     assert number_at({"accuracy": value}, "accuracy") is None
 
 
-def test_table_holds_every_figure() -> None:
+def test_table_has_all_metrics_and_totals() -> None:
     lines = printed(RESULT).splitlines()
 
     def line(start: str) -> str:
@@ -114,18 +114,18 @@ def test_table_holds_every_figure() -> None:
     assert line("time").endswith(" 3 min 12 s")
 
 
-def test_table_says_what_was_not_measured() -> None:
+def test_table_prints_not_measured() -> None:
     assert printed({**RESULT, "centralized": {"accuracy": None}}).count("not measured") == 1
     assert printed({"title": "FedIOD"}).count("not measured") == 8
 
 
-def test_a_bar_within_a_name_or_cell_of_markdown_is_no_end_of_it() -> None:
+def test_markdown_escapes_vertical_bars() -> None:
     table = Table("", "a|b", [Column("c|d")], [Row("e|f", [Cell("g|h", bold=True)])])
     assert markdown(table) == [r"| a\|b | c\|d |", "|---|---|", r"| e\|f | **g\|h** |"]
 
 
 @pytest.mark.parametrize(("width", "tables"), [(16, 3), (18, 3), (19, 2), (28, 2), (29, 1), (80, 1)])
-def test_no_figure_is_cut_where_the_terminal_is_narrow(width: int, tables: int) -> None:
+def test_narrow_terminal_splits_tables(width: int, tables: int) -> None:
     """Columns that have no room stand below, beside the same names."""
     cells = {"all": ["240", "86.7", None], "rome": ["80", "1", "2"]}
     rows = [Row(name, [Cell(value) for value in values]) for name, values in cells.items()]
@@ -139,7 +139,7 @@ def test_no_figure_is_cut_where_the_terminal_is_narrow(width: int, tables: int) 
     assert len([line for line in lines if line[0] == "site"]) == tables
 
 
-def test_table_prints_names_as_they_are() -> None:
+def test_table_prints_markup_as_text() -> None:
     text = printed({**RESULT, "title": "[red]x[/red]", "name": "[/nonsense]"})
     assert "student ([red]x[/red])" in text
     assert "[/nonsense]" in text

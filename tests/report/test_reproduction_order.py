@@ -15,7 +15,7 @@ def seeds(method: str, *values: float) -> ReproducedMetric:
     return ReproducedMetric("", method, "accuracy", dict(enumerate(values)))
 
 
-def test_a_pair_is_told_apart_by_paired_differences_over_seeds() -> None:
+def test_pair_is_significant_by_paired_difference_over_seeds() -> None:
     # Seeds move both alike: differences 1.0, 1.2, 0.8 have the interval 1.0 +- 4.303 * 0.2 / sqrt(3).
     steady = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 78.8, 89.2)]
     assert compare_order(steady, paper(a=2.0, b=1.0)) == OrderAgreement(1, 1, 1, 1)
@@ -25,13 +25,13 @@ def test_a_pair_is_told_apart_by_paired_differences_over_seeds() -> None:
     assert compare_order(loose, paper(a=2.0, b=1.0)) == OrderAgreement(1, 1, 0, 0)
 
 
-def test_one_seed_tells_nothing_apart() -> None:
+def test_one_seed_is_not_significant() -> None:
     assert compare_order([seeds("a", 99.0), seeds("b", 1.0)], paper(a=2.0, b=1.0)) == OrderAgreement(
         1, 1, 0, 0
     )
 
 
-def test_what_lacks_a_seed_is_compared_on_those_that_both_have() -> None:
+def test_methods_are_compared_on_common_seeds() -> None:
     # Of the seeds 0 to 2 a is above b by 1.0, 1.2, 0.8; by b's fourth, which a lacks, it would not be.
     rows = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 78.8, 89.2, 200.0)]
     assert compare_order(rows, paper(a=2.0, b=1.0)) == OrderAgreement(1, 1, 1, 1)
@@ -39,7 +39,7 @@ def test_what_lacks_a_seed_is_compared_on_those_that_both_have() -> None:
     assert compare_order(strangers, paper(a=2.0, b=1.0)) == OrderAgreement(0, 0, 0, 0)
 
 
-def test_settings_and_figures_are_not_mixed_and_level_pairs_not_counted() -> None:
+def test_pairs_share_setting_and_metric_and_differ_in_paper() -> None:
     rows = [
         ReproducedMetric("one", "a", "accuracy", {0: 9.0}),
         ReproducedMetric("two", "b", "accuracy", {0: 1.0}),

@@ -1,4 +1,4 @@
-"""What ``result.json`` says: checked once, and one line where it is spoilt."""
+"""What ``result.json`` says: checked once, and one line where it is corruptions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.report.test_report_page import a_result
 ERROR_LINE = re.compile(r"result\.json: [^\n]+")
 
 
-def spoilt(value: Any, junk: object) -> Iterator[Any]:
+def corruptions(value: Any, junk: object) -> Iterator[Any]:
     """The same value, each time with one of its parts turned to junk."""
     parts: Any = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in parts:
-        inner = spoilt(part, junk) if isinstance(part, dict | list) else ()
+        inner = corruptions(part, junk) if isinstance(part, dict | list) else ()
         for other in (junk, *inner):
             changed = value.copy()
             changed[key] = other
@@ -29,8 +29,8 @@ def spoilt(value: Any, junk: object) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])
-def test_a_part_of_a_wrong_type_is_read_or_named_in_one_line(junk: object) -> None:
-    broken = [json.loads(json.dumps(each)) for each in spoilt(a_result(), junk)]
+def test_values_of_wrong_type_raise_one_line_errors(junk: object) -> None:
+    broken = [json.loads(json.dumps(each)) for each in corruptions(a_result(), junk)]
     refused = []
     for record in broken:
         try:
@@ -67,20 +67,20 @@ def test_invalid_value_is_named_with_its_key(
     assert "\n" not in message
 
 
-def test_what_is_nested_without_end_is_no_result(tmp_path: Path) -> None:
+def test_rejects_deeply_nested_json(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("[" * 100_000)
     with pytest.raises(RunFolderError, match=r"result\.json cannot be read as JSON: "):
         Result.read(tmp_path)
 
 
-def test_a_text_of_a_kind_of_its_own_is_a_text() -> None:
+def test_accepts_subclasses_of_str() -> None:
     class Version(str):
         """As torch.__version__ is, in a result that was not read from a file."""
 
     assert Result.from_record({"versions": {"torch": Version("2.9")}}).versions == {"torch": "2.9"}
 
 
-def test_what_a_run_does_not_have_is_told_from_what_was_not_measured() -> None:
+def test_null_keys_differ_from_missing_keys() -> None:
     without = Result.from_record({**a_result(), "standalone": None})
     assert "standalone" in without.absent_keys
     assert "ensemble" not in without.absent_keys

@@ -18,7 +18,7 @@ from tests.report.test_report_page import a_result, measured, read
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def going_on(folder: Path, **told: object) -> Path:
+def unfinished_run(folder: Path, **told: object) -> Path:
     about = {
         "title": "FedIOD",
         "metric": "accuracy",
@@ -33,17 +33,17 @@ def going_on(folder: Path, **told: object) -> Path:
     return folder
 
 
-def test_it_says_how_far_the_run_is_and_what_it_reaches(tmp_path: Path) -> None:
+def test_page_shows_progress_and_metrics(tmp_path: Path) -> None:
     steps = [(10, 60.0), (20, 81.5), (30, 80.0)]
     lines = [
         {"phase": "distillation", "step": step, "losses": {"gan": 1.0 / step}, "accuracy": value}
         for step, value in steps
     ]
     lines[-1] |= {"link_seconds_each": 0.12, "link_link": 3.0, "link_waiting": 0.0}
-    page = read(measured(going_on(tmp_path), lines))
-    assert "Accuracy so far 82.0%" in read(going_on(tmp_path, note="accuracy 82.0 %")).text  # newer
+    page = read(measured(unfinished_run(tmp_path), lines))
+    assert "Accuracy so far 82.0%" in read(unfinished_run(tmp_path, note="accuracy 82.0 %")).text  # newer
     assert "not finished" in page.text
-    assert "continues without west" in read(going_on(tmp_path, excluded=["west"])).text
+    assert "continues without west" in read(unfinished_run(tmp_path, excluded=["west"])).text
     assert "31 of 400" in page.text
     assert "Accuracy so far 80.0% best so far 81.5%" in page.text
     assert "about 6 min 9 s" in page.text  # 369 steps at 30 s for 30
@@ -52,11 +52,13 @@ def test_it_says_how_far_the_run_is_and_what_it_reaches(tmp_path: Path) -> None:
     assert "script" not in {tag for tag, _ in page.tags}
 
 
-def test_of_a_run_that_stopped_it_says_why(tmp_path: Path) -> None:
-    assert "The run stopped: node 'a' says no" in read(going_on(tmp_path, error="node 'a' says no")).text
+def test_page_of_stopped_run_shows_error(tmp_path: Path) -> None:
+    assert (
+        "The run stopped: node 'a' says no" in read(unfinished_run(tmp_path, error="node 'a' says no")).text
+    )
 
 
-def test_nothing_that_a_server_or_a_node_has_written_becomes_markup(tmp_path: Path) -> None:
+def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "<b>run"
     folder.mkdir()
     hostile = {
@@ -69,20 +71,20 @@ def test_nothing_that_a_server_or_a_node_has_written_becomes_markup(tmp_path: Pa
     about = dict.fromkeys(("title", "metric", "unit"), HOSTILE)
     losses = {"phase": "distillation", "step": 1, "losses": {HOSTILE: 1.0}, "accuracy": 3.0}
     local = [{"phase": "local", "node": HOSTILE, "step": step, "loss": 1.0} for step in (1, 2)]
-    page = read(measured(going_on(folder, **hostile, run_info=about), [losses, *local]))
+    page = read(measured(unfinished_run(folder, **hostile, run_info=about), [losses, *local]))
     assert {"script", "img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert page.text.count("<script>alert(1)</script>") > 5
 
 
-def test_it_is_the_whole_report_once_the_run_is_done(tmp_path: Path) -> None:
-    folder = going_on(tmp_path)
+def test_finished_run_has_full_report(tmp_path: Path) -> None:
+    folder = unfinished_run(tmp_path)
     write_report(folder)
     (folder / "result.json").write_text(json.dumps(a_result()))
     assert "refresh" not in read(folder).attributes("http-equiv")
     assert not list(folder.glob("*.part"))
 
 
-def test_without_a_run_there_is_no_report(tmp_path: Path) -> None:
+def test_rejects_folder_without_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
         write_report(tmp_path)
     (tmp_path / PROGRESS_FILE).write_text("{")
@@ -90,7 +92,7 @@ def test_without_a_run_there_is_no_report(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-def test_a_run_writes_it_as_it_goes_on_and_says_what_it_is(tmp_path: Path) -> None:
+def test_run_writes_progress_page(tmp_path: Path) -> None:
     seen = []
 
     def report(folder: Path) -> None:
@@ -105,7 +107,7 @@ def test_a_run_writes_it_as_it_goes_on_and_says_what_it_is(tmp_path: Path) -> No
     assert not (out / PROGRESS_FILE).exists()
 
 
-def test_a_line_has_so_many_points_and_ends_with_the_last_value() -> None:
+def test_sparkline_has_limited_points_and_the_last_value() -> None:
     drawn = sparkline([float(value) for value in range(1000)])
     points = drawn.partition('points="')[2].partition('"')[0].split()
     assert len(points) <= MAX_POINTS + 1
