@@ -186,7 +186,7 @@ def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[st
     """Return a network's name in the registry and its width, if any. ``form`` is the form of the inputs."""
     name, colon, width = spec.partition(":")
     known = [
-        each for each in MODELS if form is None or each not in MODELS.builtin or _accepts_form(each, form)
+        model for model in MODELS if form is None or model not in MODELS.builtin or _accepts_form(model, form)
     ]
     if name in known and (
         not colon or (name not in FIXED_WIDTH_MODELS and re.fullmatch("[1-9][0-9]*", width))
@@ -198,12 +198,11 @@ def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[st
         fixed = name in FIXED_WIDTH_MODELS
         expected = f"{name}, which has no width" if fixed else f"{name}:WIDTH, an integer >= 1"
         raise ArgumentError("model", spec, expected)
-    meant = closest_name(name, known)
-    hint = "" if meant is None else f"; did you mean {meant!r}?"
-    folders = form != "rows"
-    own = ", hf:folder or package.module:factory" if folders else " or package.module:factory"
+    suggestion = closest_name(name, known)
+    hint = "" if suggestion is None else f"; did you mean {suggestion!r}?"
+    custom = " or package.module:factory" if form == "rows" else ", hf:folder or package.module:factory"
     inputs = "" if form is None else f", as inputs are {'rows of a table' if form == 'rows' else form}"
-    raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){own}{inputs}{hint}")
+    raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){custom}{inputs}{hint}")
 
 
 def _accepts_form(name: str, form: Form) -> bool:

@@ -22,7 +22,7 @@ class ClassMap(nn.Module):
     dropped. Probabilities of several outputs for one class are added. Gradients pass through.
 
     Args:
-        own: class of each of the model's outputs: a name, or ``""`` for none. If no entry is a known name,
+        labels: class of each of the model's outputs: a name, or ``""`` for none. If no entry is a known name,
             all are numbers from 0, as in scikit-learn's ``classes_``.
         classes: names of the federation's classes, in order.
 
@@ -36,12 +36,12 @@ class ClassMap(nn.Module):
     tensor([[-13.8155,   0.0000]])
     """
 
-    def __init__(self, own: Sequence[Any], classes: Sequence[str]) -> None:
+    def __init__(self, labels: Sequence[Any], classes: Sequence[str]) -> None:
         super().__init__()
-        own = [normalize_name(each) if isinstance(each, str) else each for each in own]
+        labels = [normalize_name(label) if isinstance(label, str) else label for label in labels]
         self.input_count, self.outputs_of = (
-            len(own),
-            _outputs_by_class(own, list(map(normalize_name, classes))),
+            len(labels),
+            _outputs_by_class(labels, list(map(normalize_name, classes))),
         )
 
     @property
@@ -74,11 +74,11 @@ class ClassMappedModel(nn.Sequential):
         super().__init__(model, classes)
 
 
-def _outputs_by_class(own: Sequence[Any], classes: list[str]) -> list[list[int]]:
+def _outputs_by_class(labels: Sequence[Any], classes: list[str]) -> list[list[int]]:
     """Return the indices of the model's outputs for each class of the federation."""
-    numbers = not any(str(name) in classes for name in own)
+    numbers = not any(str(name) in classes for name in labels)
     outputs: list[list[int]] = [[] for _ in classes]
-    for output, name in enumerate(own):
+    for output, name in enumerate(labels):
         if name == "":
             continue
         index: Any = name if numbers else classes.index(str(name)) if str(name) in classes else None

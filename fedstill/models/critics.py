@@ -28,14 +28,14 @@ class PatchCritic(nn.Sequential):
     """
 
     def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
-        wide = 2 * width
+        double_width = 2 * width
         super().__init__(
             nn.Conv2d(channels, width, 4, 2, 1),
             nn.LeakyReLU(0.2),
-            nn.Conv2d(width, wide, 4, 2, 1),
-            _norm(wide, norm),
+            nn.Conv2d(width, double_width, 4, 2, 1),
+            _norm(double_width, norm),
             nn.LeakyReLU(0.2),
-            nn.Conv2d(wide, 1, 1),
+            nn.Conv2d(double_width, 1, 1),
             nn.Flatten(1, 2),
         )
 

@@ -60,10 +60,10 @@ class Generator(_NormalizedImages):
         self, shape: tuple[int, int, int], noise: int, width: int, mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__(mean, std)
-        channels, height, side = shape
+        channels, height, image_width = shape
         half = width // 2
-        self.start = (2 * width, height // 4, side // 4)
-        self.linear = nn.Linear(noise, 2 * width * (height // 4) * (side // 4))
+        self.start = (2 * width, height // 4, image_width // 4)
+        self.linear = nn.Linear(noise, 2 * width * (height // 4) * (image_width // 4))
         self.body = nn.Sequential(
             nn.BatchNorm2d(2 * width),
             nn.Upsample(scale_factor=2),
@@ -242,7 +242,7 @@ class TableGenerator(nn.Module):
 
     def __init__(self, schema: Schema, noise: int, width: int) -> None:
         super().__init__()
-        self.columns = [(column.type == "number", place) for column, place in schema.feature_slices()]
+        self.columns = [(column.type == "number", features) for column, features in schema.feature_slices()]
         self.body = nn.Sequential(
             nn.Linear(noise, width),
             nn.BatchNorm1d(width),
@@ -258,8 +258,8 @@ class TableGenerator(nn.Module):
         raw = self.body(w)
         return torch.cat(
             [
-                _number_features(raw[:, place]) if number else straight_through_one_hot(raw[:, place])
-                for number, place in self.columns
+                _number_features(raw[:, features]) if number else straight_through_one_hot(raw[:, features])
+                for number, features in self.columns
             ],
             1,
         )
@@ -298,14 +298,14 @@ class TableCritic(nn.Sequential):
     """
 
     def __init__(self, features: int, width: int, norm: Literal["batch", "group"] = "batch") -> None:
-        wide = 2 * width
+        double_width = 2 * width
         super().__init__(
             nn.Linear(features, width),
             nn.LeakyReLU(0.2),
-            nn.Linear(width, wide),
-            nn.BatchNorm1d(wide, track_running_stats=False)
+            nn.Linear(width, double_width),
+            nn.BatchNorm1d(double_width, track_running_stats=False)
             if norm == "batch"
-            else nn.GroupNorm(math.gcd(8, wide), wide),
+            else nn.GroupNorm(math.gcd(8, double_width), double_width),
             nn.LeakyReLU(0.2),
-            nn.Linear(wide, 1),
+            nn.Linear(double_width, 1),
         )

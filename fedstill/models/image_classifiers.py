@@ -24,22 +24,22 @@ class SmallCNN(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 32) -> None:
-        channels, height, side = shape
-        wide = 2 * width
+        channels, height, image_width = shape
+        double_width = 2 * width
         super().__init__(
             nn.Conv2d(channels, width, 3, padding=1),
             GroupNorm(math.gcd(8, width), width),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(width, wide, 3, padding=1),
-            GroupNorm(math.gcd(8, wide), wide),
+            nn.Conv2d(width, double_width, 3, padding=1),
+            GroupNorm(math.gcd(8, double_width), double_width),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(wide, wide, 3, padding=1),
-            GroupNorm(math.gcd(8, wide), wide),
+            nn.Conv2d(double_width, double_width, 3, padding=1),
+            GroupNorm(math.gcd(8, double_width), double_width),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(wide * (height // 4) * (side // 4), classes),
+            nn.Linear(double_width * (height // 4) * (image_width // 4), classes),
         )
 
 
@@ -50,11 +50,13 @@ class LeNet5(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 6) -> None:
-        channels, height, side = shape
+        channels, height, image_width = shape
         second = width * 16 // 6
-        small = min(height, side) < 24  # two 5x5 convolutions without padding leave nothing of 8x8 pixels
+        small = (
+            min(height, image_width) < 24
+        )  # two 5x5 convolutions without padding leave nothing of 8x8 pixels
         pad = 2 if small else 0
-        after = ((height // 2 + 2 * pad - 4) // 2) * ((side // 2 + 2 * pad - 4) // 2)
+        flat_size = ((height // 2 + 2 * pad - 4) // 2) * ((image_width // 2 + 2 * pad - 4) // 2)
         super().__init__(
             nn.Conv2d(channels, width, 5, padding=2),
             nn.ReLU(),
@@ -63,7 +65,7 @@ class LeNet5(nn.Sequential):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(second * after, 120),
+            nn.Linear(second * flat_size, 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),
@@ -80,11 +82,11 @@ class BatchNormLeNet(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
-        channels, height, side = shape
-        stride = 1 if min(height, side) < 24 else 2
-        left_h, left_w = height, side
+        channels, height, image_width = shape
+        stride = 1 if min(height, image_width) < 24 else 2
+        out_height, out_width = height, image_width
         for _ in range(2):
-            left_h, left_w = -(-left_h // stride) // 2, -(-left_w // stride) // 2
+            out_height, out_width = -(-out_height // stride) // 2, -(-out_width // stride) // 2
         super().__init__(
             nn.Conv2d(channels, width, 3, stride, 1),
             nn.BatchNorm2d(width),
@@ -95,7 +97,7 @@ class BatchNormLeNet(nn.Sequential):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(2 * width * left_h * left_w, 4 * width),
+            nn.Linear(2 * width * out_height * out_width, 4 * width),
             nn.Linear(4 * width, classes),
         )
 
@@ -109,7 +111,7 @@ class SigmoidLeNet(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 12) -> None:
-        channels, height, side = shape
+        channels, height, image_width = shape
         super().__init__(
             nn.Conv2d(channels, width, 5, 2, 2),
             nn.Sigmoid(),
@@ -120,7 +122,7 @@ class SigmoidLeNet(nn.Sequential):
             nn.Conv2d(width, width, 5, 1, 2),
             nn.Sigmoid(),
             nn.Flatten(),
-            nn.Linear(width * (height // 4) * (side // 4), classes),
+            nn.Linear(width * (height // 4) * (image_width // 4), classes),
         )
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.5, 0.5)
@@ -162,9 +164,9 @@ class ResNet8(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128) -> None:
-        channels, height, side = shape
-        pool = min(4, height // 4, side // 4)
-        left = (height // 4 // pool) * (side // 4 // pool)
+        channels, height, image_width = shape
+        pool_size = min(4, height // 4, image_width // 4)
+        positions = (height // 4 // pool_size) * (image_width // 4 // pool_size)
         super().__init__(
             nn.Conv2d(channels, width, 3, 1, 1, bias=False),
             nn.BatchNorm2d(width),
@@ -172,9 +174,9 @@ class ResNet8(nn.Sequential):
             BasicBlock(width, width, 1),
             BasicBlock(width, 2 * width, 2),
             BasicBlock(2 * width, 4 * width, 2),
-            nn.AvgPool2d(pool),
+            nn.AvgPool2d(pool_size),
             nn.Flatten(),
-            nn.Linear(4 * width * left, classes),
+            nn.Linear(4 * width * positions, classes),
         )
 
 
@@ -216,13 +218,13 @@ class RandomConv(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 64) -> None:
-        channels, height, side = shape
-        pool = max(2, -(-max(height, side) // MAX_POOLED_SIDE))
+        channels, height, image_width = shape
+        pool = max(2, -(-max(height, image_width) // MAX_POOLED_SIDE))
         conv = nn.Conv2d(channels, width, 3, padding=1, bias=False).requires_grad_(False)
         filters = torch.randn_like(conv.weight).flatten(1)
         filters = F.normalize(filters - filters.mean(1, keepdim=True), dim=1)
         conv.weight.copy_(filters.view_as(conv.weight))
-        features = width * (height // pool) * (side // pool)
+        features = width * (height // pool) * (image_width // pool)
         super().__init__(
             conv, nn.ReLU(), nn.AvgPool2d(pool), nn.Flatten(), UnitNorm(), zero_head(features, classes)
         )

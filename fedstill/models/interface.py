@@ -56,14 +56,16 @@ class Interface:
         if self.task.form == "images":
             channels = self.shape[0]
             mean, std = (
-                np.array(given or (0.5,) * channels, dtype=np.float32).reshape(-1, 1, 1)
-                for given in (self.mean, self.std)
+                np.array(values or (0.5,) * channels, dtype=np.float32).reshape(-1, 1, 1)
+                for values in (self.mean, self.std)
             )
             return x * std + mean
         if not self.schema:
             form = "a table without a schema" if self.task.form == "rows" else self.task.form
             raise ModelError(f"no raw inputs for {form} (expected input_format = inputs)")
-        return np.stack([_raw(x[:, place], column) for column, place in self.schema.feature_slices()], 1)
+        return np.stack(
+            [_raw(x[:, features], column) for column, features in self.schema.feature_slices()], 1
+        )
 
     def to_dataframe(self, x: Floats) -> Any:
         """Return rows ``(B, F)`` as a pandas DataFrame of the table's columns, categories as texts.

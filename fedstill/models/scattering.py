@@ -113,16 +113,17 @@ class Scattering(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 8) -> None:
-        channels, height, side = shape
-        if min(height, side) < 2**SCALES:
+        channels, height, image_width = shape
+        if min(height, image_width) < 2**SCALES:
             raise ModelError(
-                f"invalid image size {height} x {side} (expected {2**SCALES} or more per side for scattering)"
+                f"invalid image size {height} x {image_width} "
+                f"(expected {2**SCALES} or more per side for scattering)"
             )
         coefficients = channels * (1 + SCALES * width + width**2)
         super().__init__(
-            WaveletModuli(height, side, width),
+            WaveletModuli(height, image_width, width),
             nn.GroupNorm(math.gcd(NORM_GROUPS, coefficients), coefficients, affine=False),
             nn.Flatten(),
             UnitNorm(),
-            zero_head(coefficients * (height // 4) * (side // 4), classes),
+            zero_head(coefficients * (height // 4) * (image_width // 4), classes),
         )

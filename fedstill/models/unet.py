@@ -16,15 +16,15 @@ from fedstill.models.normalization import GroupNorm
 Norm = Callable[[int], nn.Module]  # maps a number of channels to a normalization layer
 
 
-def unet_depth(height: int, side: int) -> int:
+def unet_depth(height: int, width: int) -> int:
     """Return the number of halvings of a U-Net: 4, or fewer if a side is not divisible or would be below 2
     pixels.
 
     >>> unet_depth(64, 64), unet_depth(8, 8), unet_depth(12, 32), unet_depth(4, 4)
     (4, 2, 2, 1)
     """
-    fits = (depth for depth in (4, 3, 2, 1) if height % 2**depth == side % 2**depth == 0)
-    return next((depth for depth in fits if min(height, side) >= 2 * 2**depth), 0)
+    depths = (depth for depth in (4, 3, 2, 1) if height % 2**depth == width % 2**depth == 0)
+    return next((depth for depth in depths if min(height, width) >= 2 * 2**depth), 0)
 
 
 def make_group_norm(channels: int) -> nn.Module:
@@ -113,8 +113,8 @@ class UNet(Split):
     norm: Norm = staticmethod(make_group_norm)
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
-        channels, height, side = shape
-        body = Body(channels, width, unet_depth(height, side), self.norm)
+        channels, height, image_width = shape
+        body = Body(channels, width, unet_depth(height, image_width), self.norm)
         super().__init__(body, nn.Conv2d(width, classes, 1))
 
 
@@ -145,11 +145,11 @@ class ResidualUNet(UNet):
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
         super().__init__(shape, classes, width)
-        channels, height, side = shape
+        channels, height, image_width = shape
         if classes != channels:
             expected = f"{channels}, as many as its input has"
             raise ModelError(f"a residual U-Net of {classes} output channels (expected {expected})")
-        self.extractor = ResidualBody(channels, width, unet_depth(height, side), self.norm)
+        self.extractor = ResidualBody(channels, width, unet_depth(height, image_width), self.norm)
         self.head = nn.Conv2d(width + channels, classes, 1)
         with torch.no_grad():
             self.head.weight.zero_()

@@ -155,19 +155,19 @@ def weighted_metric(metric: str, p: Floats, true: Ints, weights: Floats) -> Floa
         scores, positive = p.T[ranked], true == ranked[:, None]  # (C, N)
         if len(weights) == 1:
             return 100.0 * mean_over_classes(areas_under_curve(metric, scores, positive, weights)[None])
-        # A class at a time: all weightings of all classes at once would be R C N numbers.
-        each = [areas_under_curve(metric, scores[[c]], positive[[c]], weights) for c in range(len(ranked))]
-        return 100.0 * mean_over_classes(np.stack(each, 1))
+        # One class at a time: all weightings of all classes at once would be R C N numbers.
+        areas = [areas_under_curve(metric, scores[[c]], positive[[c]], weights) for c in range(len(ranked))]
+        return 100.0 * mean_over_classes(np.stack(areas, 1))
     guess = p.argmax(1)
     hit = (guess == true).astype(float)
     if metric == "accuracy":
         values: Floats = 100.0 * (weights @ hit) / weights.sum(1)
         return values
     is_true = np.eye(classes)[true]  # (N, C)
-    right, there = weights @ (is_true * hit[:, None]), weights @ is_true  # (R, C)
+    correct, total = weights @ (is_true * hit[:, None]), weights @ is_true  # (R, C)
     if metric == "balanced_accuracy":
-        return 100.0 * mean_over_classes(_ratio(right, there))
-    return 100.0 * mean_over_classes(_ratio(2 * right, there + weights @ np.eye(classes)[guess]))
+        return 100.0 * mean_over_classes(_ratio(correct, total))
+    return 100.0 * mean_over_classes(_ratio(2 * correct, total + weights @ np.eye(classes)[guess]))
 
 
 def areas_under_curve(
@@ -304,10 +304,10 @@ class Classification(SoftmaxTask):
             targets: true classes, ``(G, B)``.
             smoothing: share of the target that is spread evenly over all classes, from 0 to 1.
         """
-        each = F.cross_entropy(
+        losses = F.cross_entropy(
             outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none", label_smoothing=smoothing
         )
-        return each.view(len(outputs), -1).mean(1)
+        return losses.view(len(outputs), -1).mean(1)
 
     def counts(self, data: TensorData) -> torch.Tensor:
         """Return the number of examples of each class, ``(C,)`` float32."""
@@ -362,15 +362,15 @@ class Classification(SoftmaxTask):
         """Return a warning if the primary metric is accuracy and the classes are uneven, or None."""
         counts = torch.bincount(targets.flatten().cpu(), minlength=self.classes)
         shares = counts.double() / len(targets)
-        most, least, even = int(shares.argmax()), int(shares.argmin()), 1 / self.classes
+        largest, smallest, even = int(shares.argmax()), int(shares.argmin()), 1 / self.classes
         if self.metric != "accuracy" or (
-            shares[most] < IMBALANCE_FACTOR * even and shares[least] > even / IMBALANCE_FACTOR
+            shares[largest] < IMBALANCE_FACTOR * even and shares[smallest] > even / IMBALANCE_FACTOR
         ):
             return None
         return (
-            f"test classes are uneven: {names[most]} is {shares[most]:.1%} of the examples and "
-            f"{names[least]} {shares[least]:.1%}, where an even share is {even:.1%}; accuracy says little "
-            "about rare classes, so consider task.metric = auc or balanced_accuracy"
+            f"test classes are uneven: {names[largest]} is {shares[largest]:.1%} of the examples and "
+            f"{names[smallest]} {shares[smallest]:.1%}, where an even share is {even:.1%}; accuracy says "
+            "little about rare classes, so consider task.metric = auc or balanced_accuracy"
         )
 
 

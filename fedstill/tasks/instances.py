@@ -238,13 +238,13 @@ def stitch_patches(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[to
     >>> [image.tolist() for image, _ in stitch_patches(patches, cases)]
     [[[[1.0, 2.0, 3.0]]]]
     """
-    places = [] if cases.corners is None else cases.corners.tolist()
+    corners = [] if cases.corners is None else cases.corners.tolist()
     for case in cases.present_ids():
         height, width = cases.sizes[case]
         total = outputs.new_zeros(outputs.shape[1], height, width)
         count = outputs.new_zeros(height, width)
         for n in torch.nonzero(cases.case_ids == case).flatten().tolist():
-            top, left = places[n]
+            top, left = corners[n]
             patch = outputs[n, :, : height - top, : width - left]
             bottom, right = top + patch.shape[1], left + patch.shape[2]
             total[:, top:bottom, left:right] += patch

@@ -78,8 +78,10 @@ class MapTask(SoftmaxTask):
         logits, truth = outputs.flatten(0, 1), targets.flatten(0, 1)
         if self.class_weights is not None:  # moved once: a CUDA graph cannot capture copies from the CPU
             self.class_weights = self.class_weights.to(logits.device, logits.dtype)
-        each = F.cross_entropy(logits, truth, self.class_weights, reduction="none", label_smoothing=smoothing)
-        losses = each.flatten(1).mean(1)  # (G * B,)
+        pixel_losses = F.cross_entropy(
+            logits, truth, self.class_weights, reduction="none", label_smoothing=smoothing
+        )
+        losses = pixel_losses.flatten(1).mean(1)  # (G * B,)
         if self.dice:
             losses = losses + self.dice * soft_dice_loss(logits, truth)
         return losses.view(len(outputs), -1).mean(1)

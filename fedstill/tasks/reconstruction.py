@@ -185,7 +185,7 @@ class Reconstruction(NumericTask):
         8 or more.
 
         Raises:
-            DataError: the data are invalid; the message begins with ``description`` and names the first fault.
+            DataError: the data are invalid; the message names the first fault.
         """
         check_inputs(data, description)
         check_inputs(TensorData(data.targets, data.inputs), f"{description}: targets as inputs")

@@ -45,7 +45,7 @@ class Regression(NumericTask):
         """Refuse anything but rows ``(N, F)`` with one finite number each, ``(N, 1)`` float32.
 
         Raises:
-            DataError: the data are invalid; the message begins with ``description`` and names the first fault.
+            DataError: the data are invalid; the message names the first fault.
         """
         check_inputs(data, description, self.form)
         targets = data.targets

@@ -199,9 +199,9 @@ class Segmentation(MapTask):
         pixels = [count_overlap(*region).sum_by_case(case, count) for region in regions]
         distances = [mean_by_group(hd95_of_slices(*region), case, count) for region in regions]
         return {
-            "dice": 100.0 * _mean_over_cases([dice(each) for each in pixels]),
-            "sensitivity": 100.0 * _mean_over_cases([sensitivity(each) for each in pixels]),
-            "specificity": 100.0 * _mean_over_cases([specificity(each) for each in pixels]),
+            "dice": 100.0 * _mean_over_cases([dice(counts) for counts in pixels]),
+            "sensitivity": 100.0 * _mean_over_cases([sensitivity(counts) for counts in pixels]),
+            "specificity": 100.0 * _mean_over_cases([specificity(counts) for counts in pixels]),
             "hd95": _mean_over_cases(distances),
         }
 
@@ -214,7 +214,7 @@ class Segmentation(MapTask):
         case, count = case_indices(len(targets), cases)
         regions = self._regions(outputs, targets)
         pixels = [count_overlap(*region).sum_by_case(case, count) for region in regions]
-        return 100.0 * torch.stack([dice(each) for each in pixels]).mean(0)
+        return 100.0 * torch.stack([dice(counts) for counts in pixels]).mean(0)
 
     def _regions(
         self, outputs: torch.Tensor, targets: torch.Tensor

@@ -147,7 +147,7 @@ class Survival(MultiLabel):
         """Refuse anything but rows ``(N, F)`` with a time and an event each.
 
         Raises:
-            DataError: the data are invalid; the message begins with ``description`` and names the first fault.
+            DataError: the data are invalid; the message names the first fault.
         """
         check_inputs(data, description, self.form)
         targets = data.targets

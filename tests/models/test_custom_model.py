@@ -229,7 +229,7 @@ def test_missing_library_error_names_the_extra(
             "forest.pkl",
             r"invalid model.name = 'forest.pkl' \(expected a .skops or .onnx file, .* pickles are not read",
         ),
-        ("forest.skops", "file not found: .*forest\.skops"),
+        ("forest.skops", r"file not found: .*forest\.skops"),
         ("~nosuchuser/f.onnx", "expected a path without NUL characters"),
         ("http://user:word@127.0.0.1/", "expected http://host:port/path, without user name and password"),
         ("http://127.0.0.1:99999/", "expected http://host:port/path"),
