@@ -80,12 +80,12 @@ def main() -> None:
         gap = paired_t_interval(apart)
         means.append(gap.mean)
         print(
-            f"| `{preset} {RUNS[preset]}` | {' | '.join(cells)} | {gap.mean:+.2f} ± {gap.half:.2f} |",
+            f"| `{preset} {RUNS[preset]}` | {' | '.join(cells)} | {gap.mean:+.2f} ± {gap.half_width:.2f} |",
             flush=True,
         )
     overall = paired_t_interval(means)
     print(
-        f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half or 0:.2f} (95 %, by Student's t)"
+        f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half_width or 0:.2f} (95 %, by Student's t)"
     )
 
 
