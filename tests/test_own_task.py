@@ -70,7 +70,7 @@ def test_fedavg_and_fediod_run_custom_task(lab: Lab) -> None:
 
 
 def test_node_runs_custom_task_only_if_allowed(lab: Lab) -> None:
-    """Queries carried to a node with data of its own, and its answers back."""
+    """Queries are carried to a node with its own data, and responses are carried back."""
     digits = load_digits()
     pixels = np.minimum(digits.images * 16, 255).astype(np.uint8)
     toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[policy]\ntasks = []\n'

@@ -1,4 +1,4 @@
-"""Critics of patches."""
+"""Patch critics: shapes, published layers and normalization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is there already: its file or address, what it takes, its classes, and what is refused."""
+"""Existing models: input formats, class maps, files, endpoints, and rejected models."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
 DAYS = SchemaColumn(name="days", range=(10.0, 30.0))
 # age 75, ward b; age missing, ward c
 ROWS = torch.tensor([[0.5, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]])
-DRAW = np.random.default_rng(0)
-X, Y = DRAW.normal(size=(60, 5)).astype(np.float32), DRAW.integers(0, 2, 60)
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(60, 5)).astype(np.float32), RNG.integers(0, 2, 60)
 
 
 def table(target: SchemaColumn = ILL, schema: bool = True) -> Interface:
@@ -48,34 +48,34 @@ def table(target: SchemaColumn = ILL, schema: bool = True) -> Interface:
     return Interface(task.make(classes), classes, (5,), schema=columns if schema else NO_SCHEMA)
 
 
-def make(source: Any, to: Interface, **how: Any) -> nn.Module:
-    return custom_model.build_model(CustomModel(source=source, **how), to, Path(), 0)
+def build_source(source: Any, to: Interface, **options: Any) -> nn.Module:
+    return custom_model.build_model(CustomModel(source=source, **options), to, Path(), 0)
 
 
-def named(name: str, folder: Path, to: Interface | None = None, **how: Any) -> nn.Module:
+def build_named(name: str, folder: Path, to: Interface | None = None, **options: Any) -> nn.Module:
     return custom_model.build_model(
-        ModelConfig(name=name, **how), to or table(), folder, 0, option="model.name"
+        ModelConfig(name=name, **options), to or table(), folder, 0, option="model.name"
     )
 
 
-# --- what it takes ----------------------------------------------------------------------------------------
+# --- input formats ----------------------------------------------------------------------------------------
 
 
 class Frame(dict[str, Any]):
-    """What pandas makes of columns, as far as it is needed here."""
+    """Stub of a pandas DataFrame."""
 
     def __len__(self) -> int:
         return len(self["age"])
 
 
-def received_inputs(to: Interface, takes: str) -> Any:
+def received_inputs(to: Interface, input_format: str) -> Any:
     received: list[Any] = []
 
     def model(x: Any) -> Any:
         received.append(x)
         return np.zeros((len(x), len(to.classes)))
 
-    make(model, to, input_format=takes)(ROWS)
+    build_source(model, to, input_format=input_format)(ROWS)
     return received[-1]
 
 
@@ -108,8 +108,8 @@ def test_numbers_of_a_raw_model_are_in_the_unit_of_the_target() -> None:
         def predict(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             return np.where(np.isnan(x[:, 0]), 10.0, x[:, 0] / 3)  # 25 days at 75
 
-    assert make(Days(), table(DAYS), input_format="raw")(ROWS).tolist() == [[0.5], [-1.0]]
-    scaled = make(lambda x: x[:, :1], table(DAYS))(ROWS)  # of inputs as they are, numbers are, too
+    assert build_source(Days(), table(DAYS), input_format="raw")(ROWS).tolist() == [[0.5], [-1.0]]
+    scaled = build_source(lambda x: x[:, :1], table(DAYS))(ROWS)  # of inputs as they are, numbers are, too
     assert scaled.tolist() == [[0.5], [0.0]]
 
 
@@ -142,18 +142,18 @@ def test_class_map_prefers_names_to_numbers() -> None:
 
 def test_gradients_pass_through_the_class_map() -> None:
     net = nn.Linear(5, 3)
-    model = make(net, table(), classes=("yes", "", "no"))
+    model = build_source(net, table(), classes=("yes", "", "no"))
     assert torch.equal(model(ROWS), net(ROWS)[:, [2, 0]])
     assert models.carries_gradient(model, (5,))
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
-    named_net = named("mlp:4", Path(), classes=("yes", "", "no"))
+    named_net = build_named("mlp:4", Path(), classes=("yes", "", "no"))
     assert named_net(ROWS).shape == (2, 2)
 
 
 def test_single_score_belongs_to_the_second_class() -> None:
-    share = make(lambda x: x[:, 3], table(), output_format="probabilities")(ROWS)  # 1, 0
+    share = build_source(lambda x: x[:, 3], table(), output_format="probabilities")(ROWS)  # 1, 0
     assert share.argmax(1).tolist() == [1, 0]
-    score = make(lambda x: x[:, 3:4] * 4, table())(ROWS)
+    score = build_source(lambda x: x[:, 3:4] * 4, table())(ROWS)
     assert score.tolist() == [[0.0, 4.0], [0.0, 0.0]]
 
 
@@ -165,7 +165,7 @@ def test_skops_file_predicts_like_the_estimator(tmp_path: Path, kind: Callable[.
     skops = pytest.importorskip("skops.io")
     estimator = kind(random_state=0).fit(X, np.array(["yes", "no"])[Y])  # in another order than the table's
     skops.dump(estimator, tmp_path / "model.skops")
-    model = named("model.skops", tmp_path)
+    model = build_named("model.skops", tmp_path)
     expected = torch.from_numpy(estimator.predict_proba(X)).float()  # sorted: no, yes
     torch.testing.assert_close(model(torch.from_numpy(X)).softmax(1), expected, atol=1e-4, rtol=1e-3)
 
@@ -177,37 +177,39 @@ def test_boosted_trees_in_skops_files_predict_like_the_library(tmp_path: Path, k
     package, _, name = kind.partition(".")
     estimator = getattr(pytest.importorskip(package), name)(n_estimators=5, n_jobs=1).fit(X, Y)
     skops.dump(estimator, tmp_path / "model.skops")
-    model = named("model.skops", tmp_path, classes=("no", "yes"))
+    model = build_named("model.skops", tmp_path, classes=("no", "yes"))
     expected = torch.from_numpy(estimator.predict_proba(X)).float()
     torch.testing.assert_close(model(torch.from_numpy(X)).softmax(1), expected, atol=1e-4, rtol=1e-3)
 
 
-class Stranger:
+class UntrustedType:
     """A type that a pickle could load."""
 
 
 def test_rejects_untrusted_types_in_skops_files(tmp_path: Path) -> None:
     skops = pytest.importorskip("skops.io")
-    skops.dump(Stranger(), tmp_path / "model.skops")
-    with pytest.raises(ModelError, match=r"model.skops holds types .*Stranger \(expected those of scikit-"):
-        named("model.skops", tmp_path)
+    skops.dump(UntrustedType(), tmp_path / "model.skops")
+    with pytest.raises(
+        ModelError, match=r"model.skops holds types .*UntrustedType \(expected those of scikit-"
+    ):
+        build_named("model.skops", tmp_path)
     (tmp_path / "model.skops").write_bytes(b"no zip")
     with pytest.raises(ModelError, match=r"model.skops is not a readable skops file"):
-        named("model.skops", tmp_path)
+        build_named("model.skops", tmp_path)
 
 
 def test_onnx_output_named_probabilities_is_read_as_such(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    weights = DRAW.normal(size=(5, 2))
+    weights = RNG.normal(size=(5, 2))
     scores = torch.from_numpy(ROWS.numpy() @ weights).float()
     write_onnx(tmp_path / "shares.onnx", weights)
-    shares = named("shares.onnx", tmp_path, classes=("yes", "no"))(ROWS)
+    shares = build_named("shares.onnx", tmp_path, classes=("yes", "no"))(ROWS)
     torch.testing.assert_close(shares, scores.log_softmax(1)[:, [1, 0]])
     write_onnx(tmp_path / "scores.onnx", weights, "scores")
-    torch.testing.assert_close(named("scores.onnx", tmp_path)(ROWS), scores)
+    torch.testing.assert_close(build_named("scores.onnx", tmp_path)(ROWS), scores)
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
     with pytest.raises(ModelError, match=r"bad\.onnx is not an ONNX graph"):
-        named("bad.onnx", tmp_path)
+        build_named("bad.onnx", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -239,19 +241,19 @@ def test_invalid_model_name_is_refused_in_check_and_build(tmp_path: Path, name: 
     with pytest.raises(FedstillError, match=line):
         custom_model.check_name(name, tmp_path, "model.name")
     with pytest.raises(FedstillError, match=line):
-        named(name, tmp_path)
+        build_named(name, tmp_path)
 
 
 def test_rejects_options_that_do_not_fit_the_kind_of_model(tmp_path: Path) -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid model\.input_format = 'raw' \(expected inputs for a torch.nn.Module"
     ):
-        named("mlp:4", tmp_path, input_format="raw")
+        build_named("mlp:4", tmp_path, input_format="raw")
     with pytest.raises(ArgumentError, match=r"invalid model.weights = 'w.safetensors' \(expected none"):
-        make(lambda x: x[:, :2], table(), weights="w.safetensors")
+        build_source(lambda x: x[:, :2], table(), weights="w.safetensors")
     labels = Interface(TASKS["multi-label"]().make(("no", "yes")), ("no", "yes"), (1, 8, 8))
     with pytest.raises(ModelError, match="predicts a class or a number for each input"):
-        make(lambda x: x, labels)
+        build_source(lambda x: x, labels)
 
 
 def test_model_file_has_the_options_of_a_node_file(tmp_path: Path) -> None:
@@ -278,7 +280,7 @@ def test_endpoint_requests_are_split_and_classes_are_read(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(predictors, "MAX_REQUEST_VALUES", 3 * 2)
     with serving(response) as url:
-        model = named(url, Path(), input_format="raw")
+        model = build_named(url, Path(), input_format="raw")
         requests.clear()
         logits = model(ROWS.repeat(2, 1))
     assert requests == [[[75.0, 1.0], [None, 2.0], [75.0, 1.0]], [[None, 2.0]]]
@@ -287,9 +289,9 @@ def test_endpoint_requests_are_split_and_classes_are_read(monkeypatch: pytest.Mo
 
 def test_endpoint_returns_logits_or_numbers() -> None:
     with serving(lambda query: {"logits": [row[:2] for row in query["inputs"]]}) as url:
-        assert torch.equal(named(url, Path())(ROWS), ROWS[:, :2])
+        assert torch.equal(build_named(url, Path())(ROWS), ROWS[:, :2])
     with serving(lambda query: {"numbers": [20.0] * len(query["inputs"])}) as url:
-        assert named(url, Path(), table(DAYS), input_format="raw")(ROWS).tolist() == [[0.0], [0.0]]
+        assert build_named(url, Path(), table(DAYS), input_format="raw")(ROWS).tolist() == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +313,7 @@ def test_endpoint_returns_logits_or_numbers() -> None:
 )
 def test_rejects_invalid_endpoint_responses_in_one_line(response: Any, line: str) -> None:
     with serving(lambda _: response) as url, pytest.raises(ModelError, match=line) as error:
-        named(url, Path())(ROWS)
+        build_named(url, Path())(ROWS)
     assert "\n" not in str(error.value)
 
 
@@ -332,12 +334,14 @@ def test_endpoint_redirects_failures_and_long_responses_are_errors(monkeypatch: 
 
 
 def test_endpoint_with_endless_headers_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its lines comes in time, and there is always one more.
+    """Each header line arrives in time, and there is always one more.
 
-    The thread that ends the link may still be at it when the reader has found its end.
+    The thread that closes the connection may still be running when the reader has seen its end.
     """
     shut = socket.socket.shutdown
-    monkeypatch.setattr(socket.socket, "shutdown", lambda link, how: (shut(link, how), time.sleep(0.2)))
+    monkeypatch.setattr(
+        socket.socket, "shutdown", lambda link, options: (shut(link, options), time.sleep(0.2))
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def drip() -> None:
@@ -367,7 +371,7 @@ def test_slow_endpoint_times_out() -> None:
 
 
 class Wrapped(nn.Module):
-    """A forest in a module, as one would write it."""
+    """Random forest in a torch module."""
 
     def __init__(self, forest: Any) -> None:
         super().__init__()
@@ -380,7 +384,7 @@ class Wrapped(nn.Module):
 def test_module_without_input_gradient_is_detected() -> None:
     forest = RandomForestClassifier(5, random_state=0).fit(X, Y)
     assert not models.carries_gradient(Wrapped(forest), (5,))
-    assert not models.carries_gradient(make(forest, table()), (5,))
+    assert not models.carries_gradient(build_source(forest, table()), (5,))
     silent = nn.Linear(5, 2).requires_grad_(False)
     nn.init.zeros_(silent.weight)  # it has a gradient, which is zero: networks may begin so
     assert models.carries_gradient(silent, (5,))

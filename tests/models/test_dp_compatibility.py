@@ -1,4 +1,4 @@
-"""Which networks can learn with DP-SGD: what stands in the way is named, with what replaces it."""
+"""Which networks DP-SGD can train, and the errors that name unsuitable layers and replacements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstill.models.dp_compatibility import DPIncompatibleError, check
 SHAPE = (1, 8, 8)
 
 
-class Remembering(nn.Module):
+class RunningMean(nn.Module):
     """A custom layer that keeps a running mean."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def test_error_lists_every_unsuitable_layer_with_its_replacement() -> None:
 
 
 def test_batch_norm_of_flat_features_is_replaced_by_layer_norm() -> None:
-    """A group norm of one feature a group is 0 whatever comes."""
+    """Group norm with one feature per group always returns 0."""
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
     with pytest.raises(DPIncompatibleError) as error:
         check(flat, "it")
@@ -101,7 +101,7 @@ def test_critic_needs_group_norm_for_dp_sgd() -> None:
 
 
 def test_trial_finds_layer_that_stores_inputs() -> None:
-    network = nn.Sequential(nn.Flatten(), Remembering())
+    network = nn.Sequential(nn.Flatten(), RunningMean())
     with pytest.raises(DPIncompatibleError, match=r"1: 'seen' stores inputs"):
         check(network, "it", example_inputs(SHAPE))
     assert network[1].seen.abs().max() == 0, "tried on a copy"
@@ -117,8 +117,8 @@ class Averaging(nn.Linear):
         return super().forward(x.flatten(1) - self.mean.detach())
 
 
-class Listing(nn.Linear):
-    """Appends what it saw to a list."""
+class AppendsInputs(nn.Linear):
+    """Layer that appends its inputs to a list."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
@@ -131,7 +131,7 @@ class Listing(nn.Linear):
 
 @pytest.mark.parametrize(
     ("network", "named"),
-    [(Averaging(64, 3), "'mean' stores inputs"), (Listing(64, 3), "it stores its inputs")],
+    [(Averaging(64, 3), "'mean' stores inputs"), (AppendsInputs(64, 3), "it stores its inputs")],
 )
 def test_rejects_networks_that_store_inputs_outside_of_buffers(network: nn.Module, named: str) -> None:
     with pytest.raises(DPIncompatibleError, match=named):

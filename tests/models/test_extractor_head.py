@@ -1,4 +1,4 @@
-"""A network as extractor and head: where it parts, that nothing is lost, and what cannot be parted."""
+"""Networks split into extractor and head: position of the split, equal outputs, rejected networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstill.models.extractor_head import Split, count_features, split_model
 SHAPE = (1, 8, 8)
 
 
-def kinds(module: nn.Module) -> list[str]:
+def layer_types(module: nn.Module) -> list[str]:
     return [type(layer).__name__ for layer in module.children()]
 
 
@@ -32,8 +32,8 @@ def same_function(model: nn.Module, parts: Split, shape: tuple[int, int, int] = 
     assert sorted(mine) == sorted(whole)
 
 
-class Own(nn.Sequential):
-    """A user's Sequential, whose own arguments a slice would not know."""
+class CustomSequential(nn.Sequential):
+    """Custom Sequential whose constructor arguments a slice does not have."""
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         channels, height, width = shape
@@ -47,8 +47,8 @@ class Own(nn.Sequential):
         )
 
 
-class Parted(nn.Module):
-    """A user's network that says itself where it parts."""
+class SplitNetwork(nn.Module):
+    """Custom network with modules ``extractor`` and ``head``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ HEADS = {
 def test_split_of_built_in_network_keeps_outputs(name: str, shape: tuple[int, int, int]) -> None:
     model = build(f"{name}:6", shape, 7, 0)
     parts = split_model(model, "model")
-    assert kinds(parts.head) == HEADS[name]
+    assert layer_types(parts.head) == HEADS[name]
     same_function(model, parts, shape)
     first = next(iter(parts.head.parameters()))
     assert count_features(parts, example_inputs(shape), "model") == first.shape[1]
@@ -100,9 +100,9 @@ def test_all_built_in_networks_are_covered() -> None:
 
 
 def test_custom_sequential_is_split_after_its_flatten() -> None:
-    model = Own(SHAPE, 3)
+    model = CustomSequential(SHAPE, 3)
     parts = split_model(model, "model")
-    assert (kinds(parts.extractor), kinds(parts.head)) == (
+    assert (layer_types(parts.extractor), layer_types(parts.head)) == (
         ["Conv2d", "ReLU", "Flatten"],
         ["Linear", "ReLU", "Linear"],
     )
@@ -119,10 +119,10 @@ def test_split_is_after_last_flatten_with_parameters_on_both_sides() -> None:
         nn.Flatten(),
         nn.Linear(8, 3),
     )
-    assert kinds(split_model(two, "model").head) == ["Linear"]
+    assert layer_types(split_model(two, "model").head) == ["Linear"]
     last = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
     parts = split_model(last, "model")  # nothing is learned behind the flatten: the last layer that learns
-    assert kinds(parts.head) == ["Conv2d", "Flatten"]
+    assert layer_types(parts.head) == ["Conv2d", "Flatten"]
     same_function(last, parts)
 
 
@@ -140,19 +140,19 @@ def test_split_keeps_reused_layers() -> None:
     )
     parts = split_model(model, "model")
     assert len(list(parts.extractor.children())) == 3
-    assert kinds(parts.head)[0] == "Linear"
+    assert layer_types(parts.head)[0] == "Linear"
     same_function(model, parts)
 
 
 def test_network_with_extractor_and_head_is_split_there() -> None:
-    model = Parted()
+    model = SplitNetwork()
     parts = split_model(model, "model")
     assert parts.extractor is model.extractor
     assert parts.head is model.head
     same_function(model, parts)
 
 
-# --- what cannot be parted -------------------------------------------------------------------------
+# --- rejected networks -----------------------------------------------------------------------------
 
 
 class NoParts(nn.Module):

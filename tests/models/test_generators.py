@@ -1,9 +1,4 @@
-"""The generator from label maps.
-
-Networks in the space of features.
-
-The generator of rows and the critic of rows.
-"""
+"""Generators and critics of images, feature vectors and table rows."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "#
 LENGTH = 8
 
 
-def save(folder: Path, labels: int = 2, safe: bool = True) -> str:
+def save_model(folder: Path, labels: int = 2, safe: bool = True) -> str:
     """A DistilBERT of two thousand weights, with its tokenizer."""
     config = transformers.DistilBertConfig(
         vocab_size=len(WORDS), dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=LENGTH,
@@ -45,7 +45,7 @@ IDS = torch.tensor([[2, 5, 7, 3, 0, 0, 0, 0], [2, 6, 7, 8, 3, 0, 0, 0]])
 
 
 def test_saved_model_has_outputs_of_the_library(tmp_path: Path) -> None:
-    model = build(save(tmp_path)).eval()
+    model = build(save_model(tmp_path)).eval()
     models.check_module(model, (LENGTH,), (2,), "model", "texts")
     theirs = transformers.DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
     expected = theirs(input_ids=IDS, attention_mask=(IDS != 0).long()).logits
@@ -53,13 +53,13 @@ def test_saved_model_has_outputs_of_the_library(tmp_path: Path) -> None:
 
 
 def test_padding_does_not_change_outputs(tmp_path: Path) -> None:
-    model = build(save(tmp_path)).eval()
+    model = build(save_model(tmp_path)).eval()
     torch.testing.assert_close(model(IDS[:1]), model(IDS[:1, :4]))
     assert torch.isfinite(model(torch.zeros_like(IDS))).all()
 
 
 def test_head_with_other_classes_is_replaced_by_seeded_head(tmp_path: Path) -> None:
-    spec = save(tmp_path)
+    spec = save_model(tmp_path)
     one, same = (build(spec, classes=5).eval() for _ in range(2))
     assert one(IDS).shape == (2, 5)
     assert torch.equal(one(IDS), same(IDS))
@@ -82,11 +82,11 @@ def test_roberta_length_limit_excludes_unused_positions(tmp_path: Path) -> None:
 
 def test_rejects_pickled_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="safetensors"):
-        build(save(tmp_path, safe=False))
+        build(save_model(tmp_path, safe=False))
 
 
 def test_rejects_model_with_too_few_tokens_or_positions(tmp_path: Path) -> None:
-    spec = save(tmp_path)
+    spec = save_model(tmp_path)
     with pytest.raises(ModelError, match="has 9 tokens and the data have 8193"):
         build(spec, vocabulary=8193)
     with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64 \(expected data\.length = 8"):
@@ -97,7 +97,7 @@ def test_rejects_model_with_too_few_tokens_or_positions(tmp_path: Path) -> None:
 
 
 def test_tokenizer_of_the_model_makes_token_ids(tmp_path: Path) -> None:
-    where = save(tmp_path).removeprefix("hf:")
+    where = save_model(tmp_path).removeprefix("hf:")
     ids, count = hugging_face.tokenize(where, ["Good films", "bad zyx", ""], 6)
     assert count == len(WORDS)
     assert ids.tolist() == [[2, 5, 7, 8, 3, 0], [2, 6, 1, 3, 0, 0], [2, 3, 0, 0, 0, 0]]

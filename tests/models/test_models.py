@@ -1,4 +1,4 @@
-"""Networks: shapes, published sizes, first weights by seed, and what cannot be built."""
+"""Networks: shapes, published sizes, seeded initial weights, and rejected names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSIFIERS = [
 ]  # see test_unet.py
 
 
-def size(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -60,7 +60,7 @@ def test_default_resnet8_has_published_size() -> None:
         512 * 256 * 9 + 512 * 512 * 9 + 512 * 256 + 3 * 2 * 512,  # 256 -> 512
         2048 * 10 + 10,
     ]
-    assert size(network) == sum(blocks)
+    assert count_parameters(network) == sum(blocks)
 
 
 def test_batch_norm_lenet_matches_published_code() -> None:
@@ -69,7 +69,7 @@ def test_batch_norm_lenet_matches_published_code() -> None:
     assert network[4].weight.shape == (32, 16, 3, 3)
     assert [(layer.in_features, layer.out_features) for layer in list(network)[-2:]] == [(128, 64), (64, 10)]
     convolutions = 16 * 9 + 16 + 2 * 16 + 32 * 16 * 9 + 32 + 2 * 32
-    assert size(network) == convolutions + 128 * 64 + 64 + 64 * 10 + 10
+    assert count_parameters(network) == convolutions + 128 * 64 + 64 + 64 * 10 + 10
 
 
 def test_sigmoid_lenet_matches_paper() -> None:
@@ -87,7 +87,7 @@ def test_sigmoid_lenet_matches_paper() -> None:
 def test_resnet8_block_adds_its_input() -> None:
     block = build("resnet8:4", IMAGE, 3, 0)[3].eval()  # type: ignore[index]
     with torch.no_grad():
-        block.norm2.weight.zero_()  # the residual branch says nothing
+        block.norm2.weight.zero_()  # the residual branch returns 0
     x = torch.rand(2, 4, 8, 8)
     torch.testing.assert_close(block(x), x)
 
@@ -250,7 +250,7 @@ def test_rejects_model_with_wrong_shapes_in_one_line(model: nn.Module, words: st
 
 
 class Spectrum(nn.Module):
-    """Complex weights on the spectrum of an image; gives their size, or complex numbers as they are."""
+    """Network with complex weights on the spectrum of an image; returns magnitudes, or complex numbers."""
 
     def __init__(self, complex_weights: bool) -> None:
         super().__init__()

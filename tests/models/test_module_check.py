@@ -1,4 +1,4 @@
-"""Conditions on torch modules that take part, and copies of networks with hooks."""
+"""Checks of torch modules before they take part, and copies of networks with hooks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-class Around(nn.Module):
-    """A network whose outputs are changed on their way out."""
+class WrappedOutputs(nn.Module):
+    """Network whose outputs are changed by a wrapper."""
 
     def __init__(self, change: Callable[[torch.Tensor], Any], *, only_training: bool = False) -> None:
         super().__init__()
@@ -62,15 +62,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "DataParallel": (lambda: nn.DataParallel(network()), r"DataParallel.*\.module"),
     "compiled": (lambda: torch.compile(network()), "torch.compile"),
     "without data": (lambda: network().to("meta"), "meta"),
-    "a dict": (lambda: Around(lambda out: {"logits": out}), "returns a dict"),
-    "a tuple": (lambda: Around(lambda out: (out, None)), "returns a tuple"),
+    "a dict": (lambda: WrappedOutputs(lambda out: {"logits": out}), "returns a dict"),
+    "a tuple": (lambda: WrappedOutputs(lambda out: (out, None)), "returns a tuple"),
     "a tuple in training": (
-        lambda: Around(lambda out: (out, None), only_training=True),
+        lambda: WrappedOutputs(lambda out: (out, None), only_training=True),
         "returns a tuple in training mode",
     ),
-    "classes": (lambda: Around(lambda out: out.round().long()), "int64"),
-    "complex numbers": (lambda: Around(lambda out: out * 1j), "complex64"),
-    "no gradient": (lambda: Around(lambda out: out.detach()), "without gradients"),
+    "classes": (lambda: WrappedOutputs(lambda out: out.round().long()), "int64"),
+    "complex numbers": (lambda: WrappedOutputs(lambda out: out * 1j), "complex64"),
+    "no gradient": (lambda: WrappedOutputs(lambda out: out.detach()), "without gradients"),
 }
 
 
@@ -102,7 +102,7 @@ def test_check_keeps_module_and_random_state() -> None:
         lambda: nn.Sequential(frozen(nn.Flatten()), nn.Linear(16, 3)),
         lambda: scripted(frozen(network())),
         lambda: traced(frozen(network())),
-        lambda: Around(lambda out: out.double()),
+        lambda: WrappedOutputs(lambda out: out.double()),
         lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.Linear(8, 3)),
         lambda: nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(16, 3))),
         lambda: nn.Sequential(nn.Flatten(), torch.nn.utils.parametrizations.weight_norm(nn.Linear(16, 3))),
@@ -128,7 +128,7 @@ def test_batch_norm_of_one_value_needs_two_examples(
     assert needs_two_examples(layer, shape) is wanted
 
 
-OLD = {
+OLD_REPARAMETRIZATIONS = {
     "spectral_norm": spectral_norm,
     "weight_norm": weight_norm,
     "prune": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
@@ -136,9 +136,9 @@ OLD = {
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("how", OLD)
+@pytest.mark.parametrize("how", OLD_REPARAMETRIZATIONS)
 def test_reparametrized_networks_are_copied_after_forward(how: str) -> None:
-    model = nn.Sequential(OLD[how](nn.Linear(4, 3)))
+    model = nn.Sequential(OLD_REPARAMETRIZATIONS[how](nn.Linear(4, 3)))
     x = torch.rand(2, 4)
     model(x)  # keeps a weight with its graph
     twin = deep_copy(model)
@@ -147,9 +147,13 @@ def test_reparametrized_networks_are_copied_after_forward(how: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("how", OLD)
+@pytest.mark.parametrize("how", OLD_REPARAMETRIZATIONS)
 def test_reparametrized_networks_have_equal_architectures(how: str) -> None:
-    one, other, plain = OLD[how](nn.Linear(4, 3)), OLD[how](nn.Linear(4, 3)), nn.Linear(4, 3)
+    one, other, plain = (
+        OLD_REPARAMETRIZATIONS[how](nn.Linear(4, 3)),
+        OLD_REPARAMETRIZATIONS[how](nn.Linear(4, 3)),
+        nn.Linear(4, 3),
+    )
     one(torch.rand(2, 4))
     assert architecture_key(one) == architecture_key(other) != architecture_key(plain)
 

@@ -1,4 +1,4 @@
-"""A network's state as one vector: there and back, and means of several."""
+"""Parameter vectors: round trip, copies and weighted means."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 SHAPE = (1, 8, 8)
 
 
-def lived(spec: str, seed: int) -> nn.Module:
-    """A network whose buffers are not as at first."""
+def trained_network(spec: str, seed: int) -> nn.Module:
+    """Return a network whose buffers differ from their initial values."""
     model = build(spec, SHAPE, 3, seed).train()
     with torch.no_grad():
         for _ in range(seed + 2):
@@ -26,7 +26,7 @@ def lived(spec: str, seed: int) -> nn.Module:
 
 @pytest.mark.parametrize("spec", ["mlp:8", "small-cnn:4", "resnet8:4"])
 def test_vector_round_trip_restores_network(spec: str) -> None:
-    one, other = lived(spec, 1), lived(spec, 2)
+    one, other = trained_network(spec, 1), trained_network(spec, 2)
     vector = to_vector(one)
     assert vector.dtype == torch.float32
     assert vector.shape == (sum(tensor.numel() for tensor in one.state_dict().values()),)
@@ -38,7 +38,7 @@ def test_vector_round_trip_restores_network(spec: str) -> None:
 
 
 def test_vector_keeps_batch_counts_as_integers() -> None:
-    one, other = lived("resnet8:4", 1), lived("resnet8:4", 2)
+    one, other = trained_network("resnet8:4", 1), trained_network("resnet8:4", 2)
     assert one.state_dict()["1.num_batches_tracked"] == 3
     mean = weighted_mean(torch.stack([to_vector(one), to_vector(other)]), torch.tensor([1.0, 3.0]))
     load_vector(one, mean)

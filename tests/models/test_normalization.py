@@ -1,4 +1,4 @@
-"""Group norm in every layout of its input: torch's numbers, the same layout, and not its slow kernels."""
+"""Group norm in every memory layout: equal to torch, the same layout, and without its slow kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Layouts(TorchDispatchMode):
 
 
 def norms() -> tuple[GroupNorm, nn.GroupNorm]:
-    """Ours and torch's, of the same weights."""
+    """Return our group norm and torch's, with equal weights."""
     ours, torchs = GroupNorm(2, 6), nn.GroupNorm(2, 6)
     with torch.no_grad():
         ours.weight.uniform_(0.5, 2.0)

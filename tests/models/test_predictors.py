@@ -1,4 +1,4 @@
-"""Models that are no torch modules: their figures as logits, and no gradient."""
+"""Predictors of models that are not torch modules: logits, class order and refused gradients."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import ClassificationConfig
 
-SHAPE, TEN = (1, 8, 8), tuple(map(str, range(10)))
+SHAPE, TEN_CLASSES = (1, 8, 8), tuple(map(str, range(10)))
 TASK, PROBABILITIES = ClassificationConfig(), ModelConfig(output_format="probabilities")
 
 
-def of(*classes: str, shape: tuple[int, ...] = SHAPE) -> Interface:
+def interface_of(*classes: str, shape: tuple[int, ...] = SHAPE) -> Interface:
     return Interface(TASK.make(classes), classes, shape)
 
 
-DIGITS = of(*TEN)
+DIGITS = interface_of(*TEN_CLASSES)
 FLAT, LABELS = load_digits(return_X_y=True)
 FLAT = (FLAT / 8 - 1).astype(np.float32)
 IMAGES = torch.from_numpy(FLAT).view(-1, *SHAPE)
@@ -61,9 +61,7 @@ def test_logits_are_log_probabilities_of_the_estimator(regression: Any) -> None:
     assert logits.dtype == torch.float32
     expected = torch.from_numpy(np.log(np.maximum(probabilities, MIN_PROBABILITY))).float()
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    high = (
-        probabilities.min(1) > MIN_PROBABILITY
-    )  # where nothing is clamped a softmax gives the probabilities back
+    high = probabilities.min(1) > MIN_PROBABILITY  # without clamping, the softmax restores the probabilities
     assert high.any()
     back = torch.from_numpy(probabilities[high]).float()
     torch.testing.assert_close(logits.softmax(1)[high], back, rtol=1e-4, atol=1e-4)
@@ -84,10 +82,10 @@ def test_unknown_classes_have_minimum_probability() -> None:
 def test_classes_are_matched_by_name() -> None:
     names = np.array(["one", "zero"])[(LABELS[:100] == 0).astype(int)]
     estimator = LogisticRegression().fit(FLAT[:100], names)  # sorted: one, zero
-    logits = Predictor(estimator, of("zero", "one"))(IMAGES[:50])
+    logits = Predictor(estimator, interface_of("zero", "one"))(IMAGES[:50])
     assert logits.argmax(1).eq(0).tolist() == (LABELS[:50] == 0).tolist()
     with pytest.raises(ModelError, match=r"unknown class 'one' of the model \(expected zero, two"):
-        Predictor(estimator, of("zero", "two"))
+        Predictor(estimator, interface_of("zero", "two"))
 
 
 def test_decision_function_scores_are_logits() -> None:
@@ -96,7 +94,7 @@ def test_decision_function_scores_are_logits() -> None:
     torch.testing.assert_close(logits, torch.from_numpy(machine.decision_function(FLAT[:20])).float())
     two = LogisticRegression().fit(FLAT[:300], LABELS[:300] % 2)
     scorer = SimpleNamespace(decision_function=two.decision_function, classes_=two.classes_)
-    logits = Predictor(scorer, of("even", "odd"))(IMAGES[:20])
+    logits = Predictor(scorer, interface_of("even", "odd"))(IMAGES[:20])
     expected = torch.from_numpy(two.predict_proba(FLAT[:20])).float()
     torch.testing.assert_close(logits.softmax(1), expected, rtol=1e-4, atol=1e-4)
 
@@ -116,7 +114,7 @@ def test_function_receives_images_and_returns_logits() -> None:
 
 
 class Session:
-    """What onnxruntime offers, with a batch size of its own."""
+    """Stub of an onnxruntime session with a batch size."""
 
     def __init__(self, sizes: list[Any], kind: str = "tensor(float)", outputs: str = "logits") -> None:
         self.inputs, self.outputs, self.calls = (
@@ -147,7 +145,7 @@ def test_onnx_session_receives_its_input_shape_and_batch_size() -> None:
     assert free.calls[-1] == ((5, 1, 8, 8), np.float32)
     rows_of_two = Session([2, 64], "tensor(double)")
     assert torch.equal(Predictor(rows_of_two, DIGITS)(IMAGES[:5]), expected)
-    assert rows_of_two.calls == [((2, 64), np.float64)] * (1 + 3)  # once to see what it gives
+    assert rows_of_two.calls == [((2, 64), np.float64)] * (1 + 3)  # the first call finds the output format
 
     mapped = Predictor(Session([None, 64], outputs="map"), DIGITS, ModelConfig(output_format="logits"))
     assert torch.equal(mapped(IMAGES[:5]), expected)

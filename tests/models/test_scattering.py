@@ -1,4 +1,4 @@
-"""The scattering transform against its definition, pixel by pixel, and what it is to be blind to."""
+"""The scattering transform against its definition, and its invariances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text networks: padding says nothing, and stacking and per-example gradients change nothing."""
+"""Text networks: padding has no effect, and stacking and per-example gradients change nothing."""
 
 from __future__ import annotations
 
@@ -89,16 +89,16 @@ def test_rejects_text_networks_for_images(name: str) -> None:
         models.build(name, (1, 8, 8), CLASSES, 0)
 
 
-def own(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+def custom_network(shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
     return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Flatten(), nn.Linear(4 * shape[0], classes))
 
 
-def knows_none(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return own(shape, classes, 5)
+def without_vocabulary(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return custom_network(shape, classes, 5)
 
 
 def test_custom_network_receives_vocabulary_size() -> None:
-    model = models.build(f"{__name__}:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
+    model = models.build(f"{__name__}:custom_network", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
     models.check_module(model, (LENGTH,), (CLASSES,), "model", "texts")
     with pytest.raises(ModelError, match="cannot be built"):
-        models.build(f"{__name__}:knows_none", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
+        models.build(f"{__name__}:without_vocabulary", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

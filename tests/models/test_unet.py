@@ -1,4 +1,4 @@
-"""The U-Net: its form, that it parts, and that it can be stacked and learn privately."""
+"""U-Nets: shapes, split, stacking and DP-SGD."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_batch_norm_unet_uses_running_statistics_in_evaluation() -> None:
     met = model.get_submodule("extractor.encoder.blocks.0.0")(x)
     kept = model.get_submodule("extractor.encoder.blocks.0.1")
     assert torch.allclose(kept.running_mean, 0.1 * met.mean((0, 2, 3)), atol=1e-6)  # type: ignore[arg-type]
-    # Group norm takes an image's contrast away; what batch norm has kept does not.
+    # Group norm removes an image's contrast; batch norm's running statistics do not.
     model.eval()
     assert torch.allclose(plain(10 * x), plain(x), atol=1e-2)
     assert not torch.allclose(model(10 * x), model(x), atol=1e-2)

@@ -1,4 +1,4 @@
-"""VGG features from a file: what they are, what is refused, and the perceptual loss."""
+"""VGG features from a file: activations, rejected files, and the perceptual loss."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 def layer_outputs(
     tensors: dict[str, torch.Tensor], indices: Sequence[int], x: torch.Tensor
 ) -> dict[int, torch.Tensor]:
-    """Layer by layer at torchvision's indices: what each layer gives."""
+    """Return the output of each layer at torchvision's indices."""
     given = {}
     for index in range(indices[-1] + 2):
         if index in indices:
@@ -119,7 +119,7 @@ def test_perceptual_loss_by_hand(path: Path) -> None:
     assert perceptual_loss(features, y, y).tolist() == [0, 0, 0]
 
 
-# --- what is refused -------------------------------------------------------------------------------
+# --- rejected files and images ---------------------------------------------------------------------
 
 
 def test_rejects_missing_file_and_other_formats(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The outline of the imaged body, on drawn heads whose true outline is known."""
+"""Masks of the imaged body, on synthetic heads with known outlines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def head(channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def agreement(mask: torch.Tensor, true: torch.Tensor) -> float:
-    """Share of pixels."""
+    """Return the share of equal pixels."""
     return mask.bool().eq(true).double().mean().item()
 
 

@@ -1,4 +1,4 @@
-"""What no task learns from is refused, in one line that names the first fault."""
+"""Invalid data are rejected in one line that names the first fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLASSES, FINDINGS, MAPS = (
     torch.zeros(MAP_SHAPE).long(),
 )
 IDS = torch.tensor([[4, 1, 0], [0, 0, 0]])  # an empty text among them
-ONE, MANY, MAP = Classification(3), MultiLabel(3), Segmentation(3)
+CLASSIFICATION, MULTI_LABEL, SEGMENTATION = Classification(3), MultiLabel(3), Segmentation(3)
 TEXT, RECONSTRUCTION = TextClassification(3), Reconstruction()
 NAN_IMAGES = IMAGES.clone()
 NAN_IMAGES[1, 0, 3, 3] = math.nan
@@ -34,13 +34,13 @@ MAP_5[1, 2:4, 2:4], MAP_NEGATIVE[0, 0, 0] = 5, -1
 @pytest.mark.parametrize(
     ("task", "inputs", "targets"),
     [
-        (ONE, IMAGES, CLASSES),
-        (MANY, IMAGES, FINDINGS),
-        (MAP, IMAGES, MAPS),
+        (CLASSIFICATION, IMAGES, CLASSES),
+        (MULTI_LABEL, IMAGES, FINDINGS),
+        (SEGMENTATION, IMAGES, MAPS),
         (Instances(), IMAGES, MAPS),
         (TEXT, IDS, CLASSES),
         (RECONSTRUCTION, IMAGES, IMAGES),
-        (ONE, torch.zeros(2, 3, 8, 12), CLASSES),
+        (CLASSIFICATION, torch.zeros(2, 3, 8, 12), CLASSES),
     ],
 )
 def test_accepts_valid_data(task: Task, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -50,31 +50,56 @@ def test_accepts_valid_data(task: Task, inputs: torch.Tensor, targets: torch.Ten
 @pytest.mark.parametrize(
     ("task", "inputs", "targets", "message"),
     [
-        (ONE, IMAGES[:0], CLASSES[:0], "there are no examples"),
-        (ONE, IMAGES[:, 0], CLASSES, r"inputs are float32 of shape \(2, 8, 12\) \(expected float32"),
-        (ONE, IMAGES.double(), CLASSES, "inputs are float64"),
+        (CLASSIFICATION, IMAGES[:0], CLASSES[:0], "there are no examples"),
         (
-            ONE,
+            CLASSIFICATION,
+            IMAGES[:, 0],
+            CLASSES,
+            r"inputs are float32 of shape \(2, 8, 12\) \(expected float32",
+        ),
+        (CLASSIFICATION, IMAGES.double(), CLASSES, "inputs are float64"),
+        (
+            CLASSIFICATION,
             IMAGES[:, :, :6],
             CLASSES,
             r"images are 6 x 12",
         ),
-        (MAP, IMAGES[..., :10], MAPS[..., :10], "images are 8 x 10"),
-        (ONE, IMAGES[:, :0], CLASSES, r"\(2, 0, 8, 12\) \(expected one or more of each"),
-        (ONE, IMAGES, CLASSES[:1], "2 inputs but 1 targets"),
-        (MANY, NAN_IMAGES, FINDINGS, "1 examples hold NaN or infinity, the first is example 1"),
-        (ONE, -1 / IMAGES.abs(), CLASSES, "2 examples hold NaN or infinity, the first is example 0"),
-        (ONE, IMAGES, CLASSES.int(), r"targets are int32 of shape .* \(expected one int64 class index"),
-        (ONE, IMAGES, CLASSES[:, None], r"targets are int64 of shape \(2, 1\)"),
-        (ONE, IMAGES, CLASSES + 1, r"label 3 of example 1 is outside 0\.\.2 \(1 such"),
-        (ONE, IMAGES, CLASSES - 1, r"label -1 of example 0 is outside 0\.\.2"),
-        (MANY, IMAGES, CLASSES, r"targets are int64 of shape \(2,\) \(expected int64 of shape \(2, 3\)"),
-        (MANY, IMAGES, FINDINGS + 1, r"label 2 of example 0 is outside -1\.\.1 \(1 such"),
-        (MANY, IMAGES, FINDINGS - 1, r"label -2 of example 0 is outside -1\.\.1 \(4 such"),
-        (MAP, IMAGES, MAPS.float(), r"targets are float32 of shape \(2, 8, 12\) \(expected int64 of shape"),
-        (MAP, IMAGES, MAPS.transpose(1, 2), r"\(2, 12, 8\) \(expected int64 of shape \(2, 8, 12\)"),
-        (MAP, IMAGES, MAP_5, r"label 5 of example 1 is outside 0\.\.2 \(4 such"),
-        (MAP, IMAGES, MAP_NEGATIVE, r"label -1 of example 0 is outside 0\.\.2 \(1 such"),
+        (SEGMENTATION, IMAGES[..., :10], MAPS[..., :10], "images are 8 x 10"),
+        (CLASSIFICATION, IMAGES[:, :0], CLASSES, r"\(2, 0, 8, 12\) \(expected one or more of each"),
+        (CLASSIFICATION, IMAGES, CLASSES[:1], "2 inputs but 1 targets"),
+        (MULTI_LABEL, NAN_IMAGES, FINDINGS, "1 examples hold NaN or infinity, the first is example 1"),
+        (
+            CLASSIFICATION,
+            -1 / IMAGES.abs(),
+            CLASSES,
+            "2 examples hold NaN or infinity, the first is example 0",
+        ),
+        (
+            CLASSIFICATION,
+            IMAGES,
+            CLASSES.int(),
+            r"targets are int32 of shape .* \(expected one int64 class index",
+        ),
+        (CLASSIFICATION, IMAGES, CLASSES[:, None], r"targets are int64 of shape \(2, 1\)"),
+        (CLASSIFICATION, IMAGES, CLASSES + 1, r"label 3 of example 1 is outside 0\.\.2 \(1 such"),
+        (CLASSIFICATION, IMAGES, CLASSES - 1, r"label -1 of example 0 is outside 0\.\.2"),
+        (
+            MULTI_LABEL,
+            IMAGES,
+            CLASSES,
+            r"targets are int64 of shape \(2,\) \(expected int64 of shape \(2, 3\)",
+        ),
+        (MULTI_LABEL, IMAGES, FINDINGS + 1, r"label 2 of example 0 is outside -1\.\.1 \(1 such"),
+        (MULTI_LABEL, IMAGES, FINDINGS - 1, r"label -2 of example 0 is outside -1\.\.1 \(4 such"),
+        (
+            SEGMENTATION,
+            IMAGES,
+            MAPS.float(),
+            r"targets are float32 of shape \(2, 8, 12\) \(expected int64 of shape",
+        ),
+        (SEGMENTATION, IMAGES, MAPS.transpose(1, 2), r"\(2, 12, 8\) \(expected int64 of shape \(2, 8, 12\)"),
+        (SEGMENTATION, IMAGES, MAP_5, r"label 5 of example 1 is outside 0\.\.2 \(4 such"),
+        (SEGMENTATION, IMAGES, MAP_NEGATIVE, r"label -1 of example 0 is outside 0\.\.2 \(1 such"),
         (TEXT, IDS.float(), CLASSES, r"inputs are float32 of shape \(2, 3\) \(expected int64 ids"),
         (TEXT, IDS[:, :0], CLASSES, r"\(2, 0\) \(expected one or more of each"),
         (TEXT, IDS - 1, CLASSES, "2 examples hold ids below 0, the first is example 0"),

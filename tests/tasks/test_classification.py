@@ -1,4 +1,4 @@
-"""Single-label classification behind the task protocol."""
+"""Classification: loss, counts, ensembles, and metrics against scikit-learn and torchmetrics."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_ranking_works_for_saturated_probabilities() -> None:
     for offset in (0.0, 1e4):
         metrics = task.compute_metrics(torch.stack([torch.full((4,), offset), offset + margins], 1), targets)
         assert (metrics["auc"], metrics["auprc"]) == (100.0, 100.0)
-    # What is as far apart ties, wherever it lies.
+    # Equal differences tie, whatever their offset.
     alike = torch.tensor([[0.0, 1.5], [7.25, 8.75], [-3.5, -2.0], [0.0, 1.5]])
     assert task.compute_metrics(alike, targets)["auc"] == 50.0
 
@@ -161,7 +161,7 @@ def test_chosen_metric_is_primary_and_weights_repeat_inputs(metric: str, classes
         metric
     ](p, true)
     weights = rng.integers(0, 3, (5, 40))
-    weights[0, true == 0] = 0  # a draw without a class
+    weights[0, true == 0] = 0  # a resample without one class
     values = classification.weighted_metric(metric, p, true, weights.astype(float))
     expected = [
         classification.METRIC_FUNCTIONS[metric](p.repeat(times, 0), true.repeat(times)) for times in weights

@@ -1,4 +1,4 @@
-"""The papers' formulas against numbers worked by hand, slow loops and what must always hold."""
+"""The papers' formulas against values by hand, slow loops and invariants."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_eq4_by_hand() -> None:
 
 
 def test_eq4_averages_over_examples_after_mixing_nodes() -> None:
-    # Each example alone: full agreement. Mixed over examples there would seem to be divergence.
+    # The nodes agree on each example. Mixing over examples first would yield a divergence.
     responses = torch.tensor([[[SURE, 0.0], [0.0, SURE]]]).expand(2, 2, 2)
     assert js_divergence(responses, torch.tensor([0.5, 0.5])).item() == pytest.approx(0, abs=1e-6)
 
@@ -124,23 +124,23 @@ def test_eq8_sums_to_one_and_is_equal_for_absent_classes(seed: int, nodes: int, 
 
 # --- Eq. 9 ---------------------------------------------------------------------------------------
 
-ANSWERS = torch.tensor([[[2.0, 0.0]], [[-4.0, 4.0]]])  # 2 nodes, 1 input, 2 classes
+RESPONSES = torch.tensor([[[2.0, 0.0]], [[-4.0, 4.0]]])  # 2 nodes, 1 input, 2 classes
 WEIGHTS = torch.tensor([[[0.75, 0.25]], [[0.25, 0.75]]])
 
 
 def test_eq9_of_logits_by_hand() -> None:
-    torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "logits"), torch.tensor([[0.5, 3.0]]))
+    torch.testing.assert_close(ensemble(RESPONSES, WEIGHTS, "logits"), torch.tensor([[0.5, 3.0]]))
 
 
 def test_eq9_of_log_probs_by_hand() -> None:
     first, second = math.log1p(math.exp(-2)), math.log1p(math.exp(-8))  # -log q of the likelier class
     expected = [-0.75 * first - 0.25 * (second + 8), -0.25 * (first + 2) - 0.75 * second]
-    torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "log_probs"), torch.tensor([expected]))
+    torch.testing.assert_close(ensemble(RESPONSES, WEIGHTS, "log_probs"), torch.tensor([expected]))
 
 
 def test_eq9_of_probs_is_log_of_weighted_mean() -> None:
-    expected = (WEIGHTS * ANSWERS.softmax(2)).sum(0).log()
-    torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "probs"), expected)
+    expected = (WEIGHTS * RESPONSES.softmax(2)).sum(0).log()
+    torch.testing.assert_close(ensemble(RESPONSES, WEIGHTS, "probs"), expected)
 
 
 @given(st.integers(0, 10_000))
@@ -158,7 +158,7 @@ def test_only_logits_ensemble_depends_on_logit_offsets(seed: int) -> None:
 
 
 def slow_consensus(responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Input by input, node by node: the mean of log-probabilities first, then turns of shares."""
+    """Return the consensus input by input and node by node: mean of log-probabilities, then share updates."""
     nodes, batch, classes = responses.shape
     out = torch.empty(batch, classes, dtype=responses.dtype)
     for b in range(batch):
@@ -196,7 +196,7 @@ def test_consensus_downweights_node_without_the_class() -> None:
 
 def test_consensus_shares_have_no_gradient() -> None:
     responses = random(2, 3, 4).requires_grad_()
-    even = importance_weights(torch.ones(2, 4).double())  # equal weights give equal shares, whatever is said
+    even = importance_weights(torch.ones(2, 4).double())  # equal weights give equal shares for any responses
     (grad,) = torch.autograd.grad(ensemble(responses, even, "consensus").sum(), responses)
     (plain,) = torch.autograd.grad((0.5 * responses.softmax(2)).sum(0).log().sum(), responses)
     torch.testing.assert_close(grad, plain)
@@ -237,7 +237,7 @@ def test_distillation_loss_with_large_tau_approaches_limit(
     torch.testing.assert_close(distillation_loss(student, target, tau), limit, rtol=within, atol=0)
 
 
-# --- what follows the classes, and extremes -------------------------------------------------------
+# --- pixels, and extreme logits -------------------------------------------------------------------
 
 K, B, C, H, W = 3, 2, 4, 2, 3
 

@@ -29,10 +29,10 @@ from fedstill.tasks.instances import (
 )
 from fedstill.tasks.synthetic_maps import sample_nuclei
 
-Map = npt.NDArray[np.int64]
+ObjectMap = npt.NDArray[np.int64]
 
 
-def draw_objects(*corners: tuple[int, int, int, int]) -> Map:
+def draw_objects(*corners: tuple[int, int, int, int]) -> ObjectMap:
     """20 x 20 pixels, objects 1, 2, ... in rows a..b and columns c..d, ends not included."""
     labels = np.zeros((20, 20), dtype=np.int64)
     for number, (a, b, c, d) in enumerate(corners, 1):
@@ -73,7 +73,7 @@ def test_pixel_classes_ignore_object_numbers() -> None:
 @given(st.integers(0, 1000), st.booleans())
 def test_objects_are_restored_from_true_classes(seed: int, touching: bool) -> None:
     truth = sample_nuclei(96, 80, torch_generator(seed, "test"))
-    if touching:  # grown until many meet
+    if touching:  # grown until many touch
         truth = grow_objects(truth, np.ones(truth.shape, dtype=bool), 4)
     objects = objects_from_classes(classes_from_objects(truth))
     assert objects.max() >= truth.max()
@@ -106,7 +106,7 @@ def test_growth_stops_at_background_and_maximum_distance() -> None:
     objects = objects_from_probs(probabilities, 0)
     rows, columns = np.indices(objects.shape)
     near = np.abs(rows - 4) + np.abs(columns - 4) <= 4  # twice the contour's two pixels
-    near[4, 6:9] = False  # background, and what is further away around it
+    near[4, 6:9] = False  # background, and pixels whose path around it is longer
     assert np.array_equal(objects == 1, near)
 
 
@@ -125,7 +125,7 @@ def test_object_needs_inside_pixels(kind: int) -> None:
 NO_OBJECTS = np.zeros((4, 8), dtype=np.int64)
 
 
-def draw_small_objects(*boxes: tuple[int, int, int, int]) -> Map:
+def draw_small_objects(*boxes: tuple[int, int, int, int]) -> ObjectMap:
     """Objects 1, 2, ... in boxes of rows a..b and columns c..d, ends not included."""
     labels = NO_OBJECTS.copy()
     for number, (a, b, c, d) in enumerate(boxes, 1):
@@ -133,13 +133,13 @@ def draw_small_objects(*boxes: tuple[int, int, int, int]) -> Map:
     return labels
 
 
-def random_map(seed: int, objects: int = 5) -> Map:
+def random_map(seed: int, objects: int = 5) -> ObjectMap:
     """Blocks of random numbers, so that objects have several pieces, touch and overlap."""
     rng = np.random.default_rng(seed)
     return np.kron(rng.integers(0, objects + 1, (4, 4)), np.ones((2, 3), dtype=np.int64)).astype(np.int64)
 
 
-def object_metrics(prediction: Map, truth: Map) -> tuple[float, float, float]:
+def object_metrics(prediction: ObjectMap, truth: ObjectMap) -> tuple[float, float, float]:
     objects = count_overlaps(prediction, truth)
     return object_dice(objects), aji(objects), panoptic_quality(objects)
 
@@ -169,11 +169,11 @@ def test_aji_matches_best_pairs_first_and_once() -> None:
 # --- slow readings ---------------------------------------------------------------------------------
 
 
-def masks(labels: Map) -> list[npt.NDArray[np.bool_]]:
+def masks(labels: ObjectMap) -> list[npt.NDArray[np.bool_]]:
     return [labels == number for number in np.unique(labels) if number]
 
 
-def slow_object_dice(prediction: Map, truth: Map) -> float:
+def slow_object_dice(prediction: ObjectMap, truth: ObjectMap) -> float:
     def one_way(of: list[npt.NDArray[np.bool_]], others: list[npt.NDArray[np.bool_]]) -> float:
         total = 0.0
         for one in of:
@@ -184,7 +184,7 @@ def slow_object_dice(prediction: Map, truth: Map) -> float:
     return (one_way(masks(truth), masks(prediction)) + one_way(masks(prediction), masks(truth))) / 2
 
 
-def slow_aji(prediction: Map, truth: Map) -> float:
+def slow_aji(prediction: ObjectMap, truth: ObjectMap) -> float:
     left, right = masks(truth), masks(prediction)
     both = union = 0
     while True:
@@ -230,7 +230,7 @@ def test_panoptic_quality_equals_monai(seed: int) -> None:
     prediction[:5] = 0  # four misses at least
     theirs = metrics.compute_panoptic_quality(torch.from_numpy(prediction), torch.from_numpy(truth))
     assert panoptic_quality(count_overlaps(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
-    assert theirs > 0.1  # there were hits
+    assert theirs > 0.1  # some objects match
 
 
 TASK = Instances()
@@ -244,40 +244,42 @@ def draw_large_objects(*corners: tuple[int, int, int, int], size: tuple[int, int
     return labels
 
 
-def whole(*pictures: Objects) -> tuple[torch.Tensor, torch.Tensor]:
-    """Certain logits of pictures and their targets, each an example."""
+def certain_logits(*pictures: Objects) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return certain logits of object maps and their targets, one example each."""
     targets = torch.from_numpy(np.stack([classes_from_objects(one) for one in pictures])).long()
     return 40 * torch.nn.functional.one_hot(targets, 3).movedim(-1, 1).float(), targets
 
 
-def cut(size: int, step: int, *pictures: Objects) -> tuple[torch.Tensor, torch.Tensor, CaseIndex]:
+def cut_into_patches(
+    size: int, step: int, *pictures: Objects
+) -> tuple[torch.Tensor, torch.Tensor, CaseIndex]:
     """The same, in patches."""
-    outputs, targets, of, places = [], [], [], []
+    outputs, targets, of, corners = [], [], [], []
     for case, picture in enumerate(pictures):
-        z, y = whole(picture)
+        z, y = certain_logits(picture)
         for top in range(0, picture.shape[0] - size + 1, step):
             for left in range(0, picture.shape[1] - size + 1, step):
                 outputs.append(z[0, :, top : top + size, left : left + size])
                 targets.append(y[0, top : top + size, left : left + size])
                 of.append(case)
-                places.append((top, left))
+                corners.append((top, left))
     names = tuple(f"slide {n}" for n in range(len(pictures)))
     sizes = tuple((one.shape[0], one.shape[1]) for one in pictures)
-    cases = CaseIndex(torch.tensor(of), names, ("",) * len(names), torch.tensor(places), sizes, pictures)
+    cases = CaseIndex(torch.tensor(of), names, ("",) * len(names), torch.tensor(corners), sizes, pictures)
     return torch.stack(outputs), torch.stack(targets), cases
 
 
-PERFECT = {"dice": 100, "object_dice": 100, "aji": 100, "pq": 100, "hd95": 0}
-TWO = draw_large_objects((2, 18, 2, 18), (2, 18, 18, 34))  # 256 pixels each, side by side
+PERFECT_METRICS = {"dice": 100, "object_dice": 100, "aji": 100, "pq": 100, "hd95": 0}
+TWO_OBJECTS = draw_large_objects((2, 18, 2, 18), (2, 18, 18, 34))  # 256 pixels each, side by side
 
 
 def test_correct_prediction_of_touching_objects_is_perfect() -> None:
-    assert TASK.compute_metrics(*whole(TWO)) == PERFECT
+    assert TASK.compute_metrics(*certain_logits(TWO_OBJECTS)) == PERFECT_METRICS
 
 
 def test_merged_nuclei_have_perfect_dice_only() -> None:
-    _, targets = whole(TWO)
-    merged, _ = whole((TWO > 0).astype(np.int32))
+    _, targets = certain_logits(TWO_OBJECTS)
+    merged, _ = certain_logits((TWO_OBJECTS > 0).astype(np.int32))
     metrics = TASK.compute_metrics(merged, targets)
     assert (metrics["dice"], metrics["hd95"]) == (100, 0)
     # one of both halves is matched: 256 of 512, and 256 more in the union
@@ -288,8 +290,8 @@ def test_merged_nuclei_have_perfect_dice_only() -> None:
 
 
 def test_split_nucleus_metrics() -> None:
-    _, targets = whole((TWO > 0).astype(np.int32))
-    halves, _ = whole(TWO)
+    _, targets = certain_logits((TWO_OBJECTS > 0).astype(np.int32))
+    halves, _ = certain_logits(TWO_OBJECTS)
     metrics = TASK.compute_metrics(halves, targets)
     assert metrics["dice"] == 100
     assert metrics["aji"] == pytest.approx(100 * 256 / 768)
@@ -298,18 +300,18 @@ def test_split_nucleus_metrics() -> None:
 
 def test_metrics_of_empty_images() -> None:
     nothing = draw_large_objects()
-    metrics = TASK.compute_metrics(*whole(nothing))
+    metrics = TASK.compute_metrics(*certain_logits(nothing))
     assert math.isnan(metrics.pop("hd95"))
     assert set(metrics.values()) == {100}
-    for predicted, true in ((nothing, TWO), (TWO, nothing)):
-        metrics = dict(TASK.compute_metrics(whole(predicted)[0], whole(true)[1]))
+    for predicted, true in ((nothing, TWO_OBJECTS), (TWO_OBJECTS, nothing)):
+        metrics = dict(TASK.compute_metrics(certain_logits(predicted)[0], certain_logits(true)[1]))
         assert metrics.pop("hd95") == pytest.approx(math.hypot(40, 40))
         assert set(metrics.values()) == {0}
 
 
 def test_metrics_are_means_over_images() -> None:
-    outputs, _ = whole(TWO, draw_large_objects())
-    _, targets = whole(TWO, TWO)
+    outputs, _ = certain_logits(TWO_OBJECTS, draw_large_objects())
+    _, targets = certain_logits(TWO_OBJECTS, TWO_OBJECTS)
     metrics = TASK.compute_metrics(outputs, targets)
     assert metrics["aji"] == 50
     assert metrics["hd95"] == pytest.approx(math.hypot(40, 40) / 2)
@@ -317,18 +319,18 @@ def test_metrics_are_means_over_images() -> None:
 
 
 def test_small_predicted_objects_are_dropped() -> None:
-    _, targets = whole(draw_large_objects((2, 18, 2, 18)))  # 256 pixels
-    small, _ = whole(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 34)))  # and 16
-    large, _ = whole(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 35)))  # and 20
+    _, targets = certain_logits(draw_large_objects((2, 18, 2, 18)))  # 256 pixels
+    small, _ = certain_logits(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 34)))  # and 16
+    large, _ = certain_logits(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 35)))  # and 20
     assert TASK.compute_metrics(small, targets)["aji"] == 100
     assert TASK.compute_metrics(large, targets)["aji"] == pytest.approx(100 * 256 / 276)
 
 
 def test_display_map_shows_objects() -> None:
-    outputs, _ = whole(TWO)
+    outputs, _ = certain_logits(TWO_OBJECTS)
     objects = TASK.display_map(outputs[0].softmax(0))
     assert objects.dtype == torch.int32
-    assert torch.equal(objects, torch.from_numpy(TWO))
+    assert torch.equal(objects, torch.from_numpy(TWO_OBJECTS))
 
 
 # --- patches ---------------------------------------------------------------------------------------
@@ -336,44 +338,49 @@ def test_display_map_shows_objects() -> None:
 
 @pytest.mark.parametrize("step", [20, 10])
 def test_patches_are_evaluated_as_whole_image(step: int) -> None:
-    outputs, targets, cases = cut(20, step, TWO, draw_large_objects((10, 30, 10, 30)))
-    assert TASK.compute_metrics(outputs, targets, cases) == PERFECT
+    outputs, targets, cases = cut_into_patches(20, step, TWO_OBJECTS, draw_large_objects((10, 30, 10, 30)))
+    assert TASK.compute_metrics(outputs, targets, cases) == PERFECT_METRICS
     # by themselves, the parts of a nucleus would each be one
     assert TASK.case_scores(outputs, targets, cases).tolist() == [100, 100]
     assert len(TASK.case_scores(outputs, targets)) == len(outputs)
 
 
 def test_true_objects_come_from_the_case() -> None:
-    outputs, targets, cases = cut(20, 20, TWO)
+    outputs, targets, cases = cut_into_patches(20, 20, TWO_OBJECTS)
     other = draw_large_objects((2, 18, 2, 34))  # the same pixels, but one object
     of_case = CaseIndex(cases.case_ids, cases.names, cases.sites, cases.corners, cases.sizes, (other,))
     assert TASK.compute_metrics(outputs, targets, of_case)["aji"] == pytest.approx(100 * 256 / 768)
     without = CaseIndex(cases.case_ids, cases.names, cases.sites, cases.corners, cases.sizes)
-    assert TASK.compute_metrics(outputs, targets, without) == PERFECT  # from the targets, stitched
+    assert TASK.compute_metrics(outputs, targets, without) == PERFECT_METRICS  # from the targets, stitched
 
 
 def test_subset_of_cases_keeps_case_ids() -> None:
-    outputs, targets, cases = cut(20, 20, draw_large_objects(), TWO)
+    outputs, targets, cases = cut_into_patches(20, 20, draw_large_objects(), TWO_OBJECTS)
     second = torch.nonzero(cases.case_ids == 1).flatten()
     part = cases.subset(second)
-    assert TASK.compute_metrics(outputs[second], targets[second], part) == PERFECT
+    assert TASK.compute_metrics(outputs[second], targets[second], part) == PERFECT_METRICS
     assert TASK.case_scores(outputs[second], targets[second], part).tolist() == [100]
 
 
 def test_only_covered_pixels_are_evaluated() -> None:
-    outputs, targets, cases = cut(20, 20, draw_large_objects((2, 18, 2, 18), (2, 18, 22, 38)))
+    outputs, targets, cases = cut_into_patches(20, 20, draw_large_objects((2, 18, 2, 18), (2, 18, 22, 38)))
     upper_left = torch.tensor([0])
     metrics = TASK.compute_metrics(outputs[upper_left], targets[upper_left], cases.subset(upper_left))
-    assert metrics == PERFECT
+    assert metrics == PERFECT_METRICS
 
 
 def test_overlapping_patches_average_probabilities() -> None:
-    outputs, targets, cases = cut(40, 40, TWO)
-    # Three patches of one place: one is very sure that there is nothing, two are fairly sure of the truth.
+    outputs, targets, cases = cut_into_patches(40, 40, TWO_OBJECTS)
+    # Three patches of one position: one is certain of background, two predict the truth less certainly.
     none = torch.zeros_like(outputs)
     none[:, 0] = 400.0
     thrice = CaseIndex(
-        torch.tensor([0, 0, 0]), cases.names, cases.sites, torch.zeros(3, 2).long(), ((40, 40),), (TWO,)
+        torch.tensor([0, 0, 0]),
+        cases.names,
+        cases.sites,
+        torch.zeros(3, 2).long(),
+        ((40, 40),),
+        (TWO_OBJECTS,),
     )
     patches = torch.cat([none, outputs / 4, outputs / 4])
     assert TASK.compute_metrics(patches, targets.repeat(3, 1, 1), thrice)["aji"] == 100
@@ -383,7 +390,7 @@ def test_overlapping_patches_average_probabilities() -> None:
 
 
 def test_label_maps_are_classes_and_targets_restore_them() -> None:
-    _, targets = whole(TWO)
+    _, targets = certain_logits(TWO_OBJECTS)
     maps = TASK.label_maps(TensorData(torch.zeros(1, 3, 40, 40), targets))
     assert maps.dtype == torch.uint8
     assert torch.equal(TASK.targets_from_maps(maps, torch.zeros(1, 3, 40, 40)), targets)
@@ -397,7 +404,7 @@ def test_sampled_maps_have_objects_with_contours() -> None:
     assert all(set(classes.unique().tolist()) == {0, 1, 2} for classes in maps)
     assert not torch.equal(maps[0], maps[1])
     outputs = 40 * torch.nn.functional.one_hot(maps.long(), 3).movedim(-1, 1).float()
-    assert TASK.compute_metrics(outputs, maps.long()) == PERFECT | {
+    assert TASK.compute_metrics(outputs, maps.long()) == PERFECT_METRICS | {
         "aji": 100
     }  # as no object is taken for noise
     assert TASK.sample_maps(0, 8, 8, torch_generator(0, "test")).shape == (0, 8, 8)
@@ -418,23 +425,23 @@ def test_rejects_other_class_counts() -> None:
         InstancesConfig().make(2)
 
 
-def pieces(picture: torch.Tensor, places: list[tuple[int, int]], size: int) -> torch.Tensor:
-    return torch.stack([picture[:, top : top + size, left : left + size] for top, left in places])
+def cut_patches(picture: torch.Tensor, corners: list[tuple[int, int]], size: int) -> torch.Tensor:
+    return torch.stack([picture[:, top : top + size, left : left + size] for top, left in corners])
 
 
-def cases(of: list[int], places: list[tuple[int, int]], *sizes: tuple[int, int]) -> CaseIndex:
+def cases(of: list[int], corners: list[tuple[int, int]], *sizes: tuple[int, int]) -> CaseIndex:
     names = tuple("abcdef"[: len(sizes)])
-    return CaseIndex(torch.tensor(of), names, ("",) * len(sizes), torch.tensor(places), sizes)
+    return CaseIndex(torch.tensor(of), names, ("",) * len(sizes), torch.tensor(corners), sizes)
 
 
-PLACES = [(0, 0), (0, 3), (4, 0), (4, 3)]
+CORNERS = [(0, 0), (0, 3), (4, 0), (4, 3)]
 
 
 def test_overlapping_patches_restore_image_in_any_order() -> None:
     picture = torch.randn(2, 10, 9, generator=torch.Generator().manual_seed(0))
     order = [2, 0, 3, 1]
-    patches = pieces(picture, PLACES, 6)[order]
-    ((image, covered),) = stitch_patches(patches, cases([0] * 4, [PLACES[n] for n in order], (10, 9)))
+    patches = cut_patches(picture, CORNERS, 6)[order]
+    ((image, covered),) = stitch_patches(patches, cases([0] * 4, [CORNERS[n] for n in order], (10, 9)))
     torch.testing.assert_close(image, picture)
     assert covered.all()
 

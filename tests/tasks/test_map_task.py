@@ -1,4 +1,4 @@
-"""What tasks of one class a pixel share: data checks, the loss, counts, conditions."""
+"""Tasks with one class per pixel: data checks, loss, counts and encoded label maps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_weighted_cross_entropy_by_hand() -> None:
 
 
 def test_soft_dice_by_hand() -> None:
-    # Four pixels: one of class 1; p of class 1 is 0.8 there and 0.5, 0.5, 0 elsewhere.
+    # Four pixels: one of class 1 with p = 0.8, and three others with p = 0.5, 0.5, 0 for class 1.
     p = torch.tensor([0.8, 0.5, 0.5, 1e-9])
     outputs = torch.stack([(1 - p).log(), p.log()]).view(1, 2, 2, 2)
     loss = soft_dice_loss(outputs, torch.tensor([[[1, 0], [0, 0]]]))

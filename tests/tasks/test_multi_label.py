@@ -1,4 +1,4 @@
-"""Labels that do not exclude each other: closed forms, what is unknown, two classes' softmax as oracle."""
+"""Multi-label classification: values by hand, unknown labels, and binary classification as a reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SURE = 1e4
 ENSEMBLES = ("logits", "log_probs", "probs", "consensus")
 
 
-def draw(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+def random_logits(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -46,7 +46,7 @@ def test_loss_by_hand_ignores_unknown_labels() -> None:
 
 
 def test_example_without_known_labels_has_no_loss_or_gradient() -> None:
-    outputs = draw(1, 2, 3).requires_grad_()
+    outputs = random_logits(1, 2, 3).requires_grad_()
     targets = torch.tensor([[[-1, -1, -1], [1, 0, 0]]])
     loss = TASK.loss(outputs, targets)
     expected = F.binary_cross_entropy_with_logits(outputs[0, 1], torch.tensor([1.0, 0, 0])) / 2
@@ -58,8 +58,8 @@ def test_example_without_known_labels_has_no_loss_or_gradient() -> None:
 
 
 def test_label_smoothing_spreads_share_over_both_values() -> None:
-    outputs, targets = draw(1, 5, 3), torch.randint(0, 2, (1, 5, 3), generator=torch.Generator())
-    two = F.cross_entropy(pairs(outputs[0]), 1 - targets[0], label_smoothing=0.3)  # class 0 is "there"
+    outputs, targets = random_logits(1, 5, 3), torch.randint(0, 2, (1, 5, 3), generator=torch.Generator())
+    two = F.cross_entropy(pairs(outputs[0]), 1 - targets[0], label_smoothing=0.3)  # class 0 is "present"
     torch.testing.assert_close(TASK.loss(outputs, targets, 0.3)[0], two)
 
 
@@ -100,7 +100,7 @@ def test_node_without_a_label_has_weight_zero() -> None:
 
 
 def test_confidence_and_uniqueness_losses_equal_binary_classification() -> None:
-    responses, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
+    responses, pi = random_logits(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
     two = pairs(responses)  # (K, B, 2, C): labels are like pixels
     torch.testing.assert_close(TASK.confidence_loss(responses, pi), formulas.mean_entropy(two, pi))
     torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -formulas.js_divergence(two, pi))
@@ -137,7 +137,7 @@ def test_gradients_are_finite_for_certain_responses() -> None:
 
 @pytest.mark.parametrize("how", ENSEMBLES)
 def test_ensembles_equal_binary_classification(how: str) -> None:
-    responses = draw(3, 4, 3)
+    responses = random_logits(3, 4, 3)
     weights = TASK.importance_weights(torch.randint(1, 5, (3, 3), generator=torch.Generator()).float())
     flat = pairs(responses).movedim(2, 3).flatten(1, 2)  # (K, B C, 2)
     two = Classification(2).ensemble(flat, repeat_weights(weights, 4), how)  # (B C, 2)
@@ -163,24 +163,24 @@ def test_expertise_by_hand() -> None:
 
 @pytest.mark.parametrize("tau", [1.0, 3.0, 1e3])
 def test_distillation_loss_equals_binary_classification(tau: float) -> None:
-    student, target = draw(4, 3), draw(4, 3, seed=1)
+    student, target = random_logits(4, 3), random_logits(4, 3, seed=1)
     expected = formulas.distillation_loss(pairs(student), pairs(target), tau)
     torch.testing.assert_close(TASK.distillation_loss(student, target, tau), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_distillation_loss_limit_is_an_eighth_of_the_square() -> None:
-    student, target = draw(4, 3), draw(4, 3, seed=1)
+    student, target = random_logits(4, 3), random_logits(4, 3, seed=1)
     at_last = TASK.distillation_loss(student, target, math.inf)
     torch.testing.assert_close(at_last, (student - target).square().mean(1) / 8)
     torch.testing.assert_close(TASK.distillation_loss(student, target, 1e4), at_last, rtol=1e-4, atol=1e-6)
 
 
-# --- figures ------------------------------------------------------------------------------------------
+# --- metrics ------------------------------------------------------------------------------------------
 
 
 def test_auc_by_hand() -> None:
     outputs = torch.tensor([[3.0, 0.0], [1.0, 5.0], [2.0, 5.0], [0.0, 5.0]])
-    # Label 0: of four pairs (there, absent) three are in order. Label 1: one pair in order, one level.
+    # Label 0: three of four pairs (present, absent) are in order. Label 1: one pair in order, one tied.
     targets = torch.tensor([[1, -1], [1, 1], [0, 0], [0, -1]])
     assert MultiLabel(2).per_class(outputs, targets) == [75.0, 50.0]
     assert MultiLabel(2).compute_metrics(outputs, targets) == {"auc": 62.5}
@@ -202,7 +202,7 @@ def test_auc_is_share_of_ordered_pairs(seed: int, count: int) -> None:
 
 
 def test_mean_auc_leaves_out_labels_with_one_value() -> None:
-    outputs = draw(4, 3)
+    outputs = random_logits(4, 3)
     targets = torch.tensor([[1, 1, -1], [0, 1, -1], [1, 1, -1], [0, -1, -1]])
     each = TASK.per_class(outputs, targets)
     assert each is not None

@@ -63,7 +63,7 @@ def test_ssim_of_batches_equals_single_images(monkeypatch: pytest.MonkeyPatch) -
         [reconstruction.ssim(predicted[row : row + 1], true[row : row + 1]) for row in range(5)]
     )
     torch.testing.assert_close(alone, together)
-    assert (together.diff() < 0).all()  # more noise, less alike
+    assert (together.diff() < 0).all()  # more noise, less similarity
 
 
 def test_nmse_of_black_image_is_nan() -> None:
@@ -186,7 +186,7 @@ def test_case_scores_are_means_over_present_cases() -> None:
     assert scores[1].item() == pytest.approx((image_scores[0] + image_scores[2]).item() / 2)
 
 
-# --- inputs made to order --------------------------------------------------------------------------
+# --- observation and label maps --------------------------------------------------------------------
 
 
 def test_fewer_measured_lines_give_worse_observation() -> None:
@@ -195,8 +195,8 @@ def test_fewer_measured_lines_give_worse_observation() -> None:
         TASK.compute_metrics(task.observe(x), x)["psnr"] for task in (TASK, Reconstruction(1, 8, 0.04))
     )
     assert eight < four < 60
-    whole = Reconstruction(1, 2, 0.5).observe(torch.ones(1, 1, 8, 8))
-    torch.testing.assert_close(whole, torch.ones(1, 1, 8, 8))  # one gray is all in the middle line
+    WIDTHS = Reconstruction(1, 2, 0.5).observe(torch.ones(1, 1, 8, 8))
+    torch.testing.assert_close(WIDTHS, torch.ones(1, 1, 8, 8))  # one gray is all in the middle line
 
 
 def test_observation_is_differentiable() -> None:
@@ -235,7 +235,7 @@ def test_sampled_heads_are_connected_centered_and_seeded() -> None:
         assert 0.15 < one.mean() < 0.65
 
 
-whole = st.sampled_from([8, 16, 30, 64, 128, 320])
+WIDTHS = st.sampled_from([8, 16, 30, 64, 128, 320])
 
 
 @pytest.mark.parametrize(("acceleration", "center", "middle"), [(4, 0.08, 26), (8, 0.04, 13)])
@@ -250,7 +250,7 @@ def test_kspace_mask_follows_fastmri(acceleration: int, center: float, middle: i
     assert mask[first + middle :].any()
 
 
-@given(whole, st.integers(2, 8), st.integers(0, 50))
+@given(WIDTHS, st.integers(2, 8), st.integers(0, 50))
 def test_kspace_mask_has_exact_line_count_and_center(width: int, acceleration: int, seed: int) -> None:
     mask = kspace_mask(width, acceleration, 0.1, seed)
     assert int(mask.sum()) == max(round(width / acceleration), 1)

@@ -1,4 +1,4 @@
-"""Regression: losses and figures worked out by hand, and what is no such data."""
+"""Regression: losses and metrics by hand, and rejected data."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_sum_by_case_adds_pixels_before_division() -> None:
     prediction = torch.tensor([[True, True], [True, False], [False, False]])
     truth = torch.tensor([[True, False], [True, True], [True, True]])
     pooled = count_overlap(prediction, truth).sum_by_case(torch.tensor([0, 0, 1]), 3)
-    # case 0: 2 in common of 3 and 3; case 1: nothing found of 2; case 2 has no picture
+    # case 0: 2 in common of 3 and 3; case 1: none of 2 predicted; case 2 has no image
     torch.testing.assert_close(dice(pooled), torch.tensor([4 / 6, 0.0, 1.0]).double())
     torch.testing.assert_close(
         sensitivity(pooled), torch.tensor([2 / 3, 0.0, math.nan]).double(), equal_nan=True
@@ -143,7 +143,7 @@ def mask(*pixels: tuple[int, int], size: tuple[int, int] = (4, 8)) -> torch.Tens
 
 
 def logits(classes: torch.Tensor, of: int = 2) -> torch.Tensor:
-    """What says ``(N, H, W)``: ``(N, C, H, W)``."""
+    """Return logits ``(N, C, H, W)`` that predict classes ``(N, H, W)``."""
     return torch.nn.functional.one_hot(classes, of).movedim(-1, 1).float()
 
 
@@ -165,7 +165,7 @@ def test_pixels_are_pooled_per_patient_and_patients_averaged() -> None:
     assert metrics["specificity"] == pytest.approx(100 * (60 / 61 + 1) / 2)
     # slices of r: 0 and 3 pixels; p: 0
     assert metrics["hd95"] == pytest.approx(((0 + 3) / 2 + 0) / 2)
-    # slice by slice it would be other figures
+    # slice by slice the metrics differ
     assert TASK.compute_metrics(logits(predicted), truth)["dice"] == pytest.approx(100 * 2 / 3)
 
 

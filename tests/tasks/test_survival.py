@@ -1,4 +1,4 @@
-"""Survival: the likelihood by hand, figures against slow references, times and events out of a table."""
+"""Survival: likelihood by hand, metrics against slow references, and times and events from tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = SurvivalConfig().make(3)
 
 
 def random_rows(rows: int, seed: int, last: int = 8) -> tuple[Floats, Floats, Floats]:
-    """Scores, times and events with ties among all of them."""
+    """Return scores, times and events, all with ties."""
     draw = np.random.default_rng(seed)
     score, time = draw.integers(0, 9, rows) / 4, draw.integers(0, 2 * last, rows) / 2
     return score, time, draw.integers(0, 2, rows).astype(float)
@@ -170,7 +170,7 @@ SCHEMA = Schema("days", (AGE, DAYS, DIED), event="died", intervals=30)
 
 
 def test_times_are_counted_in_intervals_without_rounding_errors() -> None:
-    days = list(range(30, 61))  # where intervals meet: each in the one that begins there
+    days = list(range(30, 61))  # interval borders: each belongs to the interval that begins there
     cells = {"age": [50] * 31, "days": days, "died": [1] * 31}
     data = encode_rows(cells, SCHEMA, "rows", str)
     assert data.inputs.tolist() == [[0.0]] * 31

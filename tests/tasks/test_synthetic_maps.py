@@ -1,4 +1,4 @@
-"""Drawn label maps: in range, seeded, and of the shapes that they should be."""
+"""Synthetic label maps: valid codes, seeding and shapes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_nuclei_are_ellipses_with_their_sampled_axes() -> None:
     for number in range(1, labels.max() + 1):
         places = np.argwhere(labels == number)
         if places.min() == 0 or places.max() == 299:
-            continue  # cut off at the picture's end
+            continue  # cut off at the image border
         short, long = 2 * np.sqrt(np.linalg.eigvalsh(np.cov(places.T)))
         assert NUCLEUS_RADIUS[0] - 0.5 < long < NUCLEUS_RADIUS[1] + 0.5
         assert len(places) == pytest.approx(np.pi * short * long, rel=0.1)
@@ -71,7 +71,7 @@ def test_map_smaller_than_a_nucleus() -> None:
 
 
 def test_sampled_bodies_are_asymmetric() -> None:
-    """Waves around an outline begin anywhere: what is above a body's middle differs from what is below."""
+    """Waves have random phases, so the upper half of a body differs from the lower half."""
     differ = []
     for body in sample_body_regions(10, 201, 201, 0, generator()).bool():
         rows = torch.nonzero(body.any(1)).flatten()

@@ -1,4 +1,4 @@
-"""What every task has in common, and which methods run which."""
+"""Properties of all tasks, and which methods support which task."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_rejects_incomplete_custom_tasks_in_one_line(tmp_path: Path, monkeypatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(TaskConfig):
+class CustomConfig(TaskConfig):
     """Custom task options; the tests set ``task_class``."""
 
 
@@ -113,21 +113,21 @@ def test_data_of_a_task_serve_custom_tasks_of_its_kind(
 ) -> None:
     ours = TASKS[like]()
     kind = type("Mine", (type(ours.minimal_task()),), {"name": "mine"})
-    monkeypatch.setattr(Mine, "task_class", kind, raising=False)
+    monkeypatch.setattr(CustomConfig, "task_class", kind, raising=False)
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, **ARRAYS[like])
     config = make_data_config(str(tmp_path / "data.npz"), **({"patch": 8} if like == "instances" else {}))
-    data, mine = load(config, ours), load(config, Mine())
+    data, mine = load(config, ours), load(config, CustomConfig())
     assert torch.equal(mine.train.inputs, data.train.inputs)
     assert torch.equal(mine.train.targets, data.train.targets)
     assert mine.classes == data.classes
-    node, spec = load_private(NodeDataConfig(), tmp_path, InputSpec.from_data(Mine(), mine))
+    node, spec = load_private(NodeDataConfig(), tmp_path, InputSpec.from_data(CustomConfig(), mine))
     theirs, _ = load_private(NodeDataConfig(), tmp_path, InputSpec.from_data(ours, data))
     assert torch.equal(node.targets, theirs.targets)
     assert spec.make_task().name == "mine"
-    if like != "instances":  # whose spec the run says
-        assert load_private(NodeDataConfig(), tmp_path, task=Mine())[1].task == Mine()
-    public = load_public(PublicConfig("noise", limit=3), mine, Mine())[1]
+    if like != "instances":  # the spec comes from the run
+        assert load_private(NodeDataConfig(), tmp_path, task=CustomConfig())[1].task == CustomConfig()
+    public = load_public(PublicConfig("noise", limit=3), mine, CustomConfig())[1]
     assert public is not None
     assert len(public) == 3
 
