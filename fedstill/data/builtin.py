@@ -29,7 +29,12 @@ from fedstill.tasks import Targets, TaskConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(ArrayData):
-    """The 8 x 8 handwritten digits of scikit-learn (1797 images, 10 classes)."""
+    """The 8 x 8 handwritten digits of scikit-learn (1797 images, 10 classes).
+
+    >>> from fedstill.data import load
+    >>> len(load(Digits()).train), len(load(Digits()).test)
+    (1438, 359)
+    """
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     note: ClassVar[str] = "the 8 x 8 handwritten digits of scikit-learn"

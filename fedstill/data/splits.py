@@ -416,7 +416,13 @@ MAX_DRAWS = 20  # of a Dirichlet split, before small nodes are topped up instead
 
 @dataclass(frozen=True, kw_only=True)
 class IID(SplitConfig):
-    """Random split: sizes differ by at most one example, or are as equal as whole units allow."""
+    """Random split: sizes differ by at most one example, or are as equal as whole units allow.
+
+    >>> labels = torch.arange(300) % 3
+    >>> parts = split(labels, 3, IID(nodes=3), np.random.default_rng(0))
+    >>> [torch.bincount(labels[part], minlength=3).tolist() for part in parts]
+    [[33, 34, 33], [33, 32, 35], [34, 34, 32]]
+    """
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """Assign items at random; each unit goes to the node with the fewest examples."""
@@ -432,6 +438,11 @@ class Dirichlet(SplitConfig):
     """Label skew: each class is divided in shares sampled from Dirichlet(alpha).
 
     Source: Hsu, Qi and Brown 2019, arXiv:1909.06335; used by FedIOD.
+
+    >>> labels = torch.arange(300) % 3
+    >>> parts = split(labels, 3, Dirichlet(nodes=3, alpha=0.1), np.random.default_rng(0))
+    >>> [torch.bincount(labels[part], minlength=3).tolist() for part in parts]
+    [[0, 0, 13], [91, 100, 0], [9, 0, 87]]
     """
 
     about_template = "Dirichlet alpha {alpha:g}"
@@ -463,6 +474,11 @@ class BalancedDirichlet(SplitConfig):
     """Nodes of equal sizes, whose class shares are sampled from Dirichlet(alpha).
 
     Source: FedDyn (Acar et al., ICLR 2021).
+
+    >>> labels = torch.arange(300) % 3
+    >>> parts = split(labels, 3, BalancedDirichlet(nodes=3, alpha=0.1), np.random.default_rng(0))
+    >>> [torch.bincount(labels[part], minlength=3).tolist() for part in parts]
+    [[48, 4, 48], [0, 96, 4], [52, 0, 48]]
     """
 
     about_template = "equal sizes, Dirichlet alpha {alpha:g}"
@@ -500,6 +516,11 @@ class Shards(SplitConfig):
     A node has *more* classes if nodes * classes_per_node is less than the number of classes, or if only other
     classes can bring it to ``minimum``. It has *fewer* if a class has fewer examples than nodes that should
     hold it.
+
+    >>> labels = torch.arange(300) % 3
+    >>> parts = split(labels, 3, Shards(nodes=3, classes_per_node=1), np.random.default_rng(0))
+    >>> [torch.bincount(labels[part], minlength=3).tolist() for part in parts]
+    [[0, 0, 100], [100, 0, 0], [0, 100, 0]]
     """
 
     about_template = "{classes_per_node} classes a node"
@@ -537,7 +558,14 @@ class Shards(SplitConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ByColumn(SplitConfig):
-    """One node per value of a metadata column, in sorted order of the values; not random."""
+    """One node per value of a metadata column, in sorted order of the values; not random.
+
+    >>> site = np.array(["a", "b", "a", "c"])
+    >>> config = ByColumn(nodes=0, column="site", minimum=1)
+    >>> parts = split(torch.zeros(4, dtype=torch.int64), 1, config, np.random.default_rng(0), {"site": site})
+    >>> [part.tolist() for part in parts]
+    [[0, 2], [1], [3]]
+    """
 
     min_nodes = 0
     about_template = "one for each {column}"
@@ -571,7 +599,14 @@ class ByColumn(SplitConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Sorted(SplitConfig):
-    """Equal parts of the examples sorted by a numeric column (units by their mean); not random."""
+    """Equal parts of the examples sorted by a numeric column (units by their mean); not random.
+
+    >>> age = np.array([70, 20, 50, 30])
+    >>> config = Sorted(nodes=2, column="age", minimum=1)
+    >>> parts = split(torch.zeros(4, dtype=torch.int64), 1, config, np.random.default_rng(0), {"age": age})
+    >>> [part.tolist() for part in parts]
+    [[1, 3], [0, 2]]
+    """
 
     about_template = "by {column}"
 
@@ -599,6 +634,11 @@ class Positives(SplitConfig):
     """Findings: nodes of equal sizes; examples with findings in shares from Dirichlet(alpha).
 
     Source: FedKD, Table 4.
+
+    >>> findings = (torch.arange(300)[:, None] % torch.tensor([3, 5]) == 0).long()
+    >>> parts = split(findings, 2, Positives(nodes=3), np.random.default_rng(0))
+    >>> [(len(part), int(findings[part].any(1).sum())) for part in parts]
+    [(100, 61), (100, 79), (100, 0)]
     """
 
     alpha: Alpha = 0.5

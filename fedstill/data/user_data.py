@@ -184,6 +184,10 @@ class UserFiles(instance_images.InstanceImageData, text.TextData):
     An .npz with images and labels or masks; a folder of images by class, of images and masks, or of NIfTI
     volumes; a csv of image files with classes or findings, or of texts; table rows in a csv or Parquet file,
     or a folder of these.
+
+    Example::
+
+        data = load(UserFiles(name="scans.npz", size=64))
     """
 
     targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
