@@ -57,7 +57,7 @@ def member_attack(title: str, auc: dict[str, float], *rates: Part) -> Part:
 
 def target(of: str, *attacks: Part, **changes: Any) -> Part:
     counts = {"members": 1437, "others": 360, "shadows": 16, "trained": "federations"}
-    sees = {"of": of, "sees": "the student's outputs about any input"}
+    sees = {"target": of, "view": "the student's outputs about any input"}
     return {**sees, **counts, "attacks": list(attacks), "best": attacks[0]["name"], **changes}
 
 

@@ -143,9 +143,9 @@ def attack_record(attack: Attack, part: Any) -> dict[str, Any]:
     try:
         json.dumps(part)
     except TypeError as error:
-        raise ArgumentError(f"what {name} found", str(error), "what JSON can hold") from error
-    pictures = [asdict(each) for each in attack.pictures(part)]
-    for strip in (strip for each in pictures for strip in each["strips"]):
+        raise ArgumentError(f"record of {name}", str(error), "JSON values") from error
+    pictures = [asdict(table) for table in attack.pictures(part)]
+    for strip in (strip for table in pictures for strip in table["strips"]):
         strip["stack"] = f"{name}.{strip['stack']}"
     return {
         "name": name,

@@ -34,8 +34,8 @@ class Extractor:
 
     Args:
         name: for reports.
-        of: maps a batch ``(B, C, H, W)`` to vectors ``(B, d)``, without state.
-        device: device of ``of``; None: that of the images.
+        features: maps a batch ``(B, C, H, W)`` to vectors ``(B, d)``, without state.
+        device: device of ``features``; None: that of the images.
 
     >>> space = pixel_extractor()
     >>> space.name, space(torch.tensor([[[[0.25, 2.0]]]])).tolist()
@@ -43,7 +43,7 @@ class Extractor:
     """
 
     name: str
-    of: Callable[[torch.Tensor], torch.Tensor]
+    features: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device | None = None
 
     @torch.no_grad()
@@ -56,7 +56,9 @@ class Extractor:
         """
         if not len(images):
             raise ArgumentError("images", 0, "one or more")
-        parts = (self.of(part.to(self.device or part.device)) for part in torch.split(images, IMAGES_AT_ONCE))
+        parts = (
+            self.features(part.to(self.device or part.device)) for part in torch.split(images, IMAGES_AT_ONCE)
+        )
         features = torch.cat([part.cpu().double() for part in parts])
         if not features.isfinite().all():
             raise DataError(f"{self.name}: NaN or infinity, so that there are no distances")
@@ -94,7 +96,7 @@ def penultimate_extractor(model: nn.Module, example: torch.Tensor, model_name: s
             h, w)``.
     """
     network = deep_copy(model).eval().requires_grad_(False)
-    device = next((own.device for own in network.parameters()), None)
+    device = next((parameter.device for parameter in network.parameters()), None)
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
 
     def last_layer(x: torch.Tensor, candidates: Sequence[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
@@ -196,7 +198,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
     """
     scores: dict[str, float] = {}
     for name, model in classifiers.items():
-        device = next((own.device for own in model.parameters()), None)
+        device = next((parameter.device for parameter in model.parameters()), None)
         logits = Extractor(f"logits of {name}", deep_copy(model).eval(), device)(images)
         scores[name] = inception_score(logits)
     return scores

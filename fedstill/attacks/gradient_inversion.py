@@ -133,7 +133,7 @@ class GradientInversion(Attack):
             yield LeakageMetric(**fields, metric="time", text=format_seconds(attack["seconds"]), detail=True)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
-        best = next(each for each in part["attacks"] if each["name"] == part["best"])
+        best = next(attack for attack in part["attacks"] if attack["name"] == part["best"])
         db, guess = best["psnr"]["mean"], part["guess"]
         image = "one image" if part["images"] == 1 else f"{part['images']} images"
         comparison = "more than" if db > guess + MIN_PSNR_GAIN else "no better than"
@@ -162,9 +162,9 @@ class GradientInversion(Attack):
 
     def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
         images, strips = part["images"], [ImageStrip(head="original", stack="original")]
-        for each in part["attacks"]:
-            below = tuple(f"{value:.1f} dB" for value in each["psnr"]["per_image"])
-            strips.append(ImageStrip(head=each["title"], stack=each["name"], below=below))
+        for attack in part["attacks"]:
+            below = tuple(f"{value:.1f} dB" for value in attack["psnr"]["per_image"])
+            strips.append(ImageStrip(head=attack["title"], stack=attack["name"], below=below))
         heads = tuple(
             f"victim {victim + 1}" + (f", image {image + 1}" if images > 1 else "")
             for victim in range(part["victims"])
@@ -186,34 +186,34 @@ def run_inversion(replayed: ReplayedRun, attack: GradientInversion, seed: int) -
         FedstillError: see :func:`make_victims`.
     """
     victims = make_victims(replayed, seed, count=attack.victims, images=attack.images, round=attack.round)
-    pixels = PixelRange.of(
-        *(torch.tensor(each).view(-1, 1, 1) for each in (replayed.data.mean, replayed.data.std))
+    pixels = PixelRange.from_normalization(
+        *(torch.tensor(result).view(-1, 1, 1) for result in (replayed.data.mean, replayed.data.std))
     )
     originals = torch.cat([victim.data.inputs for victim in victims])
-    pictures = {"original": pixels.shown(originals)}
+    pictures = {"original": pixels.to_bytes(originals)}
     records: list[dict[str, Any]] = []
-    means: dict[str, float] = {}
+    mean_psnr: dict[str, float] = {}
     skipped: list[tuple[str, str]] = []
     for name in attack.attacks:
         start = time.monotonic()
         try:
             recovered = [
-                invert_victim(victim, name, pixels, derive(seed, "victim", at), attack.steps)
-                for at, victim in enumerate(victims)
+                invert_victim(victim, name, pixels, derive(seed, "victim", index), attack.steps)
+                for index, victim in enumerate(victims)
             ]
         except ArgumentError as error:
             skipped.append((f"inversion: {TITLES[name]}", str(error)))
             continue
-        values = torch.tensor([value for each in recovered for value in each.psnr], dtype=torch.float64)
-        means[name] = float(values.mean())
+        values = torch.tensor([value for result in recovered for value in result.psnr], dtype=torch.float64)
+        mean_psnr[name] = float(values.mean())
         labels = torch.cat([victim.data.targets for victim in victims])
-        correct_labels = int((torch.cat([each.labels for each in recovered]) == labels).sum())
+        correct_labels = int((torch.cat([result.labels for result in recovered]) == labels).sum())
         records.append(
             {
                 "name": name,
                 "title": TITLES[name],
                 "psnr": {
-                    "mean": means[name],
+                    "mean": mean_psnr[name],
                     "std": float(values.std(correction=0)),
                     "per_image": values.tolist(),
                 },
@@ -221,7 +221,7 @@ def run_inversion(replayed: ReplayedRun, attack: GradientInversion, seed: int) -
                 "seconds": time.monotonic() - start,
             }
         )
-        pictures[name] = pixels.shown(torch.cat([each.images for each in recovered]))
+        pictures[name] = pixels.to_bytes(torch.cat([result.images for result in recovered]))
     if not records:
         raise MethodRefused(replayed.config.method.title, "every victim", skipped[0][1])
     schedule = victims[0].schedule
@@ -241,7 +241,7 @@ def run_inversion(replayed: ReplayedRun, attack: GradientInversion, seed: int) -
             "smallest": min(map(len, replayed.parts)),
             "guess": float(psnr(guess.expand_as(originals), originals, pixels).mean()),
             "attacks": records,
-            "best": max(means, key=means.__getitem__),
+            "best": max(mean_psnr, key=mean_psnr.__getitem__),
         },
         pictures,
         skipped,
@@ -282,7 +282,7 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
         raise ArgumentError("inversion.round", round, f"0 .. {run.method.total_steps - 1}, as in the run")
     victim_data = _sample_victim_data(replayed.parts, count, images, seed)
     other_data = list(replayed.parts) if round else []
-    names = [f"victim-{at}" for at in range(len(victim_data))]
+    names = [f"victim-{index}" for index in range(len(victim_data))]
     shape, classes = replayed.shape, len(replayed.data.classes)
     victim_models = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
     nodes = len(other_data) + len(victim_data)
@@ -291,19 +291,19 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
     experiment = replayed.experiment(
         parts=[*other_data, *victim_data],
         models=[*setting.models[: len(other_data)], *victim_models],
-        names=[*(f"node-{at}" for at in range(len(other_data))), *names],
+        names=[*(f"node-{index}" for index in range(len(other_data))), *names],
         policies=[run.nodes.policy] * nodes,
         privacies=[run.nodes.privacy] * nodes,
         method=replace(method, **full_participation),
     )
     releases = _collect_releases(experiment, names, round)
-    schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.total_steps))
-    first = models.build(run.student.model, shape, classes, run.seed, "student")
+    schedule = Schedule.from_config(run.nodes.local, images, Span(round, round + 1, run.method.total_steps))
+    initial_model = models.build(run.student.model, shape, classes, run.seed, "student")
     single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands extra_loss the task's loss yet
     victims = []
     for name, part in zip(names, victim_data, strict=True):
         extra_loss = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
-        victims.append(_make_victim(deep_copy(first), releases[name], schedule, part, extra_loss))
+        victims.append(_make_victim(deep_copy(initial_model), releases[name], schedule, part, extra_loss))
     return victims
 
 
@@ -362,8 +362,8 @@ def describe_knowledge(victim: Victim, round: int) -> str:
 def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
     """Sample images of the run's own nodes without replacement; victims take them from the nodes in turn."""
     orders = (
-        torch.randperm(len(part), generator=torch_generator(seed, "victims", at))
-        for at, part in enumerate(parts)
+        torch.randperm(len(part), generator=torch_generator(seed, "victims", index))
+        for index, part in enumerate(parts)
     )
     pieces = [
         [(part, rows) for rows in torch.split(order, images) if len(rows) == images]
@@ -398,13 +398,16 @@ def _make_victim(
     """Return the change from the weights that the server sent, as attacks take it."""
     (name,) = (name for name, kind in release.kinds.items() if kind in PART_OF_KIND)
     kind = release.kinds[name]
-    (sent_name,) = (sent for sent, of in release.asked.items() if of == kind)
+    (sent_name,) = (sent for sent, sent_kind in release.query_kinds.items() if sent_kind == kind)
     part = PART_OF_KIND[kind]
-    after = deep_copy(model)
-    for network, vector in ((model, release.sent[sent_name]), (after, release.tensors[name])):
+    trained_model = deep_copy(model)
+    for network, vector in ((model, release.sent[sent_name]), (trained_model, release.tensors[name])):
         module = network if part == "all" else split_model(network, "the victim's model").get_submodule(part)
         load_vector(module, vector.cpu())
-    after_parameters, before_parameters = dict(after.named_parameters()), dict(model.named_parameters())
+    after_parameters, before_parameters = (
+        dict(trained_model.named_parameters()),
+        dict(model.named_parameters()),
+    )
     changes = {
         name: (before_parameters[name] - after_parameters[name]).detach()
         for name in shared_parameters(model, part)

@@ -45,22 +45,22 @@ class PixelRange:
     high: float | torch.Tensor = 1.0
 
     @classmethod
-    def of(cls, mean: torch.Tensor, std: torch.Tensor) -> PixelRange:
+    def from_normalization(cls, mean: torch.Tensor, std: torch.Tensor) -> PixelRange:
         """Return the range of images normalized by mean and std."""
         return cls((0 - mean) / std, (1 - mean) / std)
 
-    def unit(self, images: torch.Tensor) -> torch.Tensor:
+    def to_unit(self, images: torch.Tensor) -> torch.Tensor:
         """Scale images to 0 .. 1, for display and metrics."""
         return (images - self.low) / (self.high - self.low)
 
-    def kept(self, images: torch.Tensor) -> torch.Tensor:
+    def clamp(self, images: torch.Tensor) -> torch.Tensor:
         """Clamp images to the range."""
         low, high = (torch.as_tensor(end).to(images) for end in (self.low, self.high))
         return images.maximum(low).minimum(high)
 
-    def shown(self, images: torch.Tensor) -> torch.Tensor:
+    def to_bytes(self, images: torch.Tensor) -> torch.Tensor:
         """Convert images to bytes, uint8."""
-        return self.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
+        return self.to_unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
 
 DEFAULT_PIXELS = PixelRange()  # of inputs with the default normalization
@@ -153,7 +153,7 @@ def invert(
         if candidates[-1].loss < CONVERGED_LOSS:
             break
     # A diverged search has the loss NaN, and counts as the worst.
-    best = min(candidates, key=lambda found: math.inf if math.isnan(found.loss) else found.loss)
+    best = min(candidates, key=lambda candidate: math.inf if math.isnan(candidate.loss) else candidate.loss)
     return replace(best, images=best.images.to(next(iter(release.target.values())).dtype))
 
 
@@ -166,7 +166,7 @@ def _search(
     generator: torch.Generator,
 ) -> RecoveredImages:
     initial = torch.randn(shape, generator=generator, dtype=torch.float64)
-    x = (pixels.kept(initial) if config.cosine else initial).requires_grad_()
+    x = (pixels.clamp(initial) if config.cosine else initial).requires_grad_()
     unknowns = [x]
     if labels is None:
         classes = _last_linear(release.model)[1].out_features
@@ -174,16 +174,16 @@ def _search(
         unknowns.append(guesses.requires_grad_())
 
     def loss() -> torch.Tensor:
-        gradients = release.of(x, unknowns[1].softmax(1) if labels is None else labels)
+        gradients = release.compute_target(x, unknowns[1].softmax(1) if labels is None else labels)
         value = gradient_distance(gradients, release.target, cosine=config.cosine)
-        return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
+        return value + config.tv * total_variation(pixels.to_unit(x)) if config.tv else value
 
     if config.cosine:
         _run_signed_adam(unknowns, loss, config.steps, pixels)
     else:
         _run_lbfgs(unknowns, loss, config.steps)
     found_labels = unknowns[1].detach().argmax(1) if labels is None else labels
-    return RecoveredImages(pixels.kept(x.detach()), found_labels, float(loss().detach()))
+    return RecoveredImages(pixels.clamp(x.detach()), found_labels, float(loss().detach()))
 
 
 def _run_lbfgs(unknowns: list[torch.Tensor], loss: LossFunction, steps: int) -> None:
@@ -225,7 +225,7 @@ def _run_signed_adam(
         optimizer.step()
         schedule.step()
         with torch.no_grad():
-            x.copy_(pixels.kept(x))
+            x.copy_(pixels.clamp(x))
 
 
 def read_labels(
@@ -291,7 +291,7 @@ def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: PixelRange = DEFAU
     >>> [round(value, 4) for value in psnr(darker, gray, PixelRange(0.0, 1.0)).tolist()]
     [20.0]
     """
-    return reconstruction.psnr(pixels.unit(recovered.double()), pixels.unit(true.double()))
+    return reconstruction.psnr(pixels.to_unit(recovered.double()), pixels.to_unit(true.double()))
 
 
 def gradient_distance(gradients: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:

@@ -85,7 +85,7 @@ def _detail_rows(node: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         target=target, metric="size off by", text=f"{size:+,.1f}" if size else "0", detail=True
     )
     correct, incorrect = (
-        [name for name in reported_absent if (name in absent) == there] for there in (True, False)
+        [name for name in reported_absent if (name in absent) == is_absent] for is_absent in (True, False)
     )
     text = f"{len(correct)} of {len(absent)} classes" if absent else "no class is absent"
     named = f": {', '.join(correct)}" if correct else ""
@@ -137,7 +137,7 @@ def compare_histograms(
     (0.1, '0', ['1'])
     """
     released, true = released.detach().double().cpu(), true.detach().double().cpu()
-    names = [str(place) for place in range(len(true))] if classes is None else list(classes)
+    names = [str(index) for index in range(len(true))] if classes is None else list(classes)
     errors = (_class_shares(released) - _class_shares(true)).abs()
     worst = int(errors.argmax())
     return {

@@ -56,8 +56,8 @@ class _KnownValues(NamedTuple):
     """Known values of a chain of blocks: outputs, output gradients and weight gradients."""
 
     outputs: torch.Tensor  # (B, C, H, W)
-    pulls: torch.Tensor  # (B, C, H, W)
-    slopes: Weights  # empty where the extractor's were not released
+    output_gradients: torch.Tensor  # (B, C, H, W)
+    weight_gradients: Weights  # empty where the extractor's were not released
 
 
 def invert_layers(
@@ -125,18 +125,18 @@ def _invert_blockwise(
     for depth in range(len(blocks) - 1, 0, -1):
         previous = blocks[depth - 1]
         start = torch.full_like(_outputs(blocks[:depth], low), previous.scale / 2)
-        block_known = known._replace(slopes=all_known.slopes[2 * depth :][:2])
+        block_known = known._replace(weight_gradients=all_known.weight_gradients[2 * depth :][:2])
         positive = torch.zeros_like(start), torch.full_like(start, torch.inf)
         unit = torch.full_like(start, 1.6 * previous.scale)
         block_input = _search_input(
             blocks[depth : depth + 1], start, block_known, positive, unit, steps, 0.3, (0.3, 100.0)
         )
         input_gradients = _input_gradients(
-            blocks[depth], block_input, known.pulls * (known.outputs > 0), 100.0
+            blocks[depth], block_input, known.output_gradients * (known.outputs > 0), 100.0
         )
         fires = block_input > 0.02 * previous.scale
-        known = _KnownValues(block_input * fires, input_gradients * fires, all_known.slopes)
-    block_known = known._replace(slopes=all_known.slopes[:2])
+        known = _KnownValues(block_input * fires, input_gradients * fires, all_known.weight_gradients)
+    block_known = known._replace(weight_gradients=all_known.weight_gradients[:2])
     from_first_block = _search_input(
         blocks[:1], center, block_known, bounds, half_range, steps, TV, (1.0, 500.0), output_weight=10.0
     )
@@ -158,9 +158,9 @@ def _invert_features(blocks: Sequence[_Block], known: _KnownValues, bounds: Boun
 
 def _labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
     """Return the class of each image, ``(B,)`` int64: the one whose loss has the recovered gradient."""
-    first, *others = split_model(release.model, "model").head.children()
-    inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
-    outputs = nn.Sequential(*others)(inputs)
+    first_layer, *other_layers = split_model(release.model, "model").head.children()
+    inputs = first_layer(features.to(next(release.model.parameters()))).detach().requires_grad_()
+    outputs = nn.Sequential(*other_layers)(inputs)
     errors = []
     for label in range(outputs.shape[1]):
         targets = torch.full((len(outputs),), label)
@@ -194,13 +194,13 @@ def factor_gradient(
     Raises:
         ArgumentError: the gradient has a rank below B, or too few zeros to separate the images.
     """
-    left, singular_values, _ = torch.linalg.svd(weight.double(), full_matrices=False)
+    left_vectors, singular_values, _ = torch.linalg.svd(weight.double(), full_matrices=False)
     if count > len(singular_values) or not singular_values[count - 1] > 1e-6 * singular_values[0]:
         raise ArgumentError("count", count, "at most the rank of the first linear layer's gradient")
-    left = left[:, :count]
-    rows = left.norm(dim=1)
-    unit = (left / rows[:, None])[rows > ZERO_TOLERANCE * rows.max()]
-    chosen = left.new_ones(1, 1)
+    left_vectors = left_vectors[:, :count]
+    rows = left_vectors.norm(dim=1)
+    unit = (left_vectors / rows[:, None])[rows > ZERO_TOLERANCE * rows.max()]
+    chosen = left_vectors.new_ones(1, 1)
     if count > 1:
         generator = torch_generator(seed, "layers", "factors")
         rows_tried = torch.rand(4000, len(unit), generator=generator).topk(count - 1, dim=1).indices
@@ -217,7 +217,7 @@ def factor_gradient(
                 break
     if len(chosen) < count:
         raise ArgumentError("count", count, EXPECTED_COUNT)
-    directions = left @ chosen.T  # (U, B)
+    directions = left_vectors @ chosen.T  # (U, B)
     deltas = directions * torch.linalg.lstsq(directions, bias.double()[:, None]).solution[:, 0]
     features = torch.linalg.lstsq(deltas, weight.double()).solution
     is_nonzero = features > ZERO_TOLERANCE * features.amax(
@@ -306,7 +306,7 @@ def _soft_forward(
 
 
 def _weights(blocks: Sequence[_Block]) -> Weights:
-    return tuple(own.detach() for block in blocks for own in block.convolution.parameters())
+    return tuple(parameter.detach() for block in blocks for parameter in block.convolution.parameters())
 
 
 def _mismatch(
@@ -320,14 +320,14 @@ def _mismatch(
     def forward(*weights: torch.Tensor) -> torch.Tensor:
         return _soft_forward(blocks, x, weights, sharp, patterns)[0]
 
-    if known.slopes:
+    if known.weight_gradients:
         outputs, pullback = vjp(forward, *weights)[:2]
     else:
         outputs, pullback = forward(*weights), None
     errors = torch.where(fires, outputs - known.outputs, outputs.relu()).square().flatten(1).sum(1)
     loss = trust * (errors / known.outputs.square().flatten(1).sum(1)).sum()
-    gradient = pullback(known.pulls * fires) if pullback else ()
-    for computed, true in zip(gradient, known.slopes, strict=True):
+    gradient = pullback(known.output_gradients * fires) if pullback else ()
+    for computed, true in zip(gradient, known.weight_gradients, strict=True):
         loss = loss + (computed - true).square().sum() / true.square().sum()
     return loss
 

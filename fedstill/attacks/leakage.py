@@ -170,10 +170,10 @@ class TableLine:
 
 def table_lines(rows: Iterable[LeakageMetric]) -> list[TableLine]:
     """Group metrics of one attack on one target into lines, in the order of their first ones."""
-    found: dict[tuple[str, str], dict[str, LeakageMetric]] = {}
+    metrics: dict[tuple[str, str], dict[str, LeakageMetric]] = {}
     for row in rows:
-        found.setdefault((row.attack, row.target), {})[row.metric] = row
-    return [TableLine(attack, target, metrics) for (attack, target), metrics in found.items()]
+        metrics.setdefault((row.attack, row.target), {})[row.metric] = row
+    return [TableLine(attack, target, metrics) for (attack, target), metrics in metrics.items()]
 
 
 def group_tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
@@ -184,19 +184,19 @@ def group_tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
     >>> [len(table) for table in group_tables([TableLine("LiRA", "student", each) for each in metrics])]
     [3, 1]
     """
-    found: list[list[TableLine]] = []
+    tables: list[list[TableLine]] = []
     for line in lines:
-        if found and any(line.metrics.keys() & before.metrics.keys() for before in found[-1]):
-            found[-1].append(line)
+        if tables and any(line.metrics.keys() & previous.metrics.keys() for previous in tables[-1]):
+            tables[-1].append(line)
         else:
-            found.append([line])
-    return found
+            tables.append([line])
+    return tables
 
 
-def skipped_texts(found: Leakage) -> list[str]:
+def skipped_texts(leakage: Leakage) -> list[str]:
     """Return one text for each reason, with the attacks that were not possible for it."""
     reasons: dict[str, list[str]] = {}
-    for part in found.skipped:
+    for part in leakage.skipped:
         reasons.setdefault(part.reason, []).append(part.attack)
     return [f"{', '.join(attacks)}: {reason}" for reason, attacks in reasons.items()]
 

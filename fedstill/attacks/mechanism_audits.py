@@ -59,20 +59,20 @@ class AuditFinding:
 
     Args:
         mechanism: registered name.
-        on: audited release.
-        claimed: epsilon by the audit log, an upper bound.
-        shown: lower bound of epsilon, for any noise.
-        as_claimed: lower bound of epsilon for noise of the claimed kind; None if it was not computed.
+        target: audited release.
+        claimed_epsilon: epsilon by the audit log, an upper bound.
+        epsilon_lower_bound: lower bound of epsilon, for any noise.
+        same_noise_lower_bound: lower bound of epsilon for noise of the claimed kind; None if it was not computed.
         refuted: the claim is too small, at some delta.
         runs: number of runs of the mechanism.
         seconds: duration.
     """
 
     mechanism: str
-    on: str
-    claimed: float
-    shown: float
-    as_claimed: float | None
+    target: str
+    claimed_epsilon: float
+    epsilon_lower_bound: float
+    same_noise_lower_bound: float | None
     refuted: bool
     runs: int
     seconds: float
@@ -86,17 +86,17 @@ def run_audit(distinguisher: Distinguisher, runs: int, confidence: float = CONFI
     """
     start = time.perf_counter()
     observations = [
-        torch.stack([distinguisher.see(is_present, run) for run in range(runs)])
+        torch.stack([distinguisher.observe(is_present, run) for run in range(runs)])
         for is_present in (False, True)
     ]
     evidence = evidence_from_runs(*fisher_discriminant(*observations), DELTA, confidence)
     return AuditFinding(
         mechanism=distinguisher.mechanism,
-        on=distinguisher.on,
-        claimed=compute_epsilon(distinguisher.claimed, DELTA),
-        shown=evidence.epsilon(DELTA),
-        as_claimed=evidence.as_claimed(distinguisher.claimed, DELTA),
-        refuted=evidence.refutes(distinguisher.claimed),
+        target=distinguisher.target,
+        claimed_epsilon=compute_epsilon(distinguisher.claimed_cost, DELTA),
+        epsilon_lower_bound=evidence.epsilon(DELTA),
+        same_noise_lower_bound=evidence.same_noise_bound(distinguisher.claimed_cost, DELTA),
+        refuted=evidence.refutes(distinguisher.claimed_cost),
         runs=2 * runs,
         seconds=time.perf_counter() - start,
     )
@@ -163,10 +163,10 @@ def audit_one_run(
     correct = int(is_present[order[:guesses_per_side]].sum() + (~is_present[order[-guesses_per_side:]]).sum())
     claimed_epsilon = compute_epsilon(audited.spent(), DELTA)
     lower_bound = one_run_lower_bound(canaries, 2 * guesses_per_side, correct, DELTA, confidence)
-    on = f"{canaries} planted records, {model}"
+    target = f"{canaries} planted records, {model}"
     seconds = time.perf_counter() - start
     return AuditFinding(
-        "dp-sgd", on, claimed_epsilon, lower_bound, None, lower_bound > claimed_epsilon, 1, seconds
+        "dp-sgd", target, claimed_epsilon, lower_bound, None, lower_bound > claimed_epsilon, 1, seconds
     )
 
 
@@ -212,7 +212,7 @@ def audit_one_run_linear(
         precision=precision,
     )
     suffix = ", bf16" if precision == "bfloat16" else ""
-    return replace(finding, on=f"400 planted, {step_count} large steps{suffix}")
+    return replace(finding, target=f"400 planted, {step_count} large steps{suffix}")
 
 
 def distinguish_training_steps(
@@ -273,7 +273,7 @@ def distinguish_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0
         critic.load_state_dict(untrained)
         optimizer.state.clear()
         node.query("predict_logits", x=x)
-        moments = [optimizer.state[own]["exp_avg"].flatten() for own in critic.parameters()]
+        moments = [optimizer.state[parameter]["exp_avg"].flatten() for parameter in critic.parameters()]
         gradient = torch.cat(moments) / (1 - optimizer.defaults["betas"][0])
         projection: torch.Tensor = gradient @ direction / privacy.critic.clip
         return projection

@@ -157,20 +157,20 @@ class MembershipInference(Attack):
         first, *_ = part["targets"]
         for target in part["targets"]:
             for attack in target["attacks"]:
-                yield from _metric_rows(attack, target["of"], AUC if target is first else RESPONSES_AUC)
+                yield from _metric_rows(attack, target["target"], AUC if target is first else RESPONSES_AUC)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         parts = []
         for target in part["targets"]:
-            best = next(each for each in target["attacks"] if each["name"] == target["best"])
+            best = next(attack for attack in target["attacks"] if attack["name"] == target["best"])
             auc = best["auc"]
             qualifier = (
                 " (not significantly different from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
             )
             qualifier = ", with reversed scores" if auc["high"] < 0.5 else qualifier
-            hypothetical = ", which is not shared," if target["of"] in HYPOTHETICAL_TARGETS else ""
+            hypothetical = ", which is not shared," if target["target"] in HYPOTHETICAL_TARGETS else ""
             parts.append(
-                f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['of']}{hypothetical}{qualifier}"
+                f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['target']}{hypothetical}{qualifier}"
             )
         return (
             f"Given a training record and another one, the best attack picked the former "
@@ -178,13 +178,13 @@ class MembershipInference(Attack):
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
-        first = part["targets"][0]
-        titles = ", ".join(each["title"].replace(", ", " ") for each in first["attacks"])
-        trained = {"alone": "trained alone", "federations": "each of a federation"}[first["trained"]]
-        return f"membership by {titles} ({first['shadows']} shadow models, {trained})"
+        target = part["targets"][0]
+        titles = ", ".join(attack["title"].replace(", ", " ") for attack in target["attacks"])
+        trained = {"alone": "trained alone", "federations": "each of a federation"}[target["trained"]]
+        return f"membership by {titles} ({target['shadows']} shadow models, {trained})"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        return [(target["of"], _describe_target(target)) for target in part["targets"]]
+        return [(target["target"], _describe_target(target)) for target in part["targets"]]
 
 
 def _attack_student(target: Target, attack: MembershipInference) -> dict[str, Any]:
@@ -215,8 +215,8 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
             make, candidates.records, inside, experiment.task, local, seed, compute=compute
         )
         logits += [_predict(network, candidates.all, experiment.compute) for network in networks]
-    name, sees = TARGET_TEXTS[experiment.method.evaluated_model]
-    return _attack_record(name, sees, candidates, torch.stack(logits), inside, attack)
+    name, view = TARGET_TEXTS[experiment.method.evaluated_model]
+    return _attack_record(name, view, candidates, torch.stack(logits), inside, attack)
 
 
 def _attack_responses(
@@ -232,7 +232,7 @@ def _attack_responses(
     Under secure aggregation (``source`` is the sum), the copy is of the sum of all nodes.
     """
     replayed, task, compute = target.replay, target.experiment.task, target.experiment.compute
-    node_index = [each.name for each in target.nodes].index(node.name)
+    node_index = [other_node.name for other_node in target.nodes].index(node.name)
     names, local = replayed.config.nodes.models, replayed.config.nodes.local
     node_seed, make = derive(target.seed, node.name), _model_factory(replayed, names[node_index % len(names)])
     candidates = choose_candidates(
@@ -251,22 +251,22 @@ def _attack_responses(
     logits = torch.stack([_predict(network, candidates.all, compute) for network in proxies])
     if source == SUM:
         name = f"sum of the nodes' responses, for records of {node.name}"
-        sees = (
+        view = (
             f"{len(responses)} queries and the sums of all nodes' responses, from which a copy of one model"
         )
-        sees += " is distilled as if it were this node's"
+        view += " is distilled as if it were this node's"
     else:
         name = f"responses of {node.name}"
-        sees = (
+        view = (
             f"{len(responses)} queries to it and its responses, from which a copy of its model is distilled"
         )
-    sees += "; copies of shadows learn from plain responses, whatever the gate does to those of the node"
-    return _attack_record(name, sees, candidates, logits, inside, replace(attack, trained="alone"))
+    view += "; copies of shadows learn from plain responses, whatever the gate does to those of the node"
+    return _attack_record(name, view, candidates, logits, inside, replace(attack, trained="alone"))
 
 
 def _attack_record(
     name: str,
-    sees: str,
+    view: str,
     candidates: Candidates,
     logits: torch.Tensor,
     inside: torch.Tensor,
@@ -278,14 +278,14 @@ def _attack_record(
     confidence = 1 - (1 - CONFIDENCE) / len(scores)
     metrics = {name: attack_metrics(score, candidates.inside, confidence) for name, score in scores.items()}
     return {
-        "of": name,
-        "sees": sees,
-        "learned": candidates.learned,
+        "target": name,
+        "view": view,
+        "member_count": candidates.member_count,
         "members": int(candidates.inside.sum()),
         "others": int((~candidates.inside).sum()),
         "shadows": attack.shadows,
         "trained": attack.trained,
-        "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in metrics.items()],
+        "attacks": [{"name": name, "title": TITLES[name], **values} for name, values in metrics.items()],
         "best": strongest_attack(metrics),
     }
 
@@ -336,13 +336,13 @@ class Candidates:
         records: members and others.
         inside: True for members.
         population: further records from which no model learned.
-        learned: total number of members.
+        member_count: total number of members.
     """
 
     records: TensorData
     inside: torch.Tensor
     population: TensorData
-    learned: int
+    member_count: int
 
     @property
     def all(self) -> TensorData:
@@ -404,7 +404,7 @@ def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows
 
 def private_records(experiment: Simulation, node: Node) -> TensorData:
     """Return a node's own records, without labeled public data that a method adds."""
-    names = [each.name for each in experiment.nodes]
+    names = [other_node.name for other_node in experiment.nodes]
     return experiment.setting.parts[names.index(node.name)]
 
 
@@ -537,7 +537,7 @@ def _describe_target(target: Mapping[str, Any]) -> str:
     """Describe the adversary's view of one target, and the tested records."""
     members, others, shadows = (target[key] for key in ("members", "others", "shadows"))
     shadow_text = f", with {shadows} shadow models, {SHADOW_TEXTS[target['trained']]}" if shadows else ""
-    rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
+    rates = sorted({point["rate"] for attack in target["attacks"] for point in attack["at"]}, reverse=True)
     # Rates that are too low for the number of records.
     limits = [
         f" {100 * rate:g}% false alarms need at least {math.ceil(1 / rate):,} others: that column counts "
@@ -546,6 +546,6 @@ def _describe_target(target: Mapping[str, Any]) -> str:
         if 1e-9 < rate < 1 and others * rate < 1 - 1e-9
     ]
     return (
-        f"The adversary sees {target['sees']}. It was tested on {members:,} members and "
+        f"The adversary sees {target['view']}. It was tested on {members:,} members and "
         f"{others:,} others{shadow_text}.{''.join(limits)}"
     )

@@ -421,7 +421,9 @@ def closest_pair_images(
     result: dict[str, Any], images: torch.Tensor, reference: ReferenceImages, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """Return the closest pairs as bytes, with the held-out image nearest to each generated one."""
-    to_bytes = PixelRange.of(*(part.cpu() for part in normalization(experiment.setting))).shown
+    to_bytes = PixelRange.from_normalization(
+        *(part.cpu() for part in normalization(experiment.setting))
+    ).to_bytes
     sets = {"generated": images, "private": reference.private, "held_out": reference.held_out}
     return {
         name: to_bytes(images_[[pair[name] for pair in result["pairs"]]]) for name, images_ in sets.items()
@@ -580,8 +582,10 @@ def _group_indices(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Te
     shared = sorted(set(groups[0].tolist()) & set(groups[1].tolist()))
     if shared:
         raise ArgumentError("groups", shared[0], "of private images or of held-out ones, and not of both")
-    first, second = (np.unique(part.cpu().numpy(), return_inverse=True)[1] for part in groups)
-    return torch.from_numpy(np.concatenate([first, second + first.max() + 1]))
+    private_groups, held_out_groups = (
+        np.unique(part.cpu().numpy(), return_inverse=True)[1] for part in groups
+    )
+    return torch.from_numpy(np.concatenate([private_groups, held_out_groups + private_groups.max() + 1]))
 
 
 def _permutations(
@@ -600,7 +604,7 @@ def _permutations(
 
 def _statistic(pool: Neighbors, is_private: torch.Tensor) -> float:
     """Mean of (h - p) / (h + p); 0 for an image that is a copy of both."""
-    (p, _), (h, _) = pool.first(is_private), pool.first(~is_private)
+    (p, _), (h, _) = pool.nearest(is_private), pool.nearest(~is_private)
     return float(((h - p) / (h + p).clamp_min(torch.finfo(p.dtype).tiny)).mean())
 
 
@@ -616,7 +620,7 @@ def _nearer_probability(pool: Neighbors, is_private: torch.Tensor) -> torch.Tens
 
     is_private_smaller = int(is_private.sum()) < int((~is_private).sum())
     larger = ~is_private if is_private_smaller else is_private
-    limit, _ = pool.first(~larger)
+    limit, _ = pool.nearest(~larger)
     total, n = int(larger.sum()), int((~larger).sum())
     nearer = torch.stack([pool.count(larger, limit, include_ties=ties) for ties in (False, True)])
     probabilities = torch.from_numpy(hypergeom.sf(0, total, nearer.numpy(), n)).mean(0)
@@ -631,7 +635,7 @@ def _closest_pairs(pool: Neighbors, is_private: torch.Tensor, count: int) -> lis
     """Return the pairs with the smallest ratio of distances, and of equal ones the smallest distance; each
     private image once, with the generated image of the smallest ratio.
     """
-    (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
+    (p, private), (h, held_out) = pool.nearest(is_private), pool.nearest(~is_private)
     columns = {
         "generated": torch.arange(len(p)),
         "private": private,
@@ -683,7 +687,7 @@ class Neighbors:
         self.x, self.y, self.width = x.double(), y.double(), width
         self.distances, self.places = _nearest_sorted(self.x, self.y, width)  # (N, width), ascending
 
-    def first(self, subset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def nearest(self, subset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the nearest of a non-empty ``subset`` (M,) bool of the others: distances ``(N,)``,
         indices.
         """
@@ -695,7 +699,7 @@ class Neighbors:
             self.distances, self.places = _nearest_sorted(self.x, self.y, self.width)
 
     def count(self, subset: torch.Tensor, limit: torch.Tensor, *, include_ties: bool) -> torch.Tensor:
-        """Return the number of vectors of a subset nearer than a limit ``(N,)`` of :meth:`first`: ``(N,)``.
+        """Return the number of vectors of a subset nearer than a limit ``(N,)`` of :meth:`nearest`: ``(N,)``.
 
         Args:
             subset: ``(M,)`` bool.
@@ -736,7 +740,7 @@ def _nearest_sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch
 
 def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[LeakageMetric]:
     name, target = space["extractor"], f"{images:,} images"
-    counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
+    counts = (f"{space[key]:,} {label}" for key, label in (("private", "private"), ("held_out", "held-out")))
     row = partial(LeakageMetric, attack=name, target=target)
     yield row(
         metric="nearer to private than to held-out",
@@ -783,8 +787,8 @@ def _distance_rows(space: Mapping[str, Any]) -> Iterator[LeakageMetric]:
 def _score_rows(part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
     metric, images = "inception score", f"of {part['images']:,} images"
     adapted, student = part["adapted"], part["student"]
-    whole = {"the nodes' own models, on average": adapted, "the student": student}
-    for target, value in whole.items():
+    averages = {"the nodes' own models, on average": adapted, "the student": student}
+    for target, value in averages.items():
         if target != "the student" or value is not None:
             text = _format_value(value, ".2f")
             yield LeakageMetric(

@@ -60,13 +60,13 @@ class Schedule:
     smoothing: float = 0.0
 
     @classmethod
-    def of(cls, local: LocalConfig, examples: int, span: Span = FULL_TRAINING) -> Schedule:
+    def from_config(cls, local: LocalConfig, examples: int, span: Span = FULL_TRAINING) -> Schedule:
         """Return the steps of a node with a number of examples, in a span of its local training.
 
         Raises:
             ArgumentError: images are augmented, with random numbers that only the node knows.
 
-        >>> Schedule.of(LocalConfig(epochs=1, batch=2, lr=0.5, lr_end=0.1), 4).rates
+        >>> Schedule.from_config(LocalConfig(epochs=1, batch=2, lr=0.5, lr_end=0.1), 4).rates
         (0.5, 0.1)
         """
         if local.augment != "none":
@@ -113,8 +113,10 @@ def loss_gradients(
     with in_mode(model, True), torch.enable_grad():
         outputs = functional_call(model, ({**used, **leaves}, buffers), (inputs,))
         loss = F.cross_entropy(outputs, labels, label_smoothing=smoothing)
-        found = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+        gradients = torch.autograd.grad(
+            loss, list(leaves.values()), create_graph=True, materialize_grads=True
+        )
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def simulate_training(
@@ -186,7 +188,7 @@ class ObservedUpdate:
     def is_gradient(self) -> bool:
         return not self.schedule.rates
 
-    def of(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def compute_target(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Compute the release of given examples, differentiably."""
         before = {name: value.detach() for name, value in self.model.named_parameters()}
         if self.is_gradient:
@@ -206,7 +208,7 @@ class ObservedUpdate:
         )  # later steps repeat a gradient
         rates = self.schedule.rates
         total = sum(
-            rate * momentum**age for first in range(len(rates)) for age, rate in enumerate(rates[first:])
+            rate * momentum**age for start in range(len(rates)) for age, rate in enumerate(rates[start:])
         )
         return {name: change / total for name, change in self.target.items()}
 

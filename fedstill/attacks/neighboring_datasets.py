@@ -81,7 +81,7 @@ class AuditedNode:
     precision: Precision = "float32"
     node: Node = field(init=False)
     handler: RequestHandler = field(init=False)
-    asked: int = field(default=0, init=False)
+    query_number: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.task = Classification(self.classes)
@@ -106,13 +106,13 @@ class AuditedNode:
 
     def query(self, query: str, **tensors: torch.Tensor) -> Tensors:
         """Send a query with a new number, and return the released tensors."""
-        self.asked += 1
-        (released,) = self.handler.respond(query, self.asked, tensors, bool(tensors))
+        self.query_number += 1
+        (released,) = self.handler.respond(query, self.query_number, tensors, bool(tensors))
         return released
 
     def pull_back(self, output_gradient: torch.Tensor) -> Tensors:
         """Send a gradient of the last response's logits, and return the released input gradient."""
-        return self.handler.backward(self.asked, {NODE_NAME: {"logits": output_gradient}})[NODE_NAME]
+        return self.handler.backward(self.query_number, {NODE_NAME: {"logits": output_gradient}})[NODE_NAME]
 
     def spent(self) -> PrivacyCost:
         """Total cost by the node's audit log."""
@@ -140,12 +140,12 @@ def contradictory_records(seed: int, teachers: int = 1) -> tuple[TensorData, Ten
 
     With several teachers, one of them learns from both, and the others abstain.
     """
-    first = load_digits(seed).subset(torch.tensor([0]))
+    digit = load_digits(seed).subset(torch.tensor([0]))
     strengths = 3 + torch.arange(20 * teachers).view(-1, 1, 1, 1) / 100
-    scaled = strengths * first.inputs
-    candidates = TensorData(scaled, ((first.targets + 1) % CLASSES).expand(len(scaled)))
-    (teacher,) = _teacher_indices(first, teachers)
-    return first, candidates.subset(torch.tensor([_teacher_indices(candidates, teachers).index(teacher)]))
+    scaled = strengths * digit.inputs
+    candidates = TensorData(scaled, ((digit.targets + 1) % CLASSES).expand(len(scaled)))
+    (teacher,) = _teacher_indices(digit, teachers)
+    return digit, candidates.subset(torch.tensor([_teacher_indices(candidates, teachers).index(teacher)]))
 
 
 def _teacher_indices(data: TensorData, teachers: int) -> list[int]:
@@ -161,15 +161,15 @@ class Distinguisher:
 
     Args:
         mechanism: registered name.
-        on: attacked release, in words.
-        claimed: cost of a run by the node's audit log.
-        see: maps the presence of the record and the number of the run to an observation ``(d,)``.
+        target: attacked release, in words.
+        claimed_cost: cost of a run by the node's audit log.
+        observe: maps the presence of the record and the number of the run to an observation ``(d,)``.
     """
 
     mechanism: str
-    on: str
-    claimed: PrivacyCost
-    see: Observe
+    target: str
+    claimed_cost: PrivacyCost
+    observe: Observe
 
 
 def distinguish_counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
@@ -180,17 +180,19 @@ def distinguish_counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
         return torch.cat([node.query("count_labels")["counts"] for _ in range(2)])
 
     data, record = contradictory_records(seed)
-    before = torch.bincount(data.targets, minlength=CLASSES).repeat(2).float()
-    after = before + torch.bincount(record.targets, minlength=CLASSES).repeat(2)
-    return _make_distinguisher("counts", "noisy label counts", privacy, observe, seed, (before, after))
+    counts_without = torch.bincount(data.targets, minlength=CLASSES).repeat(2).float()
+    counts_with = counts_without + torch.bincount(record.targets, minlength=CLASSES).repeat(2)
+    return _make_distinguisher(
+        "counts", "noisy label counts", privacy, observe, seed, (counts_without, counts_with)
+    )
 
 
 def distinguish_votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
     """Attack noisy votes: the record changes one teacher's vote on the queried inputs."""
     pate = PateConfig(teachers=TEACHERS, noise=noise, release="label" if release == "label" else "votes")
     privacy = PATE(pate=pate)
-    on = "noisy votes" if release == "votes" else "the class of most votes"
-    return _make_distinguisher("pate", on, privacy, _query_logits, seed)
+    target = "noisy votes" if release == "votes" else "the class of most votes"
+    return _make_distinguisher("pate", target, privacy, _query_logits, seed)
 
 
 def distinguish_outputs(
@@ -236,9 +238,9 @@ def _query_logits(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
 
 def _query_gradients(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
     """Input gradients along the first digit, for an output gradient and its negative."""
-    direction, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP_GRADIENT, -STEEP_GRADIENT]])
+    direction, output_gradient = (x / x.norm()).flatten(), torch.tensor([[STEEP_GRADIENT, -STEEP_GRADIENT]])
     projections = []
-    for gradient in (steep, -steep):
+    for gradient in (output_gradient, -output_gradient):
         node.query("predict_logits", x=x)
         projections.append(node.pull_back(gradient)["d/dx"].flatten() @ direction)
     return torch.stack(projections)
@@ -246,7 +248,7 @@ def _query_gradients(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
 
 def _make_distinguisher(
     mechanism: str,
-    on: str,
+    target: str,
     privacy: PrivacyConfig,
     observe_node: Callable[[AuditedNode, torch.Tensor], torch.Tensor],
     seed: int,
@@ -269,4 +271,4 @@ def _make_distinguisher(
         return observed if ends is None else torch.cat([observed, observed.clamp(*ends)])
 
     observe(False, 0)
-    return Distinguisher(mechanism, on, nodes[0].spent(), observe)
+    return Distinguisher(mechanism, target, nodes[0].spent(), observe)

@@ -53,8 +53,8 @@ class ObservedRelease:
         kinds: payload kind of each released tensor.
         tensors: released tensors by name.
         sent: tensors sent to the node, by name.
-        asked: payload kind of each tensor of the query; empty for gradients.
-        moved: the node shifted the inputs before its response.
+        query_kinds: payload kind of each tensor of the query; empty for gradients.
+        is_shifted: the node shifted the inputs before its response.
     """
 
     node: str
@@ -64,8 +64,8 @@ class ObservedRelease:
     kinds: Mapping[str, str]
     tensors: Tensors
     sent: Tensors
-    asked: Mapping[str, str]
-    moved: bool = False
+    query_kinds: Mapping[str, str]
+    is_shifted: bool = False
 
 
 ReleaseListener = Callable[[ObservedRelease], Any]
@@ -76,13 +76,13 @@ class ServerTranscript:
     """Data that the server of a run received, as far as attacks use it.
 
     Args:
-        most: number of last rows of queries and responses that are kept.
+        max_rows: number of last rows of queries and responses that are kept.
         counts: first label counts of each node, ``(C,)``.
         contributors: nodes that released anything but counts.
         has_generated_inputs: the server generated the queried inputs.
     """
 
-    most: int
+    max_rows: int
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     contributors: set[str] = field(default_factory=set)
     has_generated_inputs: bool = False
@@ -105,7 +105,7 @@ class ServerTranscript:
             return
         if not self._inputs_by_query or self._inputs_by_query[-1][0] != release.number:
             self._inputs_by_query.append((release.number, inputs))
-            self.has_generated_inputs = self.has_generated_inputs or INPUTS in release.asked.values()
+            self.has_generated_inputs = self.has_generated_inputs or INPUTS in release.query_kinds.values()
             self._drop_old_queries()
         self._logits_by_node.setdefault(release.node, {})[release.number] = logits
 
@@ -113,7 +113,7 @@ class ServerTranscript:
         """Drop queries that are not needed for the last rows."""
         while (
             len(self._inputs_by_query) > 1
-            and sum(len(inputs) for _, inputs in self._inputs_by_query[1:]) >= self.most
+            and sum(len(inputs) for _, inputs in self._inputs_by_query[1:]) >= self.max_rows
         ):
             number, _ = self._inputs_by_query.pop(0)
             for logits in self._logits_by_node.values():
@@ -123,7 +123,7 @@ class ServerTranscript:
     def inputs(self) -> torch.Tensor | None:
         """Queried inputs ``(Q, ...)``, on the CPU; None without queries about inputs."""
         return (
-            torch.cat([about.cpu() for _, about in self._inputs_by_query])[-self.most :]
+            torch.cat([about.cpu() for _, about in self._inputs_by_query])[-self.max_rows :]
             if self._inputs_by_query
             else None
         )
@@ -137,16 +137,16 @@ class ServerTranscript:
         outputs = torch.cat(
             [logits[number].cpu().float() for number, _ in self._inputs_by_query if number in logits]
         )
-        return inputs[-self.most :], outputs[-self.most :]
+        return inputs[-self.max_rows :], outputs[-self.max_rows :]
 
 
 def _query_inputs(release: ObservedRelease, public: PublicData | None, count: int) -> torch.Tensor | None:
     """Return the inputs of a number of responses; None if the node shifted them."""
-    for name, kind in release.asked.items():
+    for name, kind in release.query_kinds.items():
         if kind == INPUTS and name in release.sent:
             return release.sent[name]
-    rows = [name for name, kind in release.asked.items() if kind == INDICES and name in release.sent]
-    if not rows or public is None or release.moved:
+    rows = [name for name, kind in release.query_kinds.items() if kind == INDICES and name in release.sent]
+    if not rows or public is None or release.is_shifted:
         return None
     indices = release.sent[rows[-1]].long().cpu()
     if len(indices) == 2 and int(indices[1] - indices[0]) == count:  # from one row up to another
@@ -171,7 +171,7 @@ class ReplayedRun:
     public: PublicData | None
 
     @classmethod
-    def of(cls, config: RunConfig) -> ReplayedRun:
+    def from_config(cls, config: RunConfig) -> ReplayedRun:
         """Load the data of a run's configuration.
 
         Raises:
@@ -218,7 +218,7 @@ def load_run(folder: Path) -> ReplayedRun:
         raise ArgumentError("run", str(folder), "a run whose nodes' data are on this machine")
     # This machine might choose another precision.
     precision = read_result(folder / "result.json")["engine"]["precision"]
-    return ReplayedRun.of(replace(config, engine=replace(config.engine, precision=precision)))
+    return ReplayedRun.from_config(replace(config, engine=replace(config.engine, precision=precision)))
 
 
 def replay_run(
@@ -269,7 +269,11 @@ def _find_disagreement(run: AuditLog, repetition: AuditLog) -> str | None:
     None.
     """
     logged, repeated = (
-        {(node, kind): n for (_, node, way, kind), n in audit.totals.bytes.items() if way == "up" and n}
+        {
+            (node, kind): n
+            for (_, node, direction, kind), n in audit.totals.bytes.items()
+            if direction == "up" and n
+        }
         for audit in (run, repetition)
     )
     for node, kind in sorted({*logged, *repeated}):
@@ -364,14 +368,16 @@ class _ObservedEngine(InProcess):
         self, node: str, released: Tensors, query: str, number: int, part: str, sent: Tensors
     ) -> None:
         kinds, shift_name = self.queries[query].released_kinds(), self.queries[query].shift_seed
-        asked = self.queries[query].sends if part == RESPONSE else {}
+        query_kinds = self.queries[query].sends if part == RESPONSE else {}
         # Copies, as the server later changes its tensors in place.
         tensors, received = (
-            {name: tensor.detach().clone() for name, tensor in decompress(each).items()}
-            for each in (released, sent)
+            {name: tensor.detach().clone() for name, tensor in decompress(tensors_).items()}
+            for tensors_ in (released, sent)
         )
         is_moved = shift_name in received and bool(received[shift_name].any())
         released_kinds = {name: kinds[name] for name in tensors}
         self.hear(
-            ObservedRelease(node, number, query, part, released_kinds, tensors, received, asked, is_moved)
+            ObservedRelease(
+                node, number, query, part, released_kinds, tensors, received, query_kinds, is_moved
+            )
         )

@@ -42,7 +42,7 @@ def audit(args: ParsedArgs) -> None:
         _say(found)
     if out is not None:
         out.write_text(json_text(record) + "\n", encoding="utf-8")
-    refuted = [f"{finding.mechanism} ({finding.on})" for finding in found if finding.refuted]
+    refuted = [f"{finding.mechanism} ({finding.target})" for finding in found if finding.refuted]
     if refuted:
         raise FedstillError(f"claims that are refuted: {', '.join(refuted)}")
 
@@ -52,10 +52,10 @@ def _print(finding: AuditFinding, *, first: bool) -> None:
     if first:
         head = ("mechanism", "what was attacked", "claimed", "shown", "as noise", "runs", "s")
         print("{:<13} {:<33} {:>7} {:>6} {:>8} {:>4} {:>3}".format(*head))
-    as_claimed = "-" if finding.as_claimed is None else f"{finding.as_claimed:.2f}"
+    same_noise = "-" if finding.same_noise_lower_bound is None else f"{finding.same_noise_lower_bound:.2f}"
     print(
-        f"{finding.mechanism:<13} {finding.on:<33} {finding.claimed:>7.2f} {finding.shown:>6.2f} "
-        f"{as_claimed:>8} {finding.runs:>4} {finding.seconds:>3.0f}"
+        f"{finding.mechanism:<13} {finding.target:<33} {finding.claimed_epsilon:>7.2f} {finding.epsilon_lower_bound:>6.2f} "
+        f"{same_noise:>8} {finding.runs:>4} {finding.seconds:>3.0f}"
         + (" REFUTED" if finding.refuted else ""),
         flush=True,
     )

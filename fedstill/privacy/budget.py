@@ -184,9 +184,11 @@ class Budget(CheckedOptions):
         """
         if self._first_spent is None:
             self._first_spent = dict(spent)
-        first = self._first_spent
+        first_spent = self._first_spent
         since_first = {
-            event: n - first.get(event, 0) for event, n in total.items() if n > first.get(event, 0)
+            event: n - first_spent.get(event, 0)
+            for event, n in total.items()
+            if n > first_spent.get(event, 0)
         }
         portions = min(since_first.values())
         portion = {event: -(-n // portions) for event, n in since_first.items()}

@@ -98,7 +98,7 @@ class Evidence:
         bounds = {delta: self.epsilon(delta) for delta in DELTAS}
         return any(bound > 0 and compute_epsilon(spent, delta) < bound for delta, bound in bounds.items())
 
-    def as_claimed(self, spent: Mapping[Event, int], delta: float) -> float:
+    def same_noise_bound(self, spent: Mapping[Event, int], delta: float) -> float:
         """Return the lower bound at delta under the assumption that the noise has the claimed kind, at
         another scale.
 

@@ -106,8 +106,8 @@ def add_cost(costs: CostBreakdown, purpose: str, cost: PrivacyCost | None) -> No
     >>> costs["counts"].total()
     3
     """
-    before = costs.get(purpose, PrivacyCost())
-    costs[purpose] = None if cost is None or before is None else before + cost
+    previous = costs.get(purpose, PrivacyCost())
+    costs[purpose] = None if cost is None or previous is None else previous + cost
 
 
 def total_cost(costs: CostBreakdown) -> PrivacyCost | None:

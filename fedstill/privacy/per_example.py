@@ -117,8 +117,8 @@ def fixed_size_batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int,
     >>> [(real, x.tolist()) for real, [x] in fixed_size_batches(2, torch.tensor([1, 2, 3]))]
     [(2, [1, 2]), (1, [3, 0])]
     """
-    for first in range(0, len(tensors[0]), rows):
-        parts = [tensor[first : first + rows] for tensor in tensors]
+    for start in range(0, len(tensors[0]), rows):
+        parts = [tensor[start : start + rows] for tensor in tensors]
         count = len(parts[0])
         yield count, [torch.cat([part, part.new_zeros(rows - count, *part.shape[1:])]) for part in parts]
 

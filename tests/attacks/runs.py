@@ -93,7 +93,7 @@ def released(
 
 
 def replay(method: dict[str, Any], **changes: Any) -> ReplayedRun:
-    return ReplayedRun.of(config(method, **changes))
+    return ReplayedRun.from_config(config(method, **changes))
 
 
 def make_run(folder: Path, method: dict[str, Any], **changes: Any) -> Path:

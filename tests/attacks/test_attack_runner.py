@@ -63,7 +63,7 @@ def test_runs_attacks_on_responses(fediod: Path) -> None:
     assert found["command"] == "fedstill attack here"
     got = parts(found)
     assert list(got) == ["membership", "memorization", "counts"]
-    assert [target["of"] for target in got["membership"]["targets"]] == ["student", "responses of node-0"]
+    assert [target["target"] for target in got["membership"]["targets"]] == ["student", "responses of node-0"]
     assert got["memorization"]["images"] == 40
     assert len(got["memorization"]["spaces"][0]["pairs"]) == 3
     assert set(got["memorization"]["distances"][0]["nodes"]) == {"node-0", "node-1", "node-2"}
@@ -142,9 +142,9 @@ def test_config_round_trips_through_table() -> None:
 
 @dataclass(frozen=True)
 class Keeper(Attack):
-    """Counts what left, and finds what JSON cannot hold where it is asked to."""
+    """Counts releases; with ``odd`` its record is not JSON."""
 
-    title: ClassVar[str] = "How often nodes were heard"
+    title: ClassVar[str] = "Releases of nodes"
     odd: bool = False
 
     def keeps_release(self, release: ObservedRelease) -> bool:
@@ -156,11 +156,11 @@ class Keeper(Attack):
         count = Counter(release.node for release in target.releases)
         same = all(set(release.kinds) == set(release.tensors) for release in target.releases)
         return AttackResult(
-            {"heard": count, "same": same}, {"first": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}
+            {"counts": count, "same": same}, {"first": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}
         )
 
     def rows(self, part: Any) -> Iterator[LeakageMetric]:
-        for node, count in part["heard"].items():
+        for node, count in part["counts"].items():
             yield LeakageMetric(target=node, metric="releases", value=count, baseline="none")
 
     def pictures(self, part: Any) -> tuple[ImageTable]:
@@ -173,19 +173,19 @@ def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
     name = "tests.attacks.test_attack_runner:Keeper"
     found = run_attacks(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
     (only,) = found["attacks"]
-    assert only["result"] == {"heard": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
+    assert only["result"] == {"counts": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
     assert only["sentence"] == (
-        "How often nodes were heard: releases of node-0 6 (without it none); releases of node-1 6 "
+        "Releases of nodes: releases of node-0 6 (without it none); releases of node-1 6 "
         "(without it none); releases of node-2 6 (without it none)."
     )
     assert only["pictures"][0]["strips"][0]["stack"] == f"{name}.first"
     assert list(load_file(str(tmp_path / "leakage.safetensors"))) == [f"{name}.first"]
     assert 'alt="first"' in write_report(tmp_path).read_text()
-    with pytest.raises(ArgumentError, match=r"Keeper invalid found = .* \(expected what JSON can hold"):
+    with pytest.raises(ArgumentError, match=r"invalid record of .*Keeper = "):
         run_attacks(tmp_path, LeakageConfig((Keeper(odd=True),)))
-    assert read_leakage(tmp_path)["attacks"] == [only]  # what was there is still there
+    assert read_leakage(tmp_path)["attacks"] == [only]  # the previous result is kept
     assert list(parts(run_attacks(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
-    assert not (tmp_path / "leakage.safetensors").exists()  # those of the attack before are gone
+    assert not (tmp_path / "leakage.safetensors").exists()  # the previous images are deleted
 
 
 def test_rejects_folder_without_finished_run(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from fedstill.attacks import mechanism_audits
 from fedstill.attacks.mechanism_audits import AuditFinding
-from fedstill.cli import privacy
+from fedstill.cli.arguments import dispatch
+from fedstill.cli.commands import COMMANDS
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 SOUND = AuditFinding("pate", "noisy votes", 4.377, 1.25, 3.5, False, 2000, 3.2)
@@ -18,7 +19,7 @@ BROKEN = AuditFinding("counts", "noisy label counts", 2.0, 2.5, None, True, 1, 0
 
 @pytest.fixture
 def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of the audits that were run."""
+    """Seeds of the audits that ran."""
     run: list[int] = []
 
     def finds(finding: AuditFinding) -> mechanism_audits.Audit:
@@ -33,7 +34,7 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(*words: str) -> None:
-    privacy.main(["audit", *words])
+    dispatch(["privacy", "audit", *words], COMMANDS)
 
 
 def test_prints_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,5 +83,5 @@ def test_rejects_invalid_arguments_before_audits(seeds: list[int], tmp_path: Pat
         with pytest.raises(error):
             run(*words)
     assert seeds == []
-    with pytest.raises(OSError, match="directory"):  # which the command tells in one line
+    with pytest.raises(OSError, match="directory"):
         run("--mechanism", "pate", "--out", str(tmp_path))

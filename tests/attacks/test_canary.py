@@ -60,9 +60,11 @@ def test_lower_bound_of_releases_stays_below_claim(name: str) -> None:
     make, minimum, runs = RELEASES[name]
     found = run_audit(make(), runs, confidence=SURE)
     assert not found.refuted
-    assert 0 < found.shown < found.claimed
-    assert found.as_claimed is not None
-    assert minimum * found.claimed < found.as_claimed < 1.02 * found.claimed, "the attack is no weak one"
+    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
+    assert found.same_noise_lower_bound is not None
+    assert minimum * found.claimed_epsilon < found.same_noise_lower_bound < 1.02 * found.claimed_epsilon, (
+        "the attack is no weak one"
+    )
 
 
 def test_lower_bound_of_dp_training_stays_below_claim() -> None:
@@ -70,27 +72,27 @@ def test_lower_bound_of_dp_training_stays_below_claim() -> None:
         mechanism_audits.distinguish_training_steps(noise=0.6, step_count=2, records=4), 200, confidence=SURE
     )
     assert not found.refuted
-    assert 0 < found.shown < found.claimed
+    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
 
 
 def test_lower_bound_of_critic_stays_below_claim() -> None:
     found = run_audit(mechanism_audits.distinguish_critic_steps(), 60, confidence=SURE)
     assert not found.refuted
-    assert found.shown < found.claimed
+    assert found.epsilon_lower_bound < found.claimed_epsilon
 
 
 def test_one_run_lower_bound_stays_below_claim() -> None:
     found = audit_one_run(confidence=SURE)
     assert not found.refuted
-    assert 0 < found.shown < found.claimed
+    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("many", [False, True])
 def test_one_run_linear_lower_bound_stays_below_claim(many: bool, precision: Precision) -> None:
     found = audit_one_run_linear(confidence=SURE, many_records=many, precision=precision)
-    assert 0 < found.shown < found.claimed
-    assert found.claimed == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
+    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
+    assert found.claimed_epsilon == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
 
 
 @pytest.mark.parametrize(
@@ -118,25 +120,25 @@ def test_audit_uses_training_of_private_presets(
 
 
 def test_claimed_costs_by_hand() -> None:
-    assert neighboring_datasets.distinguish_counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
-    assert neighboring_datasets.distinguish_votes(noise=2.0).claimed == {
+    assert neighboring_datasets.distinguish_counts(scale=2.0).claimed_cost == {Event("laplace", 2.0): 2}
+    assert neighboring_datasets.distinguish_votes(noise=2.0).claimed_cost == {
         Event("gaussian", 2 / math.sqrt(2)): 2
     }
-    assert neighboring_datasets.distinguish_outputs("laplace", noise=0.4, bound=0.1).claimed == {
+    assert neighboring_datasets.distinguish_outputs("laplace", noise=0.4, bound=0.1).claimed_cost == {
         Event("laplace", 1.0): 2
     }
-    assert neighboring_datasets.distinguish_outputs("gaussian", noise=0.4, bound=0.1).claimed == {
+    assert neighboring_datasets.distinguish_outputs("gaussian", noise=0.4, bound=0.1).claimed_cost == {
         Event("gaussian", 2.0): 2
     }
     for mechanism in ("pate", "noisy-outputs"):
-        claimed = neighboring_datasets.distinguish_gradients(2.0, mechanism).claimed
+        claimed = neighboring_datasets.distinguish_gradients(2.0, mechanism).claimed_cost
         assert claimed[Event("gaussian", 1.0)] == 2
         assert compute_epsilon(claimed, 1e-5) == pytest.approx(
             compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6
         )
-    assert mechanism_audits.distinguish_training_steps(0.8, step_count=4, records=8, batch=2).claimed == {
-        Event("gaussian", 0.8, rate=0.25): 4
-    }
+    assert mechanism_audits.distinguish_training_steps(
+        0.8, step_count=4, records=8, batch=2
+    ).claimed_cost == {Event("gaussian", 0.8, rate=0.25): 4}
 
 
 @pytest.mark.parametrize("m", [1, 4])
@@ -226,10 +228,10 @@ def test_detects_broken_releases(
     name: str, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack = RELEASES[name][0]
-    claimed = attack().claimed
+    claimed = attack().claimed_cost
     broken(monkeypatch)
     of_broken = attack()
-    assert of_broken.claimed == claimed, "it is charged as if it were sound"
+    assert of_broken.claimed_cost == claimed, "it is charged as if it were sound"
     assert caught(run_audit(of_broken, runs))
 
 
@@ -276,7 +278,7 @@ def test_detects_broken_dp_training(
 ) -> None:
     broken(monkeypatch)
     attack = mechanism_audits.distinguish_training_steps(noise, step_count=2, records=records, batch=2)
-    assert attack.claimed == {Event("gaussian", noise, rate=2 / records): 2}
+    assert attack.claimed_cost == {Event("gaussian", noise, rate=2 / records): 2}
     assert caught(run_audit(attack, runs))
 
 
@@ -284,14 +286,14 @@ def test_detects_broken_dp_training(
 def test_detects_broken_critic(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     attack = mechanism_audits.distinguish_critic_steps(noise=2.0)
-    assert attack.claimed[Event("gaussian", 2.0, rate=0.5)] == 2
+    assert attack.claimed_cost[Event("gaussian", 2.0, rate=0.5)] == 2
     assert caught(run_audit(attack, 120))
 
 
 def test_detects_missing_noise_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     noise_times(0.0)(monkeypatch)
     found = audit_one_run(noise=8.0, canaries=200, epochs=20, guessed_share=0.15)
-    assert found.claimed < 5
+    assert found.claimed_epsilon < 5
     assert found.refuted
 
 
@@ -299,9 +301,13 @@ def test_detects_missing_noise_in_one_run(monkeypatch: pytest.MonkeyPatch) -> No
 def test_detects_missing_noise_in_large_steps(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noise_times(0.0)(monkeypatch)
     found = audit_one_run_linear(many_records=many, noise=16.0)
-    assert found.claimed < 1.5
+    assert found.claimed_epsilon < 1.5
     assert found.refuted
 
 
 def caught(found: AuditFinding) -> bool:
-    return found.refuted and found.as_claimed is not None and found.as_claimed > found.claimed
+    return (
+        found.refuted
+        and found.same_noise_lower_bound is not None
+        and found.same_noise_lower_bound > found.claimed_epsilon
+    )

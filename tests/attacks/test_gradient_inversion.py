@@ -56,10 +56,10 @@ def test_attacked_update_equals_release() -> None:
     again = replay(FEDAVG)
     first, second = held(again, 2)
     assert first.release.is_gradient
-    own = first.release.of(first.data.inputs, first.data.targets)
+    own = first.release.compute_target(first.data.inputs, first.data.targets)
     for name, slope in own.items():
         assert torch.allclose(slope, first.release.target[name], atol=1e-4), name
-    other = first.release.of(second.data.inputs, second.data.targets)
+    other = first.release.compute_target(second.data.inputs, second.data.targets)
     assert not all(
         torch.allclose(slope, first.release.target[name], atol=1e-4) for name, slope in other.items()
     )
@@ -74,7 +74,7 @@ def test_several_steps_give_update_target() -> None:
     (victim,) = held(replay(FEDAVG, nodes=nodes), 1)
     assert not victim.release.is_gradient
     assert len(victim.release.schedule.rates) == 2  # 4 epochs of one image in batches of one, over 2 rounds
-    own = victim.release.of(victim.data.inputs, victim.data.targets)
+    own = victim.release.compute_target(victim.data.inputs, victim.data.targets)
     for name, moved in own.items():
         assert torch.allclose(moved, victim.release.target[name], atol=1e-5), name
 

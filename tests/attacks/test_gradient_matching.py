@@ -186,7 +186,7 @@ def test_pixel_range_per_channel() -> None:
     assert psnr(torch.tensor([0.1, 0.4]).view(1, 2, 1, 1), true, pixels).item() == pytest.approx(
         20.0, abs=1e-4
     )
-    assert pixels.kept(torch.full((1, 2, 1, 1), -3.0)).flatten().tolist() == [0.0, -2.0]
+    assert pixels.clamp(torch.full((1, 2, 1, 1), -3.0)).flatten().tolist() == [0.0, -2.0]
 
 
 def test_labels_follow_matched_images() -> None:

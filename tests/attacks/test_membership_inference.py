@@ -57,7 +57,7 @@ def test_detects_members_of_overfitted_model() -> None:
     again = replay({"name": "standalone"}, **HEART)
     experiment, transcript = done(again)
     (found,) = section(again, experiment, transcript, FEW)
-    assert (found["of"], found["members"], found["shadows"], found["trained"]) == (
+    assert (found["target"], found["members"], found["shadows"], found["trained"]) == (
         "nodes' models",
         200,
         8,
@@ -87,7 +87,7 @@ def test_shadow_federations_repeat_the_method() -> None:
     again = replay(FEDAVG, **HEART)
     experiment, transcript = done(again)
     (found,) = section(again, experiment, transcript, replace(FEW, trained="federations", shadows=4))
-    assert (found["of"], found["trained"]) == ("student", "federations")
+    assert (found["target"], found["trained"]) == ("student", "federations")
     assert auc(found, "lira") > 0.55
     alone = section(again, experiment, transcript, replace(FEW, shadows=4))[0]
     assert auc(alone, "loss") == auc(found, "loss")  # which looks at no shadow
@@ -131,9 +131,9 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
     monkeypatch.setattr(membership_inference, "train_shadows", once)
     _, responses = section(again, experiment, transcript, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
-    assert responses["of"] == f"responses of {largest.name}"
-    assert responses["sees"].startswith("200 queries to it")
-    assert responses["learned"] == responses["members"] == len(largest.data)
+    assert responses["target"] == f"responses of {largest.name}"
+    assert responses["view"].startswith("200 queries to it")
+    assert responses["member_count"] == responses["members"] == len(largest.data)
     record = transcript._logits_by_node[largest.name]
     for number, logits in record.items():
         record[number] = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))]
@@ -151,7 +151,7 @@ def test_members_come_from_contributing_nodes() -> None:
     (drawn,) = transcript.contributors
     (found,) = section(again, experiment, transcript, FEW)
     size = next(len(node.data) for node in experiment.nodes if node.name == drawn)
-    assert found["learned"] == found["members"] == size < 200
+    assert found["member_count"] == found["members"] == size < 200
     candidates_ = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
     row = torch.ones(len(candidates_.records), dtype=torch.bool)
     learned = shadow_federation(again, candidates_, row, 7)[1]
@@ -162,7 +162,7 @@ def test_public_data_are_no_members() -> None:
     again = replay({"name": "fedkd", "epochs": 1, "labeled": True}, public={"name": "held-out"})
     experiment, transcript = done(again)
     held = sum(len(part) for part in again.parts)
-    assert sum(len(node.data) for node in experiment.nodes) > held, "they stand beside what nodes hold"
+    assert sum(len(node.data) for node in experiment.nodes) > held, "they stand next to what nodes hold"
     (central, *responses) = section(again, experiment, transcript, replace(FEW, records=1000))
     assert central["members"] == held
     assert all(each["members"] <= held for each in responses)
@@ -251,7 +251,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
     assert [transcript.responses(node.name) for node in experiment.nodes] == [None] * 3
     central, record = section(again, experiment, transcript, replace(FEW, shadows=4))
     assert central["members"] == sum(len(node.data) for node in experiment.nodes)
-    assert record["of"].startswith("sum of the nodes' responses, for records of node-")
+    assert record["target"].startswith("sum of the nodes' responses, for records of node-")
     for attack in (LabelCounts(), GradientInversion()):
         assert "sum" in (attack.refusal(experiment.side) or "")
 
@@ -275,5 +275,5 @@ def test_reversed_scores_count_as_correct(auc: tuple[float, float, float], said:
     }
     best = strongest_attack(found)
     assert best == "loss"
-    part = {"targets": [{"of": "student", "best": best, "attacks": list(found.values())}]}
+    part = {"targets": [{"target": "student", "best": best, "attacks": list(found.values())}]}
     assert said in MembershipInference().sentence(part)

@@ -209,7 +209,7 @@ def test_rejects_too_few_shadows() -> None:
         lira_attack(others)
     with pytest.raises(ArgumentError, match=r"invalid shadows outside = 1 .*variance"):
         lira_offline_attack(fewer(records_, 2))
-    with pytest.raises(ArgumentError, match=r"shadows invalid outside = 1 \(expected 2 or more"):
+    with pytest.raises(ArgumentError, match=r"invalid shadows outside = 1 \(expected 2 or more"):
         lira_offline_attack(fewer(records_, 2), True)
     assert rmia_attack(fewer(records_, 2), fewer(others, 2)).shape == (5,), (
         "one inside and one outside are enough"

@@ -109,7 +109,7 @@ def test_finds_nearest_of_rare_subset(few: int) -> None:
     among = torch.zeros(300, dtype=torch.bool)
     among[torch.randperm(300, generator=torch.Generator().manual_seed(2))[:few]] = True
     pool = Neighbors(x, y)
-    distances, places = pool.first(among)
+    distances, places = pool.nearest(among)
     slow, _ = slowly(x, y[among], y)
     torch.testing.assert_close(distances, slow)
     assert among[places].all()

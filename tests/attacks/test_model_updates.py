@@ -72,7 +72,9 @@ def test_simulated_update_matches_local_training(model: str, local: LocalConfig)
     network, data = build(model, SHAPE, CLASSES, 0), examples(5)
     after, order = really_trained(network, data, local)
     before = parameters(network)
-    found = simulate_training(network, before, data.inputs, data.targets, Schedule.of(local, 5), order)
+    found = simulate_training(
+        network, before, data.inputs, data.targets, Schedule.from_config(local, 5), order
+    )
     for name, value in after.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
     moved = max(float((after[name] - before[name]).abs().max()) for name in after)
@@ -97,7 +99,7 @@ def test_update_gradient_matches_finite_differences(optimizer: str) -> None:
     y = torch.tensor([0, 1])
     release = ObservedUpdate(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)
     assert torch.autograd.gradcheck(
-        lambda x: tuple(release.of(x, y).values()), x.requires_grad_(), eps=1e-6, atol=1e-5
+        lambda x: tuple(release.compute_target(x, y).values()), x.requires_grad_(), eps=1e-6, atol=1e-5
     )
 
 
@@ -115,7 +117,7 @@ def test_one_sgd_step_gives_gradient(part: ModelPart, momentum: float) -> None:
     found = ObservedUpdate(network, moved, schedule).as_gradient()
     assert found.is_gradient
     assert (found.model, found.schedule.smoothing) == (network, 0.1)
-    again = found.of(data.inputs, data.targets)
+    again = found.compute_target(data.inputs, data.targets)
     assert list(found.target) == list(again) == list(moved)
     for name, true in again.items():
         torch.testing.assert_close(found.target[name], true, rtol=0, atol=1e-5)
@@ -134,11 +136,13 @@ def test_mean_gradient_accounts_for_momentum() -> None:
 
 def test_span_has_rates_of_its_steps() -> None:
     local = LocalConfig(epochs=2, batch=2, lr=1.0, lr_end=0.0)
-    whole = Schedule.of(local, 6).rates
+    whole = Schedule.from_config(local, 6).rates
     assert len(whole) == 6
-    assert sum((Schedule.of(local, 6, Span(part, part + 1, 3)).rates for part in range(3)), ()) == whole
+    assert (
+        sum((Schedule.from_config(local, 6, Span(part, part + 1, 3)).rates for part in range(3)), ()) == whole
+    )
 
 
 def test_rejects_augmentation() -> None:
     with pytest.raises(ArgumentError, match="only the node knows"):
-        Schedule.of(LocalConfig(augment="shift"), 4)
+        Schedule.from_config(LocalConfig(augment="shift"), 4)

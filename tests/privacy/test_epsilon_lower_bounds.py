@@ -76,8 +76,8 @@ def test_bound_has_stated_confidence_and_is_tight(mu: float) -> None:
     wrong = sum(evidence.refutes(spent) for evidence in found)
     assert wrong <= 10, "5 % of 100, or what chance makes of that"
     assert sum(evidence.epsilon(1e-5) > claimed for evidence in found) <= wrong
-    as_claimed = [evidence.as_claimed(spent, 1e-5) for evidence in found[:5]]
-    assert sum(as_claimed) / 5 > 0.6 * claimed
+    same_noise_bounds = [evidence.same_noise_bound(spent, 1e-5) for evidence in found[:5]]
+    assert sum(same_noise_bounds) / 5 > 0.6 * claimed
     assert max(evidence.epsilon(1e-5) for evidence in found) > 0.2 * claimed
 
 
@@ -87,7 +87,7 @@ def test_detects_half_the_noise() -> None:
     assert evidence.refutes(spent)
     assert (
         compute_epsilon(spent, 1e-5)
-        < evidence.as_claimed(spent, 1e-5)
+        < evidence.same_noise_bound(spent, 1e-5)
         < compute_epsilon({Event("gaussian", 0.5): 1}, 1e-5)
     )
 
@@ -96,7 +96,7 @@ def test_constant_scores_prove_nothing() -> None:
     same = torch.zeros(100)
     evidence = evidence_from_runs(same, same, 1e-5)
     assert evidence.epsilon(1e-5) == 0
-    assert evidence.as_claimed({Event("gaussian", 1.0): 1}, 1e-5) == 0
+    assert evidence.same_noise_bound({Event("gaussian", 1.0): 1}, 1e-5) == 0
 
 
 def test_thresholds_come_from_separate_runs() -> None:
