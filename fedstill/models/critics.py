@@ -25,6 +25,11 @@ class PatchCritic(nn.Sequential):
         width: w.
         norm: ``"batch"``, or ``"group"`` for group norm with up to 8 groups. Batch norm mixes examples and
             therefore excludes DP-SGD.
+
+    Example:
+        >>> import torch
+        >>> PatchCritic(1, width=8)(torch.zeros(2, 1, 32, 32)).shape
+        torch.Size([2, 8, 8])
     """
 
     def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
@@ -52,6 +57,11 @@ class PatchGAN(nn.Sequential):
         channels: channels of the input.
         width: w.
         norm: see :class:`PatchCritic`.
+
+    Example:
+        >>> import torch
+        >>> PatchGAN(1, width=8)(torch.zeros(2, 1, 64, 64)).shape
+        torch.Size([2, 6, 6])
     """
 
     min_side: ClassVar[int] = 24  # pixels, for one output value

@@ -21,6 +21,15 @@ class SmallCNN(nn.Sequential):
 
     Group norm instead of batch norm: a student is trained on generated inputs and used on real ones, and must
     not apply the statistics of the first to the second.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 4.
+        classes: number of logits.
+        width: channels of the first convolution.
+
+    Example:
+        >>> SmallCNN((1, 28, 28), classes=10, width=8)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 32) -> None:
@@ -47,6 +56,15 @@ class LeNet5(nn.Sequential):
     """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling, as in federated learning papers.
 
     The first convolution is padded, so that images may have 8x8 pixels as well as 28x28 and 32x32.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 4.
+        classes: number of logits.
+        width: channels of the first convolution; the second has 16/6 of it.
+
+    Example:
+        >>> LeNet5((3, 32, 32), classes=10)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 6) -> None:
@@ -79,6 +97,15 @@ class BatchNormLeNet(nn.Sequential):
     The convolutions have stride 2 and max pooling, the second has twice the width. The first linear layer is
     four times as wide and has no activation. For images below 24x24 the stride is 1. The published width is
     16 for Fashion-MNIST, EMNIST and CIFAR-10.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 4.
+        classes: number of logits.
+        width: channels of the first convolution.
+
+    Example:
+        >>> BatchNormLeNet((1, 28, 28), classes=10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
@@ -108,6 +135,15 @@ class SigmoidLeNet(nn.Sequential):
 
     Four 5x5 convolutions with strides 2, 2, 1, 1 and sigmoids, and one linear layer. Initial weights and
     biases are uniform in [-0.5, 0.5], as in the published code.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 4.
+        classes: number of logits.
+        width: channels of all convolutions.
+
+    Example:
+        >>> SigmoidLeNet((3, 32, 32), classes=10)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 12) -> None:
@@ -161,6 +197,15 @@ class ResNet8(nn.Sequential):
 
     The published width is 128. The published head averages over 4x4 and flattens (2048 values at 32x32).
     ``width=16`` is fast enough for a CPU.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 4.
+        classes: number of logits.
+        width: w.
+
+    Example:
+        >>> ResNet8((3, 32, 32), classes=10, width=16)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128) -> None:
@@ -202,6 +247,14 @@ class UnitLinear(nn.Sequential):
     """One linear layer on centered pixels of unit norm, the network that DP-SGD trains best on few records.
 
     The norm of a gradient is at most the square root of 2 for any image, and few weights need little noise.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 4.
+        classes: number of logits.
+
+    Example:
+        >>> UnitLinear((1, 8, 8), classes=10)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
@@ -215,6 +268,15 @@ class RandomConv(nn.Sequential):
     sampled before any data are seen. Tramer and Boneh, "Differentially Private Learning Needs Better Features
     (or Much More Data)", ICLR 2021, propose private linear models on fixed features, with wavelets. Filters
     have unit norm and sum to 0, so that they respond to edges rather than brightness.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 4.
+        classes: number of logits.
+        width: number of filters.
+
+    Example:
+        >>> RandomConv((1, 28, 28), classes=10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 64) -> None:

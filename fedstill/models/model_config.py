@@ -36,9 +36,8 @@ class ModelConfig(CheckedOptions):
     classes and returns a torch module, an estimator, an ONNX session or a function."""
 
     weights: str = ""
-    """A .safetensors file with the model's initial weights, relative to this file. If empty, they are
-    random.
-    """
+    """A .safetensors file with the model's initial weights, relative to this file. If empty, the weights are
+    random."""
 
     train: bool = True
     """Train the model on the data; false: use it unchanged."""
@@ -78,7 +77,7 @@ class CustomModel(ModelConfig):
     """
 
     source: Any = None
-    """A torch module, an estimator, an ONNX session or a function; None: what has the name."""
+    """A torch module, an estimator, an ONNX session or a function. None: the model with the given name."""
 
 
 def read_model_config(name: str, folder: Path, option: str) -> ModelConfig:

@@ -13,14 +13,33 @@ from torch import nn
 
 
 class Linear(nn.Sequential):
-    """One linear layer. With a softmax it is logistic regression."""
+    """One linear layer. With a softmax it is logistic regression.
+
+    Args:
+        shape: ``(F,)`` of a row, or ``(channels, H, W)`` of an image.
+        classes: number of outputs.
+
+    Example:
+        >>> Linear((5,), classes=2)(torch.zeros(3, 5)).shape
+        torch.Size([3, 2])
+    """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 class MLP(nn.Sequential):
-    """Multi-layer perceptron with two hidden layers."""
+    """Multi-layer perceptron with two hidden layers.
+
+    Args:
+        shape: ``(F,)`` of a row, or ``(channels, H, W)`` of an image.
+        classes: number of outputs.
+        width: size of the hidden layers.
+
+    Example:
+        >>> MLP((1, 8, 8), classes=10)(torch.zeros(3, 1, 8, 8)).shape
+        torch.Size([3, 10])
+    """
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 128) -> None:
         super().__init__(
@@ -54,6 +73,15 @@ class ResidualMLP(nn.Sequential):
     The ResNet of Gorishniy et al., "Revisiting Deep Learning Models for Tabular Data", NeurIPS 2021, without
     dropout and with layer norm instead of batch norm, because a student is trained on generated rows and used
     on real ones.
+
+    Args:
+        shape: ``(F,)`` of a row, or ``(channels, H, W)`` of an image.
+        classes: number of outputs.
+        width: size of the features; the residual blocks have twice as many hidden units.
+
+    Example:
+        >>> ResidualMLP((5,), classes=2)(torch.zeros(3, 5)).shape
+        torch.Size([3, 2])
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:

@@ -108,6 +108,15 @@ class UNet(Split):
     size), and fewer levels for images whose sides cannot be halved four times (:func:`unet_depth`). Each
     level has twice the channels of the one above. The published width is 64. The head is the last layer. The
     latent features are those of the submodule ``extractor.encoder``.
+
+    Args:
+        shape: ``(channels, H, W)`` of an image, H and W divisible by 2 or more.
+        classes: number of output channels.
+        width: channels of the finest level.
+
+    Example:
+        >>> UNet((1, 16, 16), classes=2, width=4)(torch.zeros(3, 1, 16, 16)).shape
+        torch.Size([3, 2, 16, 16])
     """
 
     norm: Norm = staticmethod(make_group_norm)
