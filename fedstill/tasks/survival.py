@@ -109,8 +109,8 @@ class _CensoringCurve:
         leaving = np.bincount(index)
         at_risk = leaving[::-1].cumsum()[::-1] - events  # rows that can still be censored
         censored = leaving - events
-        kept = 1 - np.divide(censored, at_risk, out=np.zeros(len(at_risk)), where=at_risk > 0)
-        self._share = np.concatenate([[1.0], kept.cumprod()])
+        uncensored = 1 - np.divide(censored, at_risk, out=np.zeros(len(at_risk)), where=at_risk > 0)
+        self._share = np.concatenate([[1.0], uncensored.cumprod()])
 
     def before(self, time: Floats | float) -> Floats:
         share: Floats = self._share[np.searchsorted(self._times, time, side="left")]
