@@ -39,8 +39,8 @@ class Command:
         self._printed = here / ".printed"
         path = os.pathsep.join([*map(str, search), os.environ.get("PYTHONPATH", "")])
         given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-        told = ([*map(str, words)], here, given, search, self._printed, begin)
-        self._process = FORKING.Process(target=_command, args=told)
+        output = ([*map(str, words)], here, given, search, self._printed, begin)
+        self._process = FORKING.Process(target=_command, args=output)
         self._process.start()
 
     @property

@@ -64,7 +64,7 @@ def few(**changes: Any) -> dict[str, Any]:
         ("mean", 0.5),
     ],
 )
-def test_rejects_numbers_of_another_kind(option: str, value: object) -> None:
+def test_rejects_numbers_of_other_types(option: str, value: object) -> None:
     with pytest.raises(ArgumentError, match=rf"{option}.*{value}"):
         fedstill.distil(**few(**{option: value}))
 
@@ -73,7 +73,7 @@ def test_rejects_numbers_of_another_kind(option: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("form", ["array", "list", "pairs"])
-def test_labels_may_be_names_where_classes_are_named(form: str) -> None:
+def test_accepts_class_names_as_labels(form: str) -> None:
     classes = ["cat", "dog", "M\u00fcller"]
 
     def texts(examples: tuple[torch.Tensor, torch.Tensor]) -> Any:
@@ -101,7 +101,7 @@ def test_labels_may_be_names_where_classes_are_named(form: str) -> None:
         ({"test": (blobs(3, 1)[0], torch.tensor([1, 2, 3]))}, "they count from 1"),
     ],
 )
-def test_refuses_names_and_labels_that_are_no_classes(changes: dict[str, Any], line: str) -> None:
+def test_rejects_invalid_class_names_and_labels(changes: dict[str, Any], line: str) -> None:
     with pytest.raises((ArgumentError, DataError), match=re.escape(line)):
         fedstill.distil(**few(**changes))
 
@@ -112,7 +112,7 @@ def metrics(outcome: fedstill.Outcome) -> dict[str, Any]:
     return {key: outcome.result[key] for key in keys}
 
 
-def test_a_run_on_color_images_writes_all_its_files(tmp_path: Path) -> None:
+def test_color_run_writes_all_files(tmp_path: Path) -> None:
     """Color images lie in memory with channels last, and files must hold them all the same."""
     color = [(x.expand(-1, 3, -1, -1).contiguous(), y) for x, y in (blobs(60, 1), blobs(90, 2), blobs(60, 3))]
     networks = [SmallCNN((3, 8, 8), 3, 8) for _ in range(3)]
@@ -122,7 +122,7 @@ def test_a_run_on_color_images_writes_all_its_files(tmp_path: Path) -> None:
     assert {tuple(images.shape) for images in pictures.values()} == {(12, 3, 8, 8)}
 
 
-def test_examples_may_be_a_list_of_two_in_any_precision_or_a_data_set() -> None:
+def test_accepts_examples_as_list_or_data_set() -> None:
     plain = fedstill.distil(**few())
     (x, y), (v, w) = blobs(60, 1), blobs(90, 2)
     others = fedstill.distil(**few(data=[[x.double(), y.int()], [v.numpy(), w.tolist()]]))
@@ -148,7 +148,7 @@ USELESS = [
 
 
 @pytest.mark.parametrize("both", ["node-1 and the student", "node-0 and node-1"])
-def test_networks_that_share_parameters_are_refused_naming_both(both: str) -> None:
+def test_rejects_networks_with_shared_parameters(both: str) -> None:
     given = few()
     first, second = given["models"]
     if "student" in both:
@@ -165,7 +165,7 @@ def test_networks_that_share_parameters_are_refused_naming_both(both: str) -> No
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
-def test_a_node_with_a_finished_model_only_answers(engine: Any) -> None:
+def test_frozen_node_model_only_predicts(engine: Any) -> None:
     given = few(engine=fedstill.EngineConfig(name=engine), local=fedstill.LocalConfig(epochs=20, batch=16))
     finished = given["models"][0].requires_grad_(False)
     before = copy.deepcopy([model.state_dict() for model in given["models"]])
@@ -179,7 +179,7 @@ def test_a_node_with_a_finished_model_only_answers(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
-def test_frozen_layers_stay_and_the_rest_may_learn_on_afterwards(engine: Any) -> None:
+def test_frozen_layers_stay_frozen(engine: Any) -> None:
     given = few(engine=fedstill.EngineConfig(name=engine))
     networks = [*given["models"], given["student"]]
     for network in networks:
@@ -207,7 +207,7 @@ class Tied(nn.Module):
         return out
 
 
-def test_a_student_with_tied_weights_is_kept_on_disk(tmp_path: Path) -> None:
+def test_saves_student_with_tied_weights(tmp_path: Path) -> None:
     outcome = fedstill.distil(**few(student=Tied(), out=tmp_path / "run"))
     kept = load_file(tmp_path / "run" / "student.safetensors")
     again = Tied()
@@ -216,12 +216,12 @@ def test_a_student_with_tied_weights_is_kept_on_disk(tmp_path: Path) -> None:
     assert torch.equal(again.one.weight, outcome.student.get_parameter("two.weight"))
 
 
-def test_the_student_comes_back_as_it_will_be_used() -> None:
+def test_student_is_in_evaluation_mode() -> None:
     outcome = fedstill.distil(**few(student=nn.Sequential(nn.Dropout(0.5), MLP(SHAPE, 3, 16))))
     assert not any(module.training for module in outcome.student.modules())
 
 
-def test_too_few_queries_are_found_before_anything_is_trained_or_written(tmp_path: Path) -> None:
+def test_rejects_low_query_limit_before_training(tmp_path: Path) -> None:
     given = few(policies=[fedstill.PolicyConfig(), fedstill.PolicyConfig(max_queries=6)])
     before = copy.deepcopy([model.state_dict() for model in given["models"]])
     with pytest.raises(QueryRefused, match=r"'node-1' .* max_queries: 6, and the run asks 7"):
@@ -260,7 +260,7 @@ ENGINES = ["one-by-one", "stacked"]
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("moment", [2, 6], ids=["local training", "distillation"])
-def test_a_stopped_run_goes_on_to_the_figures_of_the_unbroken_one(
+def test_resumed_run_reaches_equal_metrics(
     engine: Any, moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 6)
@@ -276,7 +276,7 @@ def test_a_stopped_run_goes_on_to_the_figures_of_the_unbroken_one(
     assert not (tmp_path / "run/state.safetensors").exists()
 
 
-def test_progress_is_lines_on_standard_error_if_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_prints_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     fedstill.distil(**few())
     assert capsys.readouterr() == ("", "")
     fedstill.distil(**few(progress=True))
@@ -289,9 +289,7 @@ def test_progress_is_lines_on_standard_error_if_it_is_wanted(capsys: pytest.Capt
     ]
 
 
-def test_seconds_cover_the_phases_and_the_time_before_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_cover_all_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("fedstill.core.timing.time", clock)
     whole = fedstill.distil(**few(out=tmp_path / "whole")).result["seconds"]
@@ -330,9 +328,7 @@ OTHERS = {
 }
 
 
-def test_a_folder_of_a_run_with_other_arguments_is_refused_naming_the_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_folder_of_run_with_other_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     stopped_at(4, few(out=out), monkeypatch)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -345,7 +341,7 @@ def test_a_folder_of_a_run_with_other_arguments_is_refused_naming_the_difference
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_finished_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_rejects_folder_of_finished_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     fedstill.distil(**few(out=out))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -358,9 +354,7 @@ def test_a_finished_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 # --- precision -----------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_in_the_precision_in_which_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_keeps_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute, "_gains_from_bfloat16", lambda shape, network: True)
     monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: True)
     unbroken = fedstill.distil(**few())
@@ -371,7 +365,7 @@ def test_a_run_goes_on_in_the_precision_in_which_it_began(
     assert resumed.result["accuracy"] == unbroken.result["accuracy"]
 
 
-def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
+def test_fingerprint_covers_all_arguments() -> None:
     """Or else another run could go on in its folder."""
     given = few()
     parts = {"mark", "samples", "best", "model_names", "student_name", "values", "test_names"}  # not distil's
@@ -390,9 +384,7 @@ def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     assert set(api._fingerprint(setting)) == names
 
 
-def test_names_of_classes_and_features_reach_the_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_class_names_and_features_reach_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[api.Setting] = []
 
     class Stop(Exception):
@@ -414,7 +406,7 @@ def test_names_of_classes_and_features_reach_the_experiment(
         fedstill.distil(**few(classes="cat"))
 
 
-def test_findings_are_reported_by_their_names() -> None:
+def test_reports_labels_by_name() -> None:
     x, y = blobs(60, 1)
     labels = torch.nn.functional.one_hot(y, 3)
     outcome = fedstill.distil(
@@ -432,7 +424,7 @@ def test_findings_are_reported_by_their_names() -> None:
 # --- what fits, and what does not ------------------------------------------------------------------
 
 
-def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> None:
+def test_distil_trains_custom_modules(tmp_path: Path) -> None:
     given = few(names=["north", "south"], local=LEARNING, out=tmp_path / "run")
     outcome = fedstill.distil(**given)
     assert outcome.student is given["student"]
@@ -461,13 +453,13 @@ def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> 
         *(({"data": [blobs(60, 1), examples]}, DataError, said) for examples, said in USELESS),
     ],
 )
-def test_distil_refuses_what_does_not_fit(changes: Any, error: type[Exception], said: str) -> None:
+def test_distil_rejects_invalid_arguments(changes: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=re.escape(said)) as caught:
         fedstill.distil(**few(**changes))
     assert "\n" not in str(caught.value)
 
 
-def test_distil_refuses_a_folder_with_other_files(tmp_path: Path) -> None:
+def test_distil_rejects_non_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(RunFolderError):
         fedstill.distil(**few(out=tmp_path))
@@ -488,7 +480,7 @@ class Watched(torch.utils.data.Dataset[Any]):
         return self.examples[0][place], int(self.examples[1][place])
 
 
-def test_a_run_in_another_thread_waits() -> None:
+def test_runs_in_threads_are_serialized() -> None:
     """Torch's global generator, from which dropout draws, is shared by all threads."""
     go = threading.Event()
     first, second = Watched(go), Watched()
@@ -507,7 +499,7 @@ def test_a_run_in_another_thread_waits() -> None:
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("norm", [torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm])
 @pytest.mark.parametrize("method", ["fedavg", "feddf"])
-def test_methods_that_average_take_networks_with_older_norms(norm: Any, method: str) -> None:
+def test_averaging_accepts_older_norm_layers(norm: Any, method: str) -> None:
     def network() -> nn.Module:
         return nn.Sequential(nn.Flatten(), norm(nn.Linear(64, 8)), nn.ReLU(), nn.Linear(8, 3))
 
@@ -523,7 +515,7 @@ def test_methods_that_average_take_networks_with_older_norms(norm: Any, method: 
     assert outcome.student is not None
 
 
-def test_a_scripted_model_may_only_answer() -> None:
+def test_scripted_model_only_predicts() -> None:
     torch.manual_seed(0)
     model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).requires_grad_(False))
     outcome = fedstill.distil(**few(models=[model, MLP(SHAPE, 3, 8)]))

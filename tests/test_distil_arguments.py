@@ -48,7 +48,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_argument_of_another_kind_is_one_line_with_its_name(name: str) -> None:
+def test_rejects_arguments_of_other_types(name: str) -> None:
     for value in WRONG[name]:
         with pytest.raises(ArgumentError) as caught:
             fedstill.distil(**few(**{name: value}))
@@ -85,12 +85,12 @@ class OtherDefaults:
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, OtherDefaults])
-def test_the_callers_torch_defaults_change_nothing(context: Callable[[], Any]) -> None:
+def test_ignores_torch_defaults_of_caller(context: Callable[[], Any]) -> None:
     plain, other = student(), within(context)
     assert all(torch.equal(value, other[name]) for name, value in plain.items())
 
 
-def test_a_model_made_in_inference_mode_is_refused() -> None:
+def test_rejects_inference_mode_model() -> None:
     with torch.inference_mode():
         given = few()
     with pytest.raises(ModelError, match="inference_mode"):
@@ -98,7 +98,7 @@ def test_a_model_made_in_inference_mode_is_refused() -> None:
 
 
 @pytest.mark.parametrize("below", ["file/run", "/proc/none/run"])
-def test_a_folder_that_cannot_be_made_is_one_line(below: str, tmp_path: Path) -> None:
+def test_rejects_folder_that_cannot_be_created(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for call in (
         lambda out: fedstill.distil(**few(out=out)),
@@ -126,7 +126,7 @@ ONE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", ONE)
-def test_batch_norm_and_a_batch_of_one_is_said_before_training(case: str) -> None:
+def test_rejects_batch_norm_with_batch_of_one(case: str) -> None:
     name, changes = ONE[case]
     with pytest.raises(ArgumentError, match="batch norm") as caught:
         fedstill.distil(**few(models=[normed(), normed()], student=normed(), **changes))
@@ -134,14 +134,14 @@ def test_batch_norm_and_a_batch_of_one_is_said_before_training(case: str) -> Non
     fedstill.distil(**few(**{"engine": fedstill.EngineConfig(name="one-by-one"), **changes}))  # without norm
 
 
-def test_a_last_batch_is_not_of_one_example() -> None:
+def test_last_batch_has_two_examples() -> None:
     """Five public examples in batches of two have no last batch of one."""
     method = fedstill.FedKD(batch=2, epochs=1)
     given = few(models=[normed(), normed()], student=normed(), method=method, public=blobs(5, 5)[0])
     assert fedstill.distil(**given).student is not None
 
 
-def test_a_node_with_one_record_trains_batch_norm() -> None:
+def test_node_with_one_record_trains_batch_norm() -> None:
     given = few(data=[blobs(1, 1), blobs(60, 2)], models=[normed(), normed()], student=normed())
     assert fedstill.distil(**given).student is not None
 
@@ -155,7 +155,7 @@ def of_distil(**changes: Any) -> str:
     return str(caught.value)
 
 
-def test_distil_gives_advice_in_its_own_arguments() -> None:
+def test_distil_advice_uses_python_arguments() -> None:
     for changes, said in (
         ({"method": "fedavg"}, "policies=[fedstill.PolicyConfig(outputs_only=False), ...]"),
         ({"method": "fedkd"}, "set public"),
@@ -168,20 +168,20 @@ def test_distil_gives_advice_in_its_own_arguments() -> None:
             "student=",
         ),
     ):
-        told = of_distil(**changes)
-        assert said in told
-        assert "--" not in told
-        assert "student.model" not in told
+        result = of_distil(**changes)
+        assert said in result
+        assert "--" not in result
+        assert "student.model" not in result
 
 
-def test_run_preset_gives_advice_in_options(tmp_path: Path) -> None:
+def test_run_preset_advice_uses_options(tmp_path: Path) -> None:
     with pytest.raises(QueryRefused) as caught:
         fedstill.run_preset("demo", {"method.name": "fedavg"}, out=tmp_path / "run")
     assert '{"nodes.policy.outputs_only": False}' in str(caught.value)
     assert "--" not in str(caught.value)
 
 
-def test_terms_are_the_command_lines_again_after_a_call() -> None:
+def test_caller_terms_are_reset_after_call() -> None:
     with pytest.raises(MethodRefused):
         fedstill.distil(**few(method="fedkd"))
     assert "--nodes.policy.outputs_only false" in str(QueryRefused("a", "b", "outputs_only: none"))
@@ -193,7 +193,7 @@ def test_terms_are_the_command_lines_again_after_a_call() -> None:
 # --- the folder of such a run ----------------------------------------------------------------------
 
 
-def test_the_folder_of_a_run_from_python_serves_or_says_what_it_lacks(tmp_path: Path) -> None:
+def test_folder_of_python_run_is_usable(tmp_path: Path) -> None:
     from fedstill.attacks.transcript import load_run
     from fedstill.report.model_card import model_card
     from fedstill.runs.run import resume
@@ -211,7 +211,7 @@ def test_the_folder_of_a_run_from_python_serves_or_says_what_it_lacks(tmp_path: 
 # --- whose fault it is -----------------------------------------------------------------------------
 
 
-def test_inputs_that_the_server_made_of_nan_are_no_nodes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_server_inputs_are_no_node_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedstill.models.generators import Generator
 
     monkeypatch.setattr(Generator, "forward", lambda self, w: torch.full((len(w), *SHAPE), torch.nan))

@@ -70,8 +70,8 @@ def bounds() -> dict[str, Any]:
             hints = get_type_hints(each, include_extras=True)
             own = inspect.get_annotations(each)
             limits = {name: " ".join(sorted(set(_limits(hints[name])))) for name in own}
-            found[each.__qualname__] = {name: told for name, told in limits.items() if told}
-    return {f"bounds {name}": told for name, told in found.items() if told}
+            found[each.__qualname__] = {name: result for name, result in limits.items() if result}
+    return {f"bounds {name}": result for name, result in found.items() if result}
 
 
 def _limits(hint: Any) -> Iterator[str]:
@@ -83,24 +83,24 @@ def _limits(hint: Any) -> Iterator[str]:
         yield from _limits(inner)
 
 
-def test_each_option_may_be_what_is_written_down() -> None:
+def test_option_ranges_match_options_toml() -> None:
     written = parse(KEPT.read_text(encoding="utf-8"))
-    assert bounds() == {name: told for name, told in written.items() if name.startswith("bounds ")}
+    assert bounds() == {name: result for name, result in written.items() if name.startswith("bounds ")}
 
 
-def test_each_option_has_the_default_that_is_written_down() -> None:
+def test_option_defaults_match_options_toml() -> None:
     written = parse(KEPT.read_text(encoding="utf-8"))
-    assert defaults() == {name: told for name, told in written.items() if not name.startswith("bounds ")}
+    assert defaults() == {name: result for name, result in written.items() if not name.startswith("bounds ")}
 
 
-def test_no_configuration_changes_once_it_is_made() -> None:
+def test_configs_are_frozen() -> None:
     frozen = {each for each in classes() if vars(each)["__dataclass_params__"].frozen}
     changing = {each for each in classes() if each not in frozen and "methods" not in each.__module__}
     assert {each.__name__ for each in changing} == CHANGING
     assert all(each in frozen for registry in REGISTRIES for each in registry.values())
 
 
-def test_options_of_a_method_are_given_by_name() -> None:
+def test_method_options_are_keyword_only() -> None:
     """What its bases gain would move those that are given by place."""
     assert not [each for each in METHODS.values() if not all(field.kw_only for field in fields(each))]
 

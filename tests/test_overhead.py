@@ -19,7 +19,7 @@ def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("overhead")
 
 
-def test_a_query_costs_no_more_than_it_did(overhead: Any) -> None:
+def test_query_overhead_is_bounded(overhead: Any) -> None:
     """Counts of ``python benchmarks/overhead.py`` on 2026-11-29, and a tenth for other versions of Python."""
     counts = overhead.counts_a_node()
     assert counts.calls <= 1.1 * 606, "Python functions called for one node more"
@@ -27,7 +27,7 @@ def test_a_query_costs_no_more_than_it_did(overhead: Any) -> None:
     assert counts.copied <= 0.05, "of the query's bytes copied for one node more"
 
 
-def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that copies what it is asked, and calls two functions for it, shows in all three."""
     group = overhead.NodeGroup
     before, sample = overhead.count(2), group.module
@@ -43,7 +43,7 @@ def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: p
     assert after.calls - before.calls == 2
 
 
-def test_what_the_collector_calls_meanwhile_is_not_counted(overhead: Any) -> None:
+def test_ignores_garbage_collector_calls(overhead: Any) -> None:
     """Other packages have it call Python functions of theirs, hypothesis for one."""
     quiet, usual = overhead.count(2), gc.get_threshold()
 

@@ -50,5 +50,5 @@ def lab(lab: Lab) -> Lab:
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(lab: Lab, words: str, said: str) -> None:
+def test_custom_component_errors_are_one_line(lab: Lab, words: str, said: str) -> None:
     assert said in lab.refused(*words.split())

@@ -1,4 +1,4 @@
-"""What the package offers by name, and that nothing lies in it that nobody uses."""
+"""The package exports existing names and has no unused modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main")  # the library,
 
 
 def texts(source: str) -> Iterator[str]:
-    """All strings of a piece of Python: docstrings and messages."""
+    """Yield all strings of Python code: docstrings and messages."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -49,7 +49,7 @@ def test_public_annotations_use_exported_classes() -> None:
 
 
 def imported_by(module: str, files: dict[str, Path]) -> set[str]:
-    """The modules of the package that one of them imports: by a statement, or by name when it is needed."""
+    """Return the modules of the package that a module imports, by a statement or by name."""
     tree, names = ast.parse(files[module].read_text(encoding="utf-8")), set[str]()
     prefixes = [""]  # of names that are put together, as in f"fedstill.methods.{file}"
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""What is installed, and what installs it."""
+"""Installed files and dependencies."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_command_is_installed() -> None:
 
 
 def needs(name: str) -> set[str]:
-    """What an installed distribution needs here; of ours, also for the tests."""
+    """Return the dependencies of an installed distribution; of ours also those of the tests."""
     extra = {"extra": "dev" if name == "fedstill" else ""}
     lines = [Requirement(line) for line in requires(name) or []]
     return {canonical(line.name) for line in lines if line.marker is None or line.marker.evaluate(extra)}
 
 
 def imported() -> set[str]:
-    """The libraries that the package imports, by a statement or by name when they are needed."""
+    """Return the libraries that the package imports, by a statement or by name."""
     names = set[str]()
     for path in Path(fedstill.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Representations of public objects in Python's prompt and notebooks: a few lines."""
+"""Reprs of public objects are a few lines."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_repr_shows_shapes() -> None:
 
 
 def configurations() -> list[Any]:
-    """Everything of the public API that can be made without an argument."""
+    """Return all public configurations that need no arguments."""
     found = []
     for name in fedstill.__all__:
         kind = getattr(fedstill, name)

@@ -26,18 +26,18 @@ SMALL = {
 
 def words(options: dict[str, Any]) -> list[str]:
     """The options as a command line has them."""
-    told = {name: value[0] if isinstance(value, list) else value for name, value in options.items()}
-    return [word for name, value in told.items() for word in (f"--{name}", str(value).lower())]
+    result = {name: value[0] if isinstance(value, list) else value for name, value in options.items()}
+    return [word for name, value in result.items() for word in (f"--{name}", str(value).lower())]
 
 
-def test_a_run_is_the_commands_and_is_read_where_it_is_finished(tmp_path: Path) -> None:
+def test_run_preset_equals_command(tmp_path: Path) -> None:
     options = {**SMALL, "method.rounds": 2, "seed": 3}
     result = fedstill.run_preset("digits-fedavg", options, out=tmp_path / "python")
     with pytest.raises(SystemExit, match="0"):
         main(["run", "digits-fedavg", *words(options), "--out", str(tmp_path / "command"), "--quiet"])
-    told = json.loads((tmp_path / "command" / "result.json").read_text())
-    assert result["accuracy"] == told["accuracy"]
-    assert result["seed"] == told["seed"] == 3
+    results = json.loads((tmp_path / "command" / "result.json").read_text())
+    assert result["accuracy"] == results["accuracy"]
+    assert result["seed"] == results["seed"] == 3
     one, other = ((tmp_path / of / "config.toml").read_text() for of in ("python", "command"))
     assert one.partition("\n")[2] == other.partition("\n")[2]
     assert (tmp_path / "python" / "report.html").exists()
@@ -48,7 +48,7 @@ def test_a_run_is_the_commands_and_is_read_where_it_is_finished(tmp_path: Path) 
         fedstill.run_preset("digits-fedavg", {**options, "seed": 4}, out=tmp_path / "python")
 
 
-def test_another_method_leaves_the_options_of_the_presets_own(tmp_path: Path) -> None:
+def test_other_method_drops_options_of_preset(tmp_path: Path) -> None:
     options = {
         **SMALL,
         "method.name": "fedkd",
@@ -60,7 +60,7 @@ def test_another_method_leaves_the_options_of_the_presets_own(tmp_path: Path) ->
     assert result["method"] == "fedkd"
 
 
-def test_a_comparison_has_options_of_all_and_of_one_and_goes_on_with_more_seeds(tmp_path: Path) -> None:
+def test_comparison_options_and_more_seeds(tmp_path: Path) -> None:
     options = {**SMALL, "fedavg.rounds": 2, "fedprox.rounds": 1}
     del options["evaluation.centralized"]
     found = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all")
@@ -77,7 +77,7 @@ def test_a_comparison_has_options_of_all_and_of_one_and_goes_on_with_more_seeds(
     assert (again.folder / "compare.html").exists()
 
 
-def test_a_file_is_compared_and_what_cannot_run_is_told(tmp_path: Path) -> None:
+def test_compares_file_and_reports_failures(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('methods = ["standalone", "fedkd"]\n')
     found = fedstill.compare_methods(tmp_path / "mine.toml", SMALL, out=tmp_path / "all")
     assert list(found.results) == ["standalone-seed0"]
@@ -85,7 +85,7 @@ def test_a_file_is_compared_and_what_cannot_run_is_told(tmp_path: Path) -> None:
     assert "public" in found.not_run["fedkd-seed0"]
 
 
-def test_a_files_own_base_and_a_number_of_seeds_are_heeded(tmp_path: Path) -> None:
+def test_uses_base_and_seeds_of_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('methods = ["standalone"]\n')
     with pytest.raises(ArgumentError, match=r"invalid base = 'demo' \(expected none beside .*mine\.toml"):
         fedstill.compare_methods(tmp_path / "mine.toml", SMALL, base="demo", out=tmp_path / "all")
@@ -96,7 +96,7 @@ def test_a_files_own_base_and_a_number_of_seeds_are_heeded(tmp_path: Path) -> No
     ]
 
 
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     for name in ("config.toml.part", "mine.txt"):
@@ -108,7 +108,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "told"),
+    ("options", "error", "expected"),
     [
         ({"method.roundz": 2}, UnknownName, "method.roundz"),
         ({"split.nodez": 2}, UnknownName, "split.nodez"),
@@ -122,16 +122,16 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_option_is_named_and_nothing_is_made(
-    tmp_path: Path, options: dict[str, Any], error: type[Exception], told: str
+def test_invalid_option_creates_no_folder(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], expected: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         fedstill.run_preset("digits-fedavg", options, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"fediod.stepz": 2}, "stepz"),
         ({"fedkd.epochs": 2}, "fedkd"),
@@ -139,7 +139,7 @@ def test_a_wrong_option_is_named_and_nothing_is_made(
         ({"seed": 2}, "option of all methods"),
     ],
 )
-def test_a_wrong_option_of_a_comparison(tmp_path: Path, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(FedstillError, match=told):
+def test_rejects_invalid_option_of_comparison(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(FedstillError, match=expected):
         fedstill.compare_methods(["fediod", "fedavg"], options, out=tmp_path / "all")
     assert not (tmp_path / "all").exists()

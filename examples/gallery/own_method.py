@@ -48,7 +48,7 @@ class MeanTeacher(Method):
         """Public inputs."""
         return Needs(public=True)
 
-    @query(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, at: len(at.public.inputs))
+    @query(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, setting: len(at.public.inputs))
     def answer(self, nodes: NodeGroup) -> Mapping[str, torch.Tensor]:
         """At the nodes: z_k = T_k(x) of all public x, (G, N, C)."""
         x = nodes.setting.public.inputs.expand(len(nodes.nodes), *nodes.setting.public.inputs.shape)

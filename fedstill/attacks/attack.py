@@ -22,10 +22,10 @@ __all__ = [
     "ATTACKS",
     "Attack",
     "AttackResult",
+    "ImageStrip",
+    "ImageTable",
     "LeakageColumn",
     "LeakageMetric",
-    "ImageTable",
-    "ImageStrip",
     "Target",
 ]
 

@@ -146,7 +146,7 @@ def accept(args: ParsedArgs) -> None:
     with _opened(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.fault or lost
-        audit.settle(args.options["--because"][-1], is_lost=lost is not None)
+        audit.accept(args.options["--because"][-1], is_lost=lost is not None)
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Settled: {trouble}.")
     for entry in again:

@@ -22,9 +22,11 @@ MANY = 6  # prices that are shown of all that was paid
 
 def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
     """Print a table of entries, and a table of the rules that it names by letter."""
-    from fedstill.node.audit_entries import NODE_DATA, REFUSED, SETTLED
+    from fedstill.node.audit_entries import ACCEPTED, NODE_DATA, REFUSED
 
-    shown_rules = dict.fromkeys(entry["rule"] for entry in entries if entry["part"] not in (SETTLED, REFUSED))
+    shown_rules = dict.fromkeys(
+        entry["rule"] for entry in entries if entry["part"] not in (ACCEPTED, REFUSED)
+    )
     rules = {rule: _letters(number) for number, rule in enumerate(shown_rules)}
     named = any(entry["payer"] != NODE_DATA for entry in entries)  # a simulation's log has several nodes
     table = columns(
@@ -87,10 +89,10 @@ def _letters(number: int) -> str:
 
 
 def _what(entry: Mapping[str, Any]) -> str:
-    from fedstill.node.audit_entries import REFUSED, RESPONSE_FILE, SETTLED
+    from fedstill.node.audit_entries import ACCEPTED, REFUSED, RESPONSE_FILE
 
     asked = f"{entry['query']} {entry['number']}" if entry["number"] >= 0 else entry["query"]
-    if entry["part"] == SETTLED:
+    if entry["part"] == ACCEPTED:
         return f"settled by the owner: {entry['rule']}"
     if entry["part"] == REFUSED:
         return f"{asked}, refused: {entry['rule']}"

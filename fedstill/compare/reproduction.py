@@ -269,16 +269,16 @@ def experiments_folder() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "experiments"
 
 
-def reproductions(where: Path | None = None) -> list[Reproduction]:
+def reproductions(folder: Path | None = None) -> list[Reproduction]:
     """Return all files that reproduce a table or figure, by paper and number.
 
     Args:
-        where: the folder; None: :func:`experiments_folder`.
+        folder: the folder; None: :func:`experiments_folder`.
 
     Raises:
         FedstillError: a file cannot be read.
     """
-    entries = [_read(file) for file in sorted((where or experiments_folder()).glob("*.toml"))]
+    entries = [_read(file) for file in sorted((folder or experiments_folder()).glob("*.toml"))]
     return sorted(filter(None, entries), key=lambda entry: _sort_key(entry.about))
 
 

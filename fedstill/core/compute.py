@@ -54,7 +54,15 @@ CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 @dataclass(frozen=True)
 class EngineConfig(CheckedOptions):
-    """Options for computing the federation. Except for precision, they change only speed and last digits."""
+    """Options for computing the federation. Except for precision, they change only speed and last digits.
+
+    Raises:
+        ArgumentError: an option has an invalid value.
+
+    >>> config = EngineConfig(device="cpu", precision="float32", threads=2)
+    >>> config.precision, config.channels_last
+    ('float32', True)
+    """
 
     section: ClassVar[str] = "engine"
 

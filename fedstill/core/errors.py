@@ -96,7 +96,15 @@ def format_option(name: str, value: object) -> str:
 
 
 class FedstillError(Exception):
-    """Base of every error that a user's input, data or policy can cause."""
+    """Base of every error that a user's input, data or policy can cause.
+
+    Example::
+
+        try:
+            result = fedstill.run_preset("digits-fediod")
+        except fedstill.FedstillError as error:
+            print(error)  # one line
+    """
 
 
 class ArgumentError(FedstillError, ValueError):

@@ -61,7 +61,7 @@ class ServerConnection:
                 logger.warning("no answer from %s for %s; %s", self._server, format_seconds(waited), RETRYING)
             return
         if self._state:
-            logger.warning("the server at %s is gone, or the way to it; %s", self._server, RETRYING)
+            logger.warning("lost the connection to the server at %s; %s", self._server, RETRYING)
         else:
             why = "is the server up, may this machine reach it, and is the kit from this federation?"
             logger.warning("no answer from %s; %s. %s", self._server, RETRYING, why.capitalize())
@@ -71,7 +71,7 @@ class ServerConnection:
         """Record that the server refused this node, and why."""
         if self._state != "refused":
             revoked = "it has revoked this node" if "is disabled" in reason else reason
-            logger.warning("the server at %s does not let this node in: %s", self._server, revoked)
+            logger.warning("the server at %s refuses this node: %s", self._server, revoked)
             self._state, self._since = "refused", self._clock()
             self._on_refused(revoked)
 

@@ -13,7 +13,13 @@ from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
-from fedstill.methods._label_histogram import CountsLabels, HistogramState, LabelHistogram, TellsSize, Tensors
+from fedstill.methods._label_histogram import (
+    CountsLabels,
+    CountsSamples,
+    HistogramState,
+    LabelHistogram,
+    Tensors,
+)
 from fedstill.methods._server import Server, adam, descend
 from fedstill.node.local_training import TrainStep, predict, train_round
 from fedstill.node.node import Node

@@ -27,22 +27,24 @@ class ClassMeans(Rounds):
         return Needs(trainable=True, single_label=True)
 
     @property
-    def starts(self) -> bool:
+    def needs_initial_weights(self) -> bool:
         """Nodes begin with what they have."""
         return False
 
 
-def means(values: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.Tensor:
+def class_means(values: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.Tensor:
     """The mean of vectors ``(N, p)`` for each class: ``(C, p)``, 0 where a class has none.
 
-    >>> means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2, 2, 0]), 3).flatten()
+    >>> class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2, 2, 0]), 3).flatten()
     tensor([5., 0., 2.])
     """
     held = F.one_hot(targets, classes).to(values.dtype)  # (N, C)
     return held.T @ values / held.sum(0).clamp_min(1).unsqueeze(1)
 
 
-def require_vectors(name: str, sent: torch.Tensor | float, nodes: int, classes: int, width: int = 0) -> None:
+def check_class_vectors(
+    name: str, sent: torch.Tensor | float, nodes: int, classes: int, width: int = 0
+) -> None:
     """Refuse what a server sends in place of one float32 vector a class, ``(G, C, p)``, before it is used.
 
     Args:
@@ -59,6 +61,6 @@ def require_vectors(name: str, sent: torch.Tensor | float, nodes: int, classes: 
         raise ArgumentError(name, f"{sent.dtype} {tuple(sent.shape[1:])}", expected)
 
 
-def wanted(of: dict[str, torch.Tensor], group: NodeGroup, y: torch.Tensor) -> torch.Tensor:
+def vectors_of_classes(of: dict[str, torch.Tensor], group: NodeGroup, y: torch.Tensor) -> torch.Tensor:
     """Of each node's vectors ``(C, p)``, by its name, those of its examples' classes y ``(G, B)``."""
     return stack_tensors([of[node.name][mine] for node, mine in zip(group.nodes, y, strict=False)])

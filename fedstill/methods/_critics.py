@@ -87,11 +87,11 @@ class CriticOptions(Method):
         """How many steps D_k takes in a run."""
         return self.total_steps
 
-    def critics(self, at: NodeSetting) -> Critics:
+    def critics(self, setting: NodeSetting) -> Critics:
         """D_k of the nodes."""
         return at.cached("critics", lambda: Critics(self, at))
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """A critic for each node, where there are any."""
         self.critics(at).prepare(nodes)
 

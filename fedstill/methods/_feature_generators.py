@@ -56,16 +56,18 @@ class FeatureGenerators(CountsLabels, Rounds):
 
     def make_generator(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> FeatureGenerator:
         """A generator of the features that ``model``'s extractor gives for such inputs."""
-        return FeatureGenerator(*self.sizes(model, inputs, classes))
+        return FeatureGenerator(*self.generator_sizes(model, inputs, classes))
 
-    def sizes(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> tuple[int, int, int, int]:
+    def generator_sizes(
+        self, model: nn.Module, inputs: torch.Tensor, classes: int
+    ) -> tuple[int, int, int, int]:
         """Of such a generator: noise, classes, features and width."""
         parts = split_model(model, "the model")
         device = next(model.parameters()).device
         p = count_features(parts, inputs.to(device), "the model")
         return self.noise, classes, p, self.generator_width
 
-    def first_generator(self, server: Server) -> nn.Module:
+    def init_generator(self, server: Server) -> nn.Module:
         """The global generator G before anybody has taught it, on the device."""
         with seeded(server.seed, "generator"):
             some = example_inputs(server.shape, server.task.form)
@@ -73,7 +75,7 @@ class FeatureGenerators(CountsLabels, Rounds):
         return server.compute.to_device(G)
 
 
-class Received:
+class GlobalGenerator:
     """The global generator G as a group of nodes received it, listened to and never trained.
 
     Args:
@@ -91,7 +93,7 @@ class Received:
         t: int,
     ) -> None:
         node, self.classes, self.t = group.nodes[0], counts.shape[1], t
-        sizes = method.sizes(node.model, node.data.inputs[:2], self.classes)
+        sizes = method.generator_sizes(node.model, node.data.inputs[:2], self.classes)
         # Without first weights: work that draws them from torch's one generator is not done beside other.
         G = skip_init(FeatureGenerator, *sizes, device=group.device)  # type: ignore[no-untyped-call]
         self._generator = G.eval().requires_grad_(False)
@@ -100,7 +102,7 @@ class Received:
 
     def sample_features(self, group: NodeGroup, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
         """G(z, y) for labels ``(G, B)``, z drawn by each node: ``(G, B, p)``, constant."""
-        z = draw_noise(group, y.shape, self._noise, self.t, *purpose)
+        z = sample_noise(group, y.shape, self._noise, self.t, *purpose)
         with torch.no_grad():
             flat = self._generator(append_one_hot(z, y, self.classes).flatten(0, 1))
         f: torch.Tensor = flat.float().view(*y.shape, -1)
@@ -114,14 +116,14 @@ class Received:
         return stack_tensors(drawn).to(group.device)
 
 
-def draw_noise(group: NodeGroup, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
+def sample_noise(group: NodeGroup, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
     """z ~ N(0, I), drawn by each of the first nodes: ``shape`` is (G, B), the result ``(G, B, noise)``."""
     rows, batch = shape
     draws = [node.generator("z", *purpose) for node in group.nodes[:rows]]
     return stack_tensors([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
 
 
-def imagined(
+def sample_noise_and_labels(
     compute: Compute, n_y: torch.Tensor, batch: int, noise: int, seed: int, *purpose: str | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z ~ N(0, I) (batch, noise) and y ~ p(y) (batch,), p(y) as the counts ``(K, C)`` summed over nodes."""
@@ -131,8 +133,8 @@ def imagined(
     return z.to(compute.device), y.to(compute.device)
 
 
-def uploaded(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
-    """Networks like one, with the parameters that K nodes uploaded, ``(K, P)``: as used, never trained."""
+def stack_uploads(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
+    """Networks like one, with the parameters that K nodes stack_uploads, ``(K, P)``: as used, never trained."""
     stacked = StackedModules([deep_copy(like) for _ in vectors])
     stacked.train(False)
     for module, vector in zip(stacked.modules, vectors, strict=True):
@@ -140,7 +142,7 @@ def uploaded(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
     return stacked
 
 
-def diversity(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def diversity_loss(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``exp(-mean_jk ||f_j - f_k|| w_jk)`` over a batch: a loss that is 1 where all outputs are equal.
 
     ``w_jk`` is ||z_j - z_k|| in div0 (Eq. 7), ||[z_j; y_j] - [z_k; y_k]|| in div1 (L_div^1), ||z_j - z_k||
@@ -157,7 +159,7 @@ def diversity(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor
         ``(...)``.
 
     >>> f, z = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
-    >>> round(diversity("div0", f, z, torch.eye(2)).item(), 4)  # e^(-4/4)
+    >>> round(diversity_loss("div0", f, z, torch.eye(2)).item(), 4)  # e^(-4/4)
     0.3679
     """
     if form == "none":

@@ -28,19 +28,19 @@ class GeneratorBatch:
         labels: the class that each is to show ``(B,)`` int64, where the generator is told one.
     """
 
-    told: torch.Tensor
+    generator_input: torch.Tensor
     maps: torch.Tensor | None = None
     source: torch.Tensor | None = None
     labels: torch.Tensor | None = None
 
-    def sent(self, query: Query) -> dict[str, Any]:
+    def query_tensors(self, query: Query) -> dict[str, Any]:
         """What goes down with a query beside the images themselves, as it declares."""
         parts = {"maps": self.maps, "source": self.source}
         return {name: part for name, part in parts.items() if part is not None and name in query.sends}
 
 
 @dataclass
-class Noise:
+class NoiseSource:
     """Nothing but noise w: for tasks without conditions.
 
     Args:
@@ -50,12 +50,12 @@ class Noise:
     size: int
     seed: int
     device: torch.device
-    ready = True
+    is_ready = True
 
-    def gather(self, server: Server) -> None:
+    def fetch(self, server: Server) -> None:
         """Noise needs nobody's answer."""
 
-    def draw(self, count: int, *purpose: str | int) -> GeneratorBatch:
+    def sample(self, count: int, *purpose: str | int) -> GeneratorBatch:
         """w ``(count, size)``, the same for the same purpose."""
         w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
         return GeneratorBatch(copy_to_device(w, self.device))
@@ -68,7 +68,7 @@ class Noise:
 
 
 @dataclass
-class LabeledNoise(Noise):
+class LabeledNoiseSource(NoiseSource):
     """Noise w beside the one-hot code of a label y, drawn evenly.
 
     Args:
@@ -77,13 +77,15 @@ class LabeledNoise(Noise):
 
     classes: int
 
-    def draw(self, count: int, *purpose: str | int) -> GeneratorBatch:
+    def sample(self, count: int, *purpose: str | int) -> GeneratorBatch:
         """``[w; y]`` (count, size + classes), and y."""
         draw = torch_generator(self.seed, *purpose)
         w = torch.randn(count, self.size, generator=draw)
         y = torch.randint(self.classes, (count,), generator=draw)
-        told = torch.cat([w, F.one_hot(y, self.classes)], 1)
-        return GeneratorBatch(copy_to_device(told, self.device), labels=copy_to_device(y, self.device))
+        generator_input = torch.cat([w, F.one_hot(y, self.classes)], 1)
+        return GeneratorBatch(
+            copy_to_device(generator_input, self.device), labels=copy_to_device(y, self.device)
+        )
 
 
 class GeneratesInputs(Method):
@@ -91,30 +93,34 @@ class GeneratesInputs(Method):
 
     generator_lr: float
 
-    def first_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def init_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
         """G with its first weights, on the device, and its optimizer."""
         with seeded(server.seed, "generator"):
             G = server.compute.to_device(self.generator(server))  # type: ignore[attr-defined]
         return G, adam(G, self.generator_lr, beta=0.5)
 
     def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
-        return made(state.generator, state.source.draw(count, "imagine")) if state.source.ready else None
+        return (
+            generate(state.generator, state.source.sample(count, "imagine"))
+            if state.source.is_ready
+            else None
+        )
 
     def preview_maps(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
-        return state.source.draw(count, "imagine").maps if state.source.ready else None
+        return state.source.sample(count, "imagine").maps if state.source.is_ready else None
 
 
-def made(generator: nn.Module, w: GeneratorBatch) -> torch.Tensor:
+def generate(generator: nn.Module, batch: GeneratorBatch) -> torch.Tensor:
     """G(w) ``(B, C, H, W)`` in float32; G does not learn from it."""
     generator.eval()
     with torch.no_grad():
-        x: torch.Tensor = generator(w.told).float()
+        x: torch.Tensor = generator(batch.generator_input).float()
     generator.train()
     return x
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromNoise(Method):
+class GeneratesFromNoise(Method):
     """A generator G that makes inputs x from noise w."""
 
     noise: PositiveInt = 100
@@ -127,9 +133,9 @@ class FromNoise(Method):
     """Learning rate of G's last step."""
 
     def source(self, server: Server) -> Any:
-        return Noise(self.noise, server.seed, server.device)
+        return NoiseSource(self.noise, server.seed, server.device)
 
-    def told(self, server: Server) -> int:
+    def generator_input_size(self, server: Server) -> int:
         """Values that G is told of each input."""
         return self.noise
 
@@ -137,18 +143,18 @@ class FromNoise(Method):
         if server.task.form == "rows":
             if not server.schema:
                 raise ArgumentError("schema", "", f"a table's columns, within which {self.title} makes rows")
-            return TableGenerator(server.schema, self.told(server), self.generator_width)
+            return TableGenerator(server.schema, self.generator_input_size(server), self.generator_width)
         channels, height, width = server.shape
-        form, told = (channels, height, width), self.told(server)
-        return Generator(form, told, self.generator_width, server.mean, server.std)
+        shape, input_size = (channels, height, width), self.generator_input_size(server)
+        return Generator(shape, input_size, self.generator_width, server.mean, server.std)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromLabels(FromNoise):
+class GeneratesFromLabels(GeneratesFromNoise):
     """A generator G that makes inputs x from noise w and the label y that they are to show."""
 
     def source(self, server: Server) -> Any:
-        return LabeledNoise(self.noise, server.seed, server.device, server.task.classes)
+        return LabeledNoiseSource(self.noise, server.seed, server.device, server.task.classes)
 
-    def told(self, server: Server) -> int:
+    def generator_input_size(self, server: Server) -> int:
         return self.noise + server.task.classes

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 
 from fedstill.methods import ArgumentError, CountsLabels, Node, NodeGroup, Responses, Server, Tensors
-from fedstill.methods._critics import CriticOptions, doubts
+from fedstill.methods._critics import CriticOptions, generator_gan_loss
 from fedstill.methods._label_maps import LABEL_MAPS
-from fedstill.methods._public_data import LogitAnswers
+from fedstill.methods._public_data import LogitEnsemble
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
@@ -23,7 +23,7 @@ from fedstill.protocol.secure_aggregation import SumWeighting
 from fedstill.tasks import Task
 
 
-def odds(d: torch.Tensor) -> torch.Tensor:
+def critic_odds(d: torch.Tensor) -> torch.Tensor:
     """The odds that each critic gives each image of being real, ``(K, B, h, w)`` to ``(K, B)``, but for a
     factor that all nodes share.
 
@@ -31,7 +31,7 @@ def odds(d: torch.Tensor) -> torch.Tensor:
     times n_k and normalized over nodes they are the chance that x came from node k (FedGO). Of patches it is
     their geometric mean.
 
-    >>> odds(torch.tensor([[[[0.0]]], [[[-1.0]]]])).flatten()  # d is high where critics see what is generated
+    >>> critic_odds(torch.tensor([[[[0.0]]], [[[-1.0]]]])).flatten()  # d is high where critics see what is generated
     tensor([0.3679, 1.0000])
     """
     log_odds = -d.flatten(2).mean(2)
@@ -39,7 +39,7 @@ def odds(d: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
+class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOptions):
     """Nodes tell label counts, and their critics how well they know an input, where that is wanted."""
 
     importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"
@@ -59,107 +59,107 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
             raise ArgumentError("method.gan_form", self.gan_form, allowed)
 
     @property
-    def rated(self) -> bool:
+    def uses_critics(self) -> bool:
         """Whether pi_k(x) needs the critics."""
-        return self.relative or self.importance == "odds"
+        return self.compares_with_real or self.importance == "odds"
 
     @property
-    def relative(self) -> bool:
+    def compares_with_real(self) -> bool:
         """Whether it compares what a critic says of x with what it says of the node's own."""
         return self.importance in ("fakeness", "realness")
 
     @property
-    def critical(self) -> bool:
-        return self.gan > 0 or self.rated
+    def has_critics(self) -> bool:
+        return self.gan > 0 or self.uses_critics
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @property
-    def ratings(self) -> Mapping[str, PayloadKind]:
+    def rating_kinds(self) -> Mapping[str, PayloadKind]:
         """What pi_k(x) needs of an answer, by kind."""
         return {
-            **({"critic": CRITIC} if self.rated else {}),
-            **({"critic_real": CRITIC} if self.relative else {}),
+            **({"critic": CRITIC} if self.uses_critics else {}),
+            **({"critic_real": CRITIC} if self.compares_with_real else {}),
         }
 
-    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
+    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
         """Weighting of the summed logits, as Eq. 9 needs them: by class counts or by size.
 
         Raises:
             ArgumentError: options by which nodes are compared with each other.
         """
-        summed = self.require_sums("size" if self.importance == "size" else "counts")
-        if self.rated:
+        summed = self.logit_sum_weighting("size" if self.importance == "size" else "counts")
+        if self.uses_critics:
             allowed = "counts or size where link.secure_aggregation: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
-        if self.critics(at).compares:
+        if self.critics(at).compares_images:
             allowed = "false for images made from label maps: who owns which map is each node's own"
             raise ArgumentError("link.secure_aggregation", True, allowed)
         return summed
 
-    def known(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def sample_real_inputs(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """``known``, some of each node's own ``(G, B, ...)``, if pi_k(x) needs what D_k says of them."""
-        if not self.relative:
+        if not self.compares_with_real:
             return {}
-        return {"known": self.critics(nodes.setting).own(nodes, nodes.query_number, x.shape[1])}
+        return {"known": self.critics(nodes.setting).sample_real(nodes, nodes.query_number, x.shape[1])}
 
-    def rating(
+    def rate_real(
         self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """E D_k(x'_k), (G,), if pi_k(x) needs it."""
-        if not self.relative:
+        if not self.compares_with_real:
             return {}
-        own = self.known(nodes, x)["known"] if known is None else known
+        own = self.sample_real_inputs(nodes, x)["known"] if known is None else known
         real = nodes.module("critic")(own)
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
 
     @query(
-        sends=lambda self, at: {
+        sends=lambda self, setting: {
             "x": INPUTS,
-            **({"maps": LABEL_MAPS} if self.rated and self.critics(at).pairs else {}),
+            **({"maps": LABEL_MAPS} if self.uses_critics and self.critics(at).judges_pairs else {}),
         },
-        releases=lambda self, at: {"logits": LOGITS, **self.ratings},
-        times=lambda self, at: self.steps,
-        rows=lambda self, at: self.student_steps * self.batch,
-        depends_on_records=lambda self, at: ("critic_real",) if self.relative else (),
-        when=lambda self, at: self.student_inputs == "fresh",
-        sums=lambda self, at: self.summed(at),
+        releases=lambda self, setting: {"logits": LOGITS, **self.rating_kinds},
+        times=lambda self, setting: self.steps,
+        rows=lambda self, setting: self.student_steps * self.batch,
+        depends_on_records=lambda self, setting: ("critic_real",) if self.compares_with_real else (),
+        when=lambda self, setting: self.student_inputs == "fresh",
+        sums=lambda self, setting: self.sum_weightings(at),
     )
     def predict(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
         logits = nodes.module("model")(nodes.setting.task.observe(x))
-        return {"logits": logits, **(self.criticized(nodes, x, maps) if self.rated else {})}
+        return {"logits": logits, **(self.critic_outputs(nodes, x, maps) if self.uses_critics else {})}
 
-    def criticized(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
+    def critic_outputs(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """What pi_k(x) needs of the critics."""
         return {
             "critic": self.critics(nodes.setting).evaluate(nodes, x, maps),
-            **self.rating(nodes, x),
+            **self.rate_real(nodes, x),
         }
 
     def preview_responses(
-        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
     ) -> Tensors:
         """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
         logits = {"logits": z}
-        if at.task.condition_channels or not self.rated:
+        if at.task.condition_channels or not self.uses_critics:
             return logits
-        each = [self.criticized(NodeGroup([node]).for_query(at), x.unsqueeze(0)) for node in nodes]
+        each = [self.critic_outputs(NodeGroup([node]).for_query(at), x.unsqueeze(0)) for node in nodes]
         return logits | {name: torch.cat([told[name] for told in each]) for name in each[0]}
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def weights(self, server: Server, state: Any, responses: Responses) -> torch.Tensor:
         """pi_k(x), ``(K, B or 1, classes)``, summing to 1 over the nodes."""
-        told = state.histogram.of(responses.nodes)
+        told = state.histogram.select(responses.nodes)
         counts = told.counts  # (K, classes)
         if self.importance == "size":
             return server.task.importance_weights(told.sizes.unsqueeze(1).expand_as(counts))
-        if not self.rated or "critic" not in responses.tensors:  # no map is known of what was asked
+        if not self.uses_critics or "critic" not in responses.tensors:  # no map is known of what was asked
             return server.task.importance_weights(counts)
         if self.importance == "odds":
             by_size = told.sizes.unsqueeze(1).expand_as(counts)
-            return server.task.importance_weights(by_size, odds(responses["critic"].detach()))
+            return server.task.importance_weights(by_size, critic_odds(responses["critic"].detach()))
         fake = responses["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
         real = responses["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
         if self.importance == "realness":
@@ -172,20 +172,20 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         z = responses["logits"]
         return server.task.ensemble(z, self.weights(server, state, responses), self.ensemble)
 
-    def fooled(
+    def gan_loss(
         self, task: Task, responses: Responses, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """L_gan as G descends it (Eq. 2): each critic's doubts, weighed over nodes as ``gan_weights`` says.
+        """L_gan as G descends it (Eq. 2): each critic's generator_gan_loss, weighed over nodes as ``gan_weights`` says.
 
         pi ``(K,)`` are shares of the data, weights ``(K, B or 1, classes)`` those in z_bar ``(B, classes)``.
         """
-        if not self.critical:
+        if not self.has_critics:
             return torch.zeros((), device=z_bar.device)
-        each = doubts(responses["critic"], self.gan_form)  # (K, B)
+        each = generator_gan_loss(responses["critic"], self.gan_form)  # (K, B)
         if self.gan_weights == "expertise":
             return (task.expertise(z_bar.detach(), weights) * each).sum(0).mean()
-        return self.doubted(each, pi)
+        return self.weighted_gan_loss(each, pi)
 
-    def doubted(self, each: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def weighted_gan_loss(self, each: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_gan of critics' doubts ``(K, B)``, by data size or, where critics are averaged, equally."""
         return each.mean() if self.gan_weights == "average" else pi @ each.mean(1)

@@ -18,12 +18,12 @@ from fedstill.protocol.queries import NodeSetting, query
 Tensors = Mapping[str, torch.Tensor]
 
 
-def sizes(nodes: NodeGroup) -> torch.Tensor:
+def sample_counts(nodes: NodeGroup) -> torch.Tensor:
     """How many examples each node holds: ``(G,)``."""
     return torch.tensor([float(len(node.data)) for node in nodes.nodes], device=nodes.device)
 
 
-class TellsSize:
+class CountsSamples:
     """Nodes tell how many examples they hold."""
 
     @query(
@@ -35,15 +35,15 @@ class TellsSize:
     )
     def count_samples(self, nodes: NodeGroup) -> Tensors:
         """n_k, ``sizes`` (K,)."""
-        return {"sizes": sizes(nodes)}
+        return {"sizes": sample_counts(nodes)}
 
 
-def _several(at: NodeSetting) -> bool:
+def _is_multi_label(setting: NodeSetting) -> bool:
     """Whether an example may be counted in several classes, or in none, so that counts give no sizes."""
     return at.task.count_sensitivity > 1
 
 
-def _in_all(method: Any, told: Tensors, sent: Tensors) -> Tensors:
+def _add_sizes(method: Any, told: Tensors, sent: Tensors) -> Tensors:
     """Counts, and their sum as the size, which costs nothing more; where sizes are told, what was told.
 
     Noise may leave none of the examples, and who answers has at least one.
@@ -59,20 +59,23 @@ class CountsLabels:
     """
 
     @query(
-        releases=lambda self, at: {
+        releases=lambda self, setting: {
             "counts": LABEL_COUNTS,
-            "sizes": DATA_SIZES if _several(at) else LABEL_COUNTS,
+            "sizes": DATA_SIZES if _is_multi_label(at) else LABEL_COUNTS,
         },
         times=1,
-        depends_on_records=lambda self, at: ("counts", "sizes") if _several(at) else ("counts",),
-        postprocess=_in_all,
+        depends_on_records=lambda self, setting: ("counts", "sizes") if _is_multi_label(at) else ("counts",),
+        postprocess=_add_sizes,
         sealed=True,
         sums={"counts": "sum", "sizes": "sum"},
     )
     def count_labels(self, nodes: NodeGroup) -> Tensors:
         """How many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
         counts = torch.stack([nodes.setting.task.counts(node.data) for node in nodes.nodes])
-        return {"counts": counts, **({"sizes": sizes(nodes)} if _several(nodes.setting) else {})}
+        return {
+            "counts": counts,
+            **({"sizes": sample_counts(nodes)} if _is_multi_label(nodes.setting) else {}),
+        }
 
 
 @dataclass(eq=False)
@@ -89,17 +92,17 @@ class LabelHistogram:
     __repr__ = brief_repr
 
     @classmethod
-    def even(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:
+    def uniform(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:
         """As if each node held one example of each class: for methods that weigh nodes equally."""
         ones = torch.ones(len(names), classes, device=device)
         return cls(tuple(names), ones, ones.sum(1))
 
     @staticmethod
-    def among(state: Any) -> LabelHistogram | None:
+    def find_in(state: Any) -> LabelHistogram | None:
         """The one that a server keeps, if it keeps one."""
         return next((each for each in vars(state).values() if isinstance(each, LabelHistogram)), None)
 
-    def gather(self, server: Server) -> None:
+    def fetch(self, server: Server) -> None:
         """QueryCall every node, unless that is done."""
         if not self.names:
             by_class = "count_labels" in server.federation.queries
@@ -107,12 +110,12 @@ class LabelHistogram:
             self.names, self.sizes = told.nodes, told["sizes"]
             self.counts = told["counts"] if by_class else told["sizes"].new_zeros(len(told.nodes), 0)
 
-    def present(self, federation: Federation) -> list[str]:
+    def present_nodes(self, federation: Federation) -> list[str]:
         """Those who told and have not been left out since; who came later is not known, and not asked."""
         present = set(federation.response_sources)
         return [name for name in self.names if name in present]
 
-    def of(self, nodes: Sequence[str]) -> LabelHistogram:
+    def select(self, nodes: Sequence[str]) -> LabelHistogram:
         """The part of some nodes, in their order: of those that answered a later query."""
         if tuple(nodes) == self.names:
             return self

@@ -36,13 +36,13 @@ from fedstill.protocol import payload_kinds
 from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
 
-NOBODY = -1  # owner of a map that is of no node
+NO_OWNER = -1  # owner of a map that is of no node
 LABEL_MAPS = payload_kinds.LABEL_MAPS.with_opt_out('with method.conditions = "drawn" none is asked for')
 DIFFERENCE = payload_kinds.DIFFERENCE.with_opt_out('with method.conditions = "drawn" none is compared')
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromMaps(Method):
+class GeneratesFromMaps(Method):
     """A generator G that makes images from maps, which nodes tell where they are to be theirs."""
 
     conditions: Literal["nodes", "drawn", "public"] = "nodes"
@@ -63,7 +63,7 @@ class FromMaps(Method):
     def needs(self) -> Needs:
         return Needs(images=True, label_maps=True)
 
-    def compares(self, task: Task) -> bool:
+    def compares_images(self, task: Task) -> bool:
         """Whether nodes compare images with their own."""
         return (
             bool(task.condition_channels) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
@@ -76,14 +76,17 @@ class FromMaps(Method):
         times=1,
         constant=True,
         depends_on_records=("maps",),
-        when=lambda self, at: self.conditions == "nodes",
+        when=lambda self, setting: self.conditions == "nodes",
     )
     def send_label_maps(self, nodes: NodeGroup) -> Tensors:
         """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
-        node, gallery = nodes.nodes[0], nodes.setting.cached("gallery", lambda: Gallery(nodes.setting.task))
-        return {"maps": gallery.of(node.data).targets[told(node)].unsqueeze(0)}
+        node, map_cache = (
+            nodes.nodes[0],
+            nodes.setting.cached("map cache", lambda: ImageMapCache(nodes.setting.task)),
+        )
+        return {"maps": map_cache.get(node.data).targets[map_order(node)].unsqueeze(0)}
 
-    def notes(self, at: NodeSetting) -> tuple[str, ...]:
+    def notes(self, setting: NodeSetting) -> tuple[str, ...]:
         """What is switched off for want of something, so that it is said."""
         if not at.task.condition_channels or self.perceptual == 0 or at.perceptual is not None:
             return ()
@@ -93,42 +96,42 @@ class FromMaps(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def source(self, server: Server) -> Any:
-        return Maps(self, server)
+        return MapSource(self, server)
 
     def generator(self, server: Server) -> nn.Module:
         conditions, channels = server.task.condition_channels, server.shape[0]
         return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
 
 
-def whose(name: str) -> int:
+def owner_id(name: str) -> int:
     """A node as queries name it to all nodes: each knows its own number, and no list of names travels."""
     return derive(0, "owner of maps", name)
 
 
-class Gallery:
+class ImageMapCache:
     """Each node's pictures with their maps, worked out once; the task knows both."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self._of: WeakKeyDictionary[TensorData, TensorData] = WeakKeyDictionary()
+        self._cache: WeakKeyDictionary[TensorData, TensorData] = WeakKeyDictionary()
 
-    def of(self, data: TensorData) -> TensorData:
+    def get(self, data: TensorData) -> TensorData:
         """Pictures ``(N, channels, H, W)`` as inputs, maps ``(N, H, W)`` uint8 as targets."""
-        found = self._of.get(data)
+        found = self._cache.get(data)
         if found is None:
             maps = self.task.label_maps(data).to(data.inputs.device)
-            found = self._of[data] = TensorData(self.task.real_images(data), maps, data.groups)
+            found = self._cache[data] = TensorData(self.task.real_images(data), maps, data.groups)
         return found
 
 
-def told(node: Node) -> torch.Tensor:
+def map_order(node: Node) -> torch.Tensor:
     """In which order a node tells its maps: indices ``(n,)``, the same whenever it is asked."""
     order = torch.randperm(len(node.data), generator=node.generator("maps told"))
     return order.to(node.data.inputs.device)
 
 
 @dataclass
-class Maps:
+class MapSource:
     """Maps of the nodes', of random shapes or of public data.
 
     Raises:
@@ -136,7 +139,7 @@ class Maps:
             turned.
     """
 
-    config: FromMaps
+    config: GeneratesFromMaps
     server: Server
     pool: torch.Tensor | None = None  # (M, H, W) uint8
     owner: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
@@ -153,47 +156,47 @@ class Maps:
                 allowed = "nodes or drawn, as there are no public data with labels"
                 raise ArgumentError("method.conditions", "public", allowed)
             maps = self.server.task.label_maps(TensorData(public.inputs, public.labels))
-            self._take([(NOBODY, maps)])
+            self._store([(NO_OWNER, maps)])
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether maps can be drawn yet: the nodes may still have to be asked."""
         return self.config.conditions == "drawn" or self.pool is not None
 
-    def gather(self, server: Server) -> None:
+    def fetch(self, server: Server) -> None:
         """QueryCall the nodes for their maps, unless that is done or not needed.
 
         A node that does not tell them is left out, as for any other query.
         """
-        if self.ready:
+        if self.is_ready:
             return
         federation, given = server.federation, []
         for name in federation.present:  # one after the other, as answers of different length do not stack
             response = server.query_or_none("send_label_maps", of=[name])
             if response is None:
                 continue
-            if wrong := self._wrong(response["maps"][0]):
+            if wrong := self._fault(response["maps"][0]):
                 federation.exclude(name, "send_label_maps", wrong, may_rejoin=False)
             else:
-                given.append((whose(name), response["maps"][0]))
+                given.append((owner_id(name), response["maps"][0]))
         if not given:
             raise NodeFault(", ".join(federation.nodes), "send_label_maps", "no node has told any map")
-        self._take(given)
+        self._store(given)
 
-    def has(self, node: str) -> bool:
+    def has_maps_of(self, node: str) -> bool:
         """Whether a draw of this node's maps can be had: a node that was away as they were told has none."""
-        return self.config.conditions != "nodes" or bool((self.owner == whose(node)).any())
+        return self.config.conditions != "nodes" or bool((self.owner == owner_id(node)).any())
 
-    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> GeneratorBatch:
+    def sample(self, count: int, *purpose: str | int, of: str | None = None) -> GeneratorBatch:
         """Maps and what a generator gets of them, the same for the same purpose; ``of`` one node alone."""
         draw, task = torch_generator(self.server.seed, "maps", *purpose), self.server.task
         device, (height, width) = self.server.device, self.server.shape[-2:]
         poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
-        owner, row = torch.full((count,), NOBODY), torch.zeros(count, dtype=torch.int64)
+        owner, row = torch.full((count,), NO_OWNER), torch.zeros(count, dtype=torch.int64)
         if self.pool is None:
             maps = task.sample_maps(count, height, width, draw)
         else:
-            wanted = torch.ones_like(self.owner) if of is None else self.owner == whose(of)
+            wanted = torch.ones_like(self.owner) if of is None else self.owner == owner_id(of)
             mine = torch.nonzero(wanted).flatten()
             chosen = mine[torch.randint(len(mine), (count,), generator=draw)]
             maps, owner, row = self.pool[chosen], self.owner[chosen], self.row[chosen]
@@ -208,7 +211,7 @@ class Maps:
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
 
-    def _wrong(self, maps: torch.Tensor) -> str:
+    def _fault(self, maps: torch.Tensor) -> str:
         """What is wrong with a node's maps, or nothing."""
         conditions = self.server.task.condition_channels
         if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):
@@ -216,7 +219,7 @@ class Maps:
         most = int(maps.max())
         return f"maps hold {most} (expected 0..{conditions - 1})" if most >= conditions else ""
 
-    def _take(self, given: list[tuple[int, torch.Tensor]]) -> None:
+    def _store(self, given: list[tuple[int, torch.Tensor]]) -> None:
         self.pool = torch.cat([maps.cpu() for _, maps in given])
         self.owner = torch.cat([torch.full((len(maps),), owner) for owner, maps in given])
         self.row = torch.cat([torch.arange(len(maps)) for _, maps in given])

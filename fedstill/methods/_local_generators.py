@@ -26,7 +26,12 @@ from fedstill.methods import (
     seeded,
     train_round,
 )
-from fedstill.methods._feature_generators import FeatureGenerators, Received, imagined, uploaded
+from fedstill.methods._feature_generators import (
+    FeatureGenerators,
+    GlobalGenerator,
+    sample_noise_and_labels,
+    stack_uploads,
+)
 from fedstill.methods._server import Server, adam, descend
 from fedstill.models.extractor_head import HEAD, split_model
 from fedstill.models.generators import append_one_hot
@@ -43,11 +48,11 @@ from fedstill.protocol.payload_kinds import (
 from fedstill.protocol.queries import NodeSetting, query
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
-TRAVELS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
+SHARED_KINDS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
 
 
 @dataclass
-class Averages:
+class LocalGeneratorState:
     """What the server has beside the student, whose head is D; its extractor is only the nodes' first one."""
 
     G: nn.Module
@@ -60,7 +65,7 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     roles: ClassVar[Sequence[str]] = ("generator",)  # what a node trains beside its model
     beta: ClassVar[float] = 0.9  # Adam's first, for these
-    renewed: ClassVar[bool] = False  # whether G_i starts from G in each round
+    restarts_from_global: ClassVar[bool] = False  # whether G_i starts from G in each round
 
     generator_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the nodes' generators, the same in all rounds."""
@@ -69,7 +74,7 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """A local generator G_i for each node, which query ``begin`` fills.
 
         Raises:
@@ -98,9 +103,9 @@ class LocalGenerators(FeatureGenerators, ABC):
         return {}
 
     @query(
-        sends={**TRAVELS, "counts": LABEL_COUNTS, "round": SCHEDULE},
-        releases=TRAVELS,
-        times=lambda self, at: self.rounds,
+        sends={**SHARED_KINDS, "counts": LABEL_COUNTS, "round": SCHEDULE},
+        releases=SHARED_KINDS,
+        times=lambda self, setting: self.rounds,
         extra_loss="distances from what the global generator gives",
     )
     def train(
@@ -110,24 +115,24 @@ class LocalGenerators(FeatureGenerators, ABC):
 
         ``counts`` are the label counts of all nodes together, which p(y) follows.
         """
-        G = Received(self, nodes, generator, counts, round)
+        G = GlobalGenerator(self, nodes, generator, counts, round)
         nodes.load_parameters("model", head, HEAD)
-        train_round(nodes, round, self.rounds, self.model_work(nodes, G))
-        if self.renewed:
+        train_round(nodes, round, self.rounds, self.make_model_step(nodes, G))
+        if self.restarts_from_global:
             nodes.load_parameters("generator", generator)
         span = Span.part(round, self.rounds)
-        self.train_generators(nodes, span, self.generator_work(nodes, round))
+        self.train_generators(nodes, span, self.make_generator_step(nodes, round))
         return {
             "generator": nodes.parameter_vectors("generator"),
             "head": nodes.parameter_vectors("model", HEAD),
         }
 
     @abstractmethod
-    def model_work(self, nodes: NodeGroup, G: Received) -> TrainStep:
+    def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
         """A step of F_i and D_i."""
 
     @abstractmethod
-    def generator_work(self, nodes: NodeGroup, t: int) -> TrainStep:
+    def make_generator_step(self, nodes: NodeGroup, t: int) -> TrainStep:
         """A step of G_i in round ``t``, with F_i and D_i as the round has left them."""
 
     def train_generators(self, nodes: NodeGroup, span: Span, work: TrainStep) -> None:
@@ -146,35 +151,41 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Averages:
-        G = self.first_generator(server).eval()
+    def init_state(self, server: Server) -> LocalGeneratorState:
+        G = self.init_generator(server).eval()
         split_model(server.student, "the student").head.eval()
-        return Averages(G, LabelHistogram())
+        return LocalGeneratorState(G, LabelHistogram())
 
-    def step(self, server: Server, state: Averages, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: LocalGeneratorState, t: int) -> Mapping[str, float]:
         """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
         G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
         if not histogram.names:
             server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
-            histogram.gather(server)
+            histogram.fetch(server)
         responses = server.query(
             "train",
-            of=self.drawn(histogram.present(server.federation), server.seed, t),
+            of=self.sample_participants(histogram.present_nodes(server.federation), server.seed, t),
             generator=to_vector(G),
             head=to_vector(D),
             counts=histogram.counts.sum(0),
             round=t,
         )
-        told = histogram.of(responses.nodes)
+        told = histogram.select(responses.nodes)
         n_y, n = told.counts, told.sizes  # (K, C), (K,)
-        uploads = Uploads(G, D, responses["generator"], responses["head"])
+        uploads = UploadedModels(G, D, responses["generator"], responses["head"])
         losses = {"consistency": self.consistency(server, uploads, n_y)}
         load_vector(G, weighted_mean(responses["generator"], n))
         load_vector(D, weighted_mean(responses["head"], n))
-        return losses | self.distil(server, G, D, uploads, told, t)
+        return losses | self.distill(server, G, D, uploads, told, t)
 
-    def distil(
-        self, server: Server, G: nn.Module, D: nn.Module, uploads: Uploads, told: LabelHistogram, t: int
+    def distill(
+        self,
+        server: Server,
+        G: nn.Module,
+        D: nn.Module,
+        uploads: UploadedModels,
+        told: LabelHistogram,
+        t: int,
     ) -> dict[str, float]:
         """Steps on Eq. 12, or on FedCG's loss, from the averages."""
         if self.aggregation not in ("kdc", "kd"):
@@ -185,13 +196,15 @@ class LocalGenerators(FeatureGenerators, ABC):
         optimizer = torch.optim.Adam(learning, self.server_lr, fused=True)
         losses = torch.zeros(1)
         for turn in range(self.server_steps):
-            z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
+            z, y = sample_noise_and_labels(
+                server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn
+            )
             c = append_one_hot(z, y, server.task.classes)
             with server.compute.step(server.seed, "student", t, turn):
                 if self.aggregation == "kdc":
-                    losses = crossed(uploads, G, D, c, tau[:, y], self.divergence)
+                    losses = crossed_distillation_loss(uploads, G, D, c, tau[:, y], self.divergence)
                 else:
-                    losses = ensembled(uploads, G, D, c, n / n.sum()).unsqueeze(0)
+                    losses = ensemble_distillation_loss(uploads, G, D, c, n / n.sum()).unsqueeze(0)
             descend(optimizer, losses.sum())
         names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
         return dict(zip(names, losses.tolist(), strict=False))
@@ -200,9 +213,11 @@ class LocalGenerators(FeatureGenerators, ABC):
         """How far a student's logits are from a teacher's in Eq. 10 and 11: ``(..., C)`` to ``(...)``."""
         return kl(student, teacher)
 
-    def consistency(self, server: Server, uploads: Uploads, n_y: torch.Tensor) -> float:
+    def consistency(self, server: Server, uploads: UploadedModels, n_y: torch.Tensor) -> float:
         """CE(rho(D_i(G_i(z, y))), y), each node weighed by how many examples of y it holds."""
-        z, y = imagined(server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency")
+        z, y = sample_noise_and_labels(
+            server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency"
+        )
         tau = server.task.importance_weights(n_y).squeeze(1)[:, y]  # (K, B)
         with torch.no_grad(), server.compute.autocast():
             told = uploads.heads(uploads.features(append_one_hot(z, y, server.task.classes)))
@@ -211,11 +226,11 @@ class LocalGenerators(FeatureGenerators, ABC):
         return -(tau * right).sum(0).mean().item()
 
 
-class Uploads:
-    """The generators and heads that K nodes uploaded, evaluated as one: ``(K, B, ...)``."""
+class UploadedModels:
+    """The generators and heads that K nodes stack_uploads, evaluated as one: ``(K, B, ...)``."""
 
     def __init__(self, G: nn.Module, D: nn.Module, generators: torch.Tensor, heads: torch.Tensor) -> None:
-        self.generators, self.heads = uploaded(G, generators), uploaded(D, heads)
+        self.generators, self.heads = stack_uploads(G, generators), stack_uploads(D, heads)
 
     def features(self, c: torch.Tensor) -> torch.Tensor:
         """G_i(z, y): ``c = [z; y]`` (B, q + C) to ``(K, B, p)``."""
@@ -232,8 +247,8 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-def crossed(
-    uploads: Uploads,
+def crossed_distillation_loss(
+    uploads: UploadedModels,
     G: nn.Module,
     D: nn.Module,
     c: torch.Tensor,
@@ -256,8 +271,8 @@ def crossed(
     return torch.stack([(tau * divergence(d, d_i)).sum(0).mean() for d in (d_g, d_ig, d_gi)])
 
 
-def ensembled(
-    uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
+def ensemble_distillation_loss(
+    uploads: UploadedModels, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
 ) -> torch.Tensor:
     """FedCG's server loss: KL from rho of the mean of D_i(G_i), weighed by pi ``(K,)``, to rho(D(G))."""
     with torch.no_grad():

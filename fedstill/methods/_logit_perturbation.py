@@ -15,13 +15,13 @@ import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault
 
-BITS = 52  # of a uniform draw: a float64 tells all of them apart, halves included
+UNIFORM_BITS = 52  # of a uniform draw: a float64 tells all of them apart, halves included
 
 
-def wire_type(levels: int) -> torch.dtype:
+def index_dtype(levels: int) -> torch.dtype:
     """The smallest type that holds the level indices ``-ceil(S/2) .. ceil(S/2)``, S up to 2^32 - 2.
 
-    >>> wire_type(200), wire_type(255), wire_type(100_000)
+    >>> index_dtype(200), index_dtype(255), index_dtype(100_000)
     (torch.int8, torch.int16, torch.int32)
     """
     kinds = (torch.int8, torch.int16, torch.int32)
@@ -41,7 +41,7 @@ def quantize(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
         z_max: above 0.
 
     Returns:
-        Whole numbers ``-floor(S/2) .. ceil(S/2)``, of the shape of z, in the type that :func:`wire_type`
+        Whole numbers ``-floor(S/2) .. ceil(S/2)``, of the shape of z, in the type that :func:`index_dtype`
         names; its least number for NaN. Nodes call this on what they are about to release, and were it
         refused, that would tell the server something that is neither charged nor counted.
 
@@ -54,7 +54,7 @@ def quantize(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
     if not 0 < z_max < math.inf:
         raise ArgumentError("z_max", z_max, "above 0")
     # In double precision: rounding in float32 would move values over a grid point.
-    scaled, kind = z.double().clamp(-z_max, z_max) * levels / (2 * z_max), wire_type(levels)
+    scaled, kind = z.double().clamp(-z_max, z_max) * levels / (2 * z_max), index_dtype(levels)
     return scaled.ceil().nan_to_num(nan=torch.iinfo(kind).min).to(kind)
 
 
@@ -68,7 +68,7 @@ def dequantize(index: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
     return values.where(index != torch.iinfo(index.dtype).min, math.nan).float()
 
 
-def require_numbers(nodes: Sequence[str], z: torch.Tensor) -> None:
+def check_no_nan(nodes: Sequence[str], z: torch.Tensor) -> None:
     """Refuse what nodes' models answered, ``(K, ...)``, where it is NaN.
 
     Raises:
@@ -79,7 +79,7 @@ def require_numbers(nodes: Sequence[str], z: torch.Tensor) -> None:
         raise NodeFault(", ".join(lost), "predict", "logits hold NaN: has a model diverged?")
 
 
-def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> torch.Tensor:
+def sample_laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> torch.Tensor:
     """Draws from Lap(scale), location 0, by the inverse of its distribution function.
 
     Always finite: at most 36 scales from 0. No guarantee: noise of a fixed scale on values whose
@@ -92,7 +92,7 @@ def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) ->
     Returns:
         float32, on the CPU.
     """
-    whole = torch.randint(2**BITS, shape, generator=generator)
-    v = (whole.double() + 0.5) / 2**BITS - 0.5  # uniform on (-1/2, 1/2), never an end of it
+    whole = torch.randint(2**UNIFORM_BITS, shape, generator=generator)
+    v = (whole.double() + 0.5) / 2**UNIFORM_BITS - 0.5  # uniform on (-1/2, 1/2), never an end of it
     draws: torch.Tensor = -scale * v.sign() * torch.log1p(-2 * v.abs())
     return draws.float()

@@ -10,7 +10,7 @@ from torch import nn
 from fedstill.methods import Node
 
 
-class KeptTensors(nn.Module):
+class BufferModule(nn.Module):
     """Tensors by name, in the form of a network without parameters: they are kept as a node's networks are,
     so a run that goes on after a stop finds them."""
 
@@ -20,12 +20,12 @@ class KeptTensors(nn.Module):
             self.register_buffer(name, tensor)
 
 
-def remember(node: Node, role: str, **tensors: torch.Tensor) -> None:
+def add_buffers(node: Node, role: str, **tensors: torch.Tensor) -> None:
     """Give a node room for tensors, with what is in them before the first query."""
-    node.modules[role] = KeptTensors(**tensors).to(node.data.inputs.device)
+    node.modules[role] = BufferModule(**tensors).to(node.data.inputs.device)
     node.frozen[role] = frozenset()
 
 
-def memory(node: Node, role: str) -> Mapping[str, torch.Tensor]:
+def get_buffers(node: Node, role: str) -> Mapping[str, torch.Tensor]:
     """What a node remembers, to be read and written in place."""
     return dict(node.modules[role].named_buffers())

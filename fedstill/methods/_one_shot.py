@@ -11,20 +11,20 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import PublicData, QueryCall, Responses, Server, cosine_lr, set_lr
-from fedstill.methods._public_data import Weighed, WeighsNodes, known
+from fedstill.methods._public_data import WeightedState, WeightsNodes, require_public
 
 # Options that only the student's learning depends on.
-STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")
+STUDENT_OPTIONS = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")
 
 
 @dataclass
-class OneShotState(Weighed):
+class OneShotState(WeightedState):
     """What changes from pass to pass, beside the student."""
 
     targets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # empty until all is asked
 
 
-class OneShot(WeighsNodes, ABC):
+class OneShot(WeightsNodes, ABC):
     """The first turn asks all queries; each turn is one pass of the student over the public data."""
 
     unit: ClassVar[Literal["epoch"]] = "epoch"
@@ -44,34 +44,34 @@ class OneShot(WeighsNodes, ABC):
     # --- what a method says -----------------------------------------------------------------------------
 
     @abstractmethod
-    def about(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         """What nodes are asked about public data, in order."""
 
     @abstractmethod
     def targets(self, server: Server, state: Any) -> Mapping[str, torch.Tensor]:
-        """QueryCall what is :meth:`about` public data, and make of the answers what the student learns from."""
+        """QueryCall what is :meth:`public_queries` public data, and make of the answers what the student learns from."""
 
     @abstractmethod
-    def learn(self, server: Server, state: Any, e: int) -> Mapping[str, float]:
+    def train_epoch(self, server: Server, state: Any, e: int) -> Mapping[str, float]:
         """Pass ``e`` of the student over the public data; its losses."""
 
     # --- what follows -----------------------------------------------------------------------------------
 
     def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         """Label counts, where they weigh, and then all about public data."""
-        counts = [QueryCall("count_labels")] if self.by_counts else []
-        return [*counts, *self.about(known(public), seed)]
+        counts = [QueryCall("count_labels")] if self.weighted_by_counts else []
+        return [*counts, *self.public_queries(require_public(public), seed)]
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """One pass, and before the first one all that is asked."""
         if not state.targets:
-            self.gather(server, state)
+            self.fetch_weights(server, state)
             state.targets = self.targets(server, state)
         set_lr(state.optimizer, cosine_lr(t, self.epochs, self.lr, self.lr_end))
         server.student.train()
-        return self.learn(server, state, t)
+        return self.train_epoch(server, state, t)
 
-    def query(
+    def query_with_weights(
         self, server: Server, state: Any, call: QueryCall, **beside: float
     ) -> tuple[Responses, torch.Tensor]:
         """What is answered by those who are weighed, and their weights omega ``(K, 1, C)``."""

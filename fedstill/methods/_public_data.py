@@ -35,7 +35,9 @@ from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.secure_aggregation import SumWeighting
 from fedstill.tasks import Ensemble
 
-AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
+FORWARD_BATCH = (
+    250  # public inputs that each node of a group computes at once, and fewer where they are large
+)
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C, ...) to (B,)
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, ...)
@@ -45,19 +47,19 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, 
 
 
 @dataclass
-class Weighed:
+class WeightedState:
     """What a server keeps: the student's optimizer, and who counts how much."""
 
     optimizer: torch.optim.Optimizer
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
 
 
-class LogitAnswers(Method):
+class LogitEnsemble(Method):
     """Nodes answer with logits, which are ensembled as ``ensemble`` says."""
 
     ensemble: Ensemble
 
-    def require_sums(self, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
+    def logit_sum_weighting(self, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
         """Return how logits are summed where the server sees sums only.
 
         Raises:
@@ -70,45 +72,47 @@ class LogitAnswers(Method):
         return {"logits": weighting}
 
 
-class WeighsNodes(CountsLabels, LogitAnswers):
+class WeightsNodes(CountsLabels, LogitEnsemble):
     """Nodes are weighed by their shares of each class's examples, which they then tell, or equally."""
 
     weights: Literal["counts", "equal"]
 
-    def queries(self, at: NodeSetting) -> Iterable[Query]:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """Without label counts, where nobody is weighed by them."""
-        return [query for query in super().queries(at) if self.by_counts or query.name != "count_labels"]
+        return [
+            query for query in super().queries(at) if self.weighted_by_counts or query.name != "count_labels"
+        ]
 
     @property
-    def by_counts(self) -> bool:
+    def weighted_by_counts(self) -> bool:
         """Whether nodes are weighed by their shares of each class's examples."""
         return self.weights == "counts"
 
     def preview_responses(
-        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
     ) -> Tensors:
         return {"logits": z}
 
-    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Return how logits are summed where the server sees sums only; raises as :meth:`require_sums`."""
-        return self.require_sums("counts" if self.by_counts else "mean")
+    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
+        """Return how logits are summed where the server sees sums only; raises as :meth:`logit_sum_weighting`."""
+        return self.logit_sum_weighting("counts" if self.weighted_by_counts else "mean")
 
-    def gather(self, server: Server, state: Any) -> None:
+    def fetch_weights(self, server: Server, state: Any) -> None:
         """Know who counts how much: ask, where that is to be asked and is not done."""
-        if self.by_counts:
-            state.histogram.gather(server)
+        if self.weighted_by_counts:
+            state.histogram.fetch(server)
         elif not state.histogram.names:
             names = (
                 server.federation.response_sources
                 if server.federation.link.secure_aggregation
                 else server.federation.nodes
             )
-            even = LabelHistogram.even(names, server.task.classes, server.device)
+            even = LabelHistogram.uniform(names, server.task.classes, server.device)
             state.histogram = even
 
     def omega(self, server: Server, state: Any, nodes: Sequence[str]) -> torch.Tensor:
         """The weights of some nodes, by class: ``(K, 1, C)``, summing to 1 over nodes."""
-        return server.task.importance_weights(state.histogram.of(nodes).counts)
+        return server.task.importance_weights(state.histogram.select(nodes).counts)
 
     def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:
@@ -120,7 +124,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
 # --- the data ------------------------------------------------------------------------------------------
 
 
-def known(public: PublicData | None) -> PublicData:
+def require_public(public: PublicData | None) -> PublicData:
     """The public data.
 
     Raises:
@@ -131,35 +135,35 @@ def known(public: PublicData | None) -> PublicData:
     return public
 
 
-def labeled(public: PublicData | None) -> TensorData:
+def require_labeled(public: PublicData | None) -> TensorData:
     """The public data, to learn from.
 
     Raises:
         ArgumentError: there are none, or they have no labels.
     """
-    public = known(public)
+    public = require_public(public)
     if public.labels is None:
         raise ArgumentError("public.labels", None, "labels, to learn from")
     return TensorData(public.inputs, public.labels)
 
 
-def parts(public: PublicData | None, size: int) -> list[torch.Tensor]:
+def split_rows(public: PublicData | None, size: int) -> list[torch.Tensor]:
     """Rows of the public data, from one up to another: ``(2,)`` each, at most ``size`` rows; of none, none.
 
-    >>> [rows.tolist() for rows in parts(PublicData("made", torch.zeros(5, 1)), 2)]
+    >>> [rows.tolist() for rows in split_rows(PublicData("made", torch.zeros(5, 1)), 2)]
     [[0, 2], [2, 4], [4, 5]]
     """
     total = 0 if public is None else len(public)
     return [torch.tensor([first, min(first + size, total)]) for first in range(0, total, size)]
 
 
-def bounds(rows: torch.Tensor) -> tuple[int, int]:
+def row_range(rows: torch.Tensor) -> tuple[int, int]:
     """From which row up to which other one a part of the public data goes, of what came down ``(G, 2)``.
 
     Raises:
         ArgumentError: it is no such part.
 
-    >>> bounds(torch.tensor([[2, 4]]))
+    >>> row_range(torch.tensor([[2, 4]]))
     (2, 4)
     """
     if rows.ndim != 2 or rows.shape[1] != 2 or not rows[0, 0] <= rows[0, 1]:
@@ -169,20 +173,20 @@ def bounds(rows: torch.Tensor) -> tuple[int, int]:
     return first, last
 
 
-def drawn(server: Server, most: int, t: int) -> torch.Tensor:
+def sample_rows(server: Server, most: int, t: int) -> torch.Tensor:
     """Row numbers of a round's subset of the public data, ``(B,)`` on the CPU; at most ``most``."""
     generator = torch_generator(server.seed, "subset", t)
-    return torch.randperm(len(known(server.public)), generator=generator)[:most]
+    return torch.randperm(len(require_public(server.public)), generator=generator)[:most]
 
 
-def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """One shuffled pass over ``count`` rows, in batches of nearly equal size, none above ``batch``.
 
     Batch norm cannot learn from one row: where ``batch`` is 2 and ``count`` odd, one batch has 3.
 
-    >>> sorted(len(rows) for rows in passes(10, 4, torch.Generator()))
+    >>> sorted(len(rows) for rows in shuffled_batches(10, 4, torch.Generator()))
     [3, 3, 4]
-    >>> sorted(len(rows) for rows in passes(5, 2, torch.Generator()))
+    >>> sorted(len(rows) for rows in shuffled_batches(5, 2, torch.Generator()))
     [2, 3]
     """
     order = torch.randperm(count, generator=generator)
@@ -190,11 +194,11 @@ def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Te
     return torch.tensor_split(order, min(pieces, max(count // 2, 1)) if batch > 1 else pieces)
 
 
-def batches(
+def iterate_batches(
     x: torch.Tensor, target: torch.Tensor, size: int, seed: int, *purpose: str | int
 ) -> Iterator[Batch]:
     """One shuffled pass over inputs ``(N, ...)`` and targets ``(N, C, ...)``; ``purpose`` names its order."""
-    for rows in passes(len(x), size, torch_generator(seed, *purpose)):
+    for rows in shuffled_batches(len(x), size, torch_generator(seed, *purpose)):
         chosen = rows.to(x.device)
         yield x[chosen], target[chosen]
 
@@ -202,20 +206,22 @@ def batches(
 # --- answering and learning ----------------------------------------------------------------------------
 
 
-def logits(group: NodeGroup, x: torch.Tensor) -> torch.Tensor:
+def compute_logits(group: NodeGroup, x: torch.Tensor) -> torch.Tensor:
     """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
     model = group.module("model")
-    pieces = torch.split(x, min(AT_ONCE, inference_batch_size(x)))
+    pieces = torch.split(x, min(FORWARD_BATCH, inference_batch_size(x)))
     return torch.cat([model(part.expand(len(group), *part.shape)) for part in pieces], 1)
 
 
-def optimizer_of(model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam") -> torch.optim.Optimizer:
+def make_student_optimizer(
+    model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam"
+) -> torch.optim.Optimizer:
     """Adam, or SGD with momentum 0.9, on what a network's owner did not freeze."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return make_optimizer(learning, LocalConfig(optimizer=how, lr=lr))
 
 
-def study(
+def finetune_on_public(
     nodes: NodeGroup,
     x: torch.Tensor,
     targets: torch.Tensor,
@@ -231,9 +237,9 @@ def study(
     """
     model, first = nodes.module("model"), nodes.nodes[0]
     model.train(True)
-    optimizers = [optimizer_of(node.model, lr) for node in nodes.nodes]
+    optimizers = [make_student_optimizer(node.model, lr) for node in nodes.nodes]
     for epoch in range(epochs):
-        orders = [passes(len(x), batch, node.generator(*purpose, epoch)) for node in nodes.nodes]
+        orders = [shuffled_batches(len(x), batch, node.generator(*purpose, epoch)) for node in nodes.nodes]
         for step, rows in enumerate(zip(*orders, strict=True)):
             chosen = stack_tensors(rows).to(x.device)  # (G, B)
             with (
@@ -246,7 +252,7 @@ def study(
     model.train(False)
 
 
-def distil(
+def distill(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Iterable[Batch],
@@ -268,7 +274,7 @@ def distil(
     return torch.stack(losses).mean().item() if losses else 0.0
 
 
-def teach(
+def train_student(
     server: Server,
     optimizer: torch.optim.Optimizer,
     rows: torch.Tensor,
@@ -280,7 +286,10 @@ def teach(
     batch: int,
 ) -> float:
     """Train the student on the public examples of some rows ``(B,)`` in round t: its mean distance."""
-    x = known(server.public).inputs[rows]
-    orders = [batches(x, targets, batch, server.seed, "student's order", t, epoch) for epoch in range(epochs)]
+    x = require_public(server.public).inputs[rows]
+    orders = [
+        iterate_batches(x, targets, batch, server.seed, "student's order", t, epoch)
+        for epoch in range(epochs)
+    ]
     student, compute = server.student.train(), server.compute
-    return distil(student, optimizer, chain(*orders), distance, compute, server.seed, "student", t)
+    return distill(student, optimizer, chain(*orders), distance, compute, server.seed, "student", t)

@@ -17,7 +17,9 @@ from fedstill.methods._label_shift import LabelShift
 from fedstill.tasks import Ensemble, Task
 
 Augment = Literal["none", "shift", "shift-flip", "turn"]
-Known = tuple[torch.Tensor, torch.Tensor]  # inputs (B, C, H, W) and their ensembled answers (B, classes, ...)
+LabeledBatch = tuple[
+    torch.Tensor, torch.Tensor
+]  # inputs (B, C, H, W) and their ensembled answers (B, classes, ...)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,52 +69,52 @@ class Student:
         self.options, self.server, self.S, self.shift = options, server, server.student, shift
         self.replay = Replay(options.memory, options.student_augment, server.task, server.shape, server.seed)
         # What its owner froze stays as it is.
-        self.learning = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
-        self.adam = torch.optim.Adam(self.learning, options.student_lr, fused=True)
+        self.trainable = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
+        self.adam = torch.optim.Adam(self.trainable, options.student_lr, fused=True)
         # On a GPU these are recorded.
-        self.records = server.compute.uses_cuda_graphs(self.S)
+        self.uses_cuda_graphs = server.compute.uses_cuda_graphs(self.S)
         memory = StaticBuffers([self.S], [self.adam])
-        self._stepping, self._watching = (
+        self._captured_step, self._captured_evaluate = (
             CudaGraphStep(self.step, memory),
-            CudaGraphStep(self._watched, memory),
+            CudaGraphStep(self._evaluate, memory),
         )
 
-    def watching(self, x: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
-        return (self._watching if self.records else self._watched)(x=x)["z_hat"]
+        return (self._captured_evaluate if self.uses_cuda_graphs else self._evaluate)(x=x)["z_hat"]
 
-    def _watched(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        self._learn(False)
+    def _evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self._set_trainable(False)
         z_hat = self.S(self.server.task.observe(x)).float()
-        self._learn(True)
+        self._set_trainable(True)
         return {"z_hat": z_hat}
 
-    def target(self, z: torch.Tensor) -> torch.Tensor:
+    def corrected_target(self, z: torch.Tensor) -> torch.Tensor:
         """What S is to say where the ensemble says z ``(B, classes, ...)``."""
         return z if self.shift is None else self.shift.corrected(z)
 
-    def mimic(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def mimic_loss(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """L_mimic as S descends it (Eq. 10)."""
         z_hat = self.S(self.server.task.observe(x)).float()
         return self.server.task.distillation_loss(z_hat, z, self.options.tau).mean()
 
-    def learn(self, t: int, of: int, fresh: Sequence[Known]) -> torch.Tensor:
+    def train(self, t: int, of: int, fresh: Sequence[LabeledBatch]) -> torch.Tensor:
         """The steps of S after query ``t`` of ``of``, on fresh or remembered answers; the last loss."""
         options, server, done = self.options, self.server, self.server.completed_steps
         set_lr(self.adam, cosine_lr(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
-        if self.records:
+        if self.uses_cuda_graphs:
             make_capturable(self.adam)
-        for turn in range(options.student_steps):
-            x, z = fresh[turn] if fresh else self.replay.sample(options.student_batch, done, turn)
-            with server.compute.step(server.seed, "student", done, turn):
-                z = self.target(z)
-                L_S = (self._stepping if self.records else self.step)(x=x, z=z)["loss"]
+        for index in range(options.student_steps):
+            x, z = fresh[index] if fresh else self.replay.sample(options.student_batch, done, index)
+            with server.compute.step(server.seed, "student", done, index):
+                z = self.corrected_target(z)
+                L_S = (self._captured_step if self.uses_cuda_graphs else self.step)(x=x, z=z)["loss"]
         return L_S
 
     def step(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
         """One step of S."""
-        loss = self.mimic(x, z)
+        loss = self.mimic_loss(x, z)
         with torch.autocast(x.device.type, enabled=False):  # the way back is in the way forth's precision
             descend(self.adam, loss)
         return {"loss": loss.detach()}
@@ -128,9 +130,9 @@ class Student:
         if self.shift is not None:
             self.shift.decided = state["decided"].to(device)
 
-    def _learn(self, mode: bool) -> None:
+    def _set_trainable(self, mode: bool) -> None:
         self.S.train(mode)
-        for parameter in self.learning:
+        for parameter in self.trainable:
             parameter.requires_grad_(mode)
 
 
@@ -160,12 +162,12 @@ class Replay:
 
     def add(self, x: torch.Tensor, z: torch.Tensor) -> None:
         """Remember, in place of the oldest."""
-        self._x, self._z = self._room(self._x, x), self._room(self._z, z)
+        self._x, self._z = self._grow(self._x, x), self._grow(self._z, z)
         slots = (self.added + torch.arange(len(x), device=x.device)) % self.size
         self._x[slots], self._z[slots] = x, z
         self.added += len(x)
 
-    def sample(self, count: int, *purpose: str | int) -> Known:
+    def sample(self, count: int, *purpose: str | int) -> LabeledBatch:
         """``count`` of what is remembered, with replacement, or all if it is no more; augmented."""
         draw = torch_generator(self.seed, "memory", *purpose)
         x, z = self._x[: len(self)], self._z[: len(self)]
@@ -190,7 +192,7 @@ class Replay:
         self.added = state["added"]
         self._x, self._z = state["x"].to(device), state["z"].to(device)
 
-    def _room(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    def _grow(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         # Grows by doubling up to its size: a short run does not pay for a long one's.
         wanted = min(self.size, self.added + len(new))
         if len(kept) >= wanted:

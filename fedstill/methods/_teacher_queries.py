@@ -18,7 +18,7 @@ from fedstill.methods._student import StudentOptions
 from fedstill.models.normalization import outputs_and_batch_norm_loss
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, PayloadKind
 
-STATISTICS = PayloadKind(
+BATCH_NORM_DISTANCE = PayloadKind(
     "batch norm distance",
     "how far the server's inputs are, inside a node's model, from the means and variances that it has kept "
     "of its training data: one number for all of them",
@@ -27,14 +27,14 @@ STATISTICS = PayloadKind(
 )
 
 
-def examined(model: nn.Module, x: torch.Tensor, bn: float) -> dict[str, torch.Tensor]:
+def evaluate_with_batch_norm(model: nn.Module, x: torch.Tensor, bn: float) -> dict[str, torch.Tensor]:
     """What one model says of inputs ``(B, ...)``: ``logits`` (B, C), and ``statistics`` () if they count."""
     z, apart = outputs_and_batch_norm_loss(model, x)
     return {"logits": z, **({"statistics": apart} if bn else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examines(StudentOptions):
+class QueriesTeachers(StudentOptions):
     """A student, and a query to models about inputs that the server makes for it."""
 
     unit: ClassVar[Literal["step"]] = "step"
@@ -50,23 +50,26 @@ class Examines(StudentOptions):
         return self.steps
 
     @property
-    def examines(self) -> bool:
+    def queries_nodes(self) -> bool:
         """Whether nodes are asked at all."""
         return True
 
     @property
-    def queries_a_step(self) -> int:
+    def queries_per_step(self) -> int:
         """Queries to all nodes in a step."""
         return 1
 
     @query(
         sends={"x": INPUTS},
-        releases=lambda self, at: {"logits": LOGITS, **({"statistics": STATISTICS} if self.bn else {})},
+        releases=lambda self, setting: {
+            "logits": LOGITS,
+            **({"statistics": BATCH_NORM_DISTANCE} if self.bn else {}),
+        },
         differentiable=("x",),
-        times=lambda self, at: self.steps * self.queries_a_step,
-        rows=lambda self, at: self.batch,
+        times=lambda self, setting: self.steps * self.queries_per_step,
+        rows=lambda self, setting: self.batch,
         depends_on_records=(),
-        when=lambda self, at: self.examines,
+        when=lambda self, setting: self.queries_nodes,
     )
     def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """z_k = f_k(x) ``(G, B, C)``, and the distance to what batch norm has kept ``(G,)``."""
@@ -74,10 +77,13 @@ class Examines(StudentOptions):
         if not self.bn:
             return {"logits": model(seen)}
         model.train(False)  # what flows inside is seen only where a model is computed by itself
-        each = [examined(node.model, mine, self.bn) for node, mine in zip(nodes.nodes, seen, strict=True)]
+        each = [
+            evaluate_with_batch_norm(node.model, mine, self.bn)
+            for node, mine in zip(nodes.nodes, seen, strict=True)
+        ]
         return {name: torch.stack([told[name] for told in each]) for name in each[0]}
 
     def preview_responses(
-        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
     ) -> Tensors:
         return {"logits": z}

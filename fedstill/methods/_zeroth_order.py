@@ -27,7 +27,7 @@ def directions(q: int, x: torch.Tensor, generator: torch.Generator) -> torch.Ten
     return unit.to(x.device)
 
 
-def linearized(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float) -> torch.Tensor:
+def linearize(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Answers about x as a linear function of x, from those about x and x + epsilon u_j.
 
     Its value is what was answered about x. Where g reaches an answer, what is pulled back to x is
@@ -45,7 +45,7 @@ def linearized(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float
 
     >>> x = torch.tensor([[3.0]], requires_grad=True)
     >>> z = torch.tensor([[9.0], [9.61]]).view(1, 2, 1)  # squares of 3 and 3.1
-    >>> linearized(z, x, torch.ones(1, 1, 1), 0.1).backward()
+    >>> linearize(z, x, torch.ones(1, 1, 1), 0.1).backward()
     >>> x.grad
     tensor([[6.1000]])
     """
@@ -57,7 +57,7 @@ def linearized(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float
     return z[:, 0] + d / q * (slopes * moved).sum(1)
 
 
-def ask_around(
+def query_with_differences(
     server: Server,
     query: str,
     x: torch.Tensor,
@@ -69,7 +69,7 @@ def ask_around(
 ) -> Responses:
     """QueryCall about x ``(B, ...)`` and its surroundings, (1 + q) B inputs in one query; the answers about x.
 
-    They are linear in x, as :func:`linearized` says; what is no answer to each input by itself is as it came.
+    They are linear in x, as :func:`linearize` says; what is no answer to each input by itself is as it came.
 
     Args:
         purpose: names the draw of the directions.
@@ -81,7 +81,7 @@ def ask_around(
     with torch.no_grad():
         told = server.query(query, of=of, x=around, **beside)
     each = {
-        name: linearized(z, x, u, epsilon) if z.ndim > 1 and z.shape[1] == len(around) else z
+        name: linearize(z, x, u, epsilon) if z.ndim > 1 and z.shape[1] == len(around) else z
         for name, z in told.tensors.items()
     }
     return Responses(told.number, told.nodes, each)

@@ -20,20 +20,20 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.methods import NodeFault, NodeGroup, Responses, Server, descend, query, torch_generator
-from fedstill.methods._critics import CriticOptions, doubts
-from fedstill.methods._generated_inputs import GeneratesInputs, made
-from fedstill.methods._label_histogram import LabelHistogram, TellsSize, Tensors
-from fedstill.methods._label_maps import FromMaps, Maps
-from fedstill.methods._public_data import optimizer_of
+from fedstill.methods._critics import CriticOptions, generator_gan_loss
+from fedstill.methods._generated_inputs import GeneratesInputs, generate
+from fedstill.methods._label_histogram import CountsSamples, LabelHistogram, Tensors
+from fedstill.methods._label_maps import GeneratesFromMaps, MapSource
+from fedstill.methods._public_data import make_student_optimizer
 from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.protocol.payload_kinds import INPUTS
 
 
 @dataclass
-class Synthesizing:
+class AsynDGANState:
     """What changes from step to step."""
 
-    source: Maps  # label maps x
+    source: MapSource  # label maps x
     generator: nn.Module  # G
     g_adam: torch.optim.Optimizer
     s_adam: torch.optim.Optimizer  # the task network's
@@ -41,7 +41,7 @@ class Synthesizing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
+class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs):
     """AsynDGAN's options."""
 
     title: ClassVar[str] = "AsynDGAN"
@@ -89,14 +89,14 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
-        releases=lambda self, at: self.critics(at).releases,
+        sends=lambda self, setting: {"x": INPUTS, **self.critics(at).sends},
+        releases=lambda self, setting: self.critics(at).releases,
         differentiable=("x",),
-        times=lambda self, at: self.steps,
-        rows=lambda self, at: self.batch,
-        depends_on_records=lambda self, at: self.critics(at).reads,
+        times=lambda self, setting: self.steps,
+        rows=lambda self, setting: self.batch,
+        depends_on_records=lambda self, setting: self.critics(at).depends_on_records,
         trains=("critic",),
-        owner_only=lambda self, at: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
+        owner_only=lambda self, setting: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""
@@ -104,31 +104,31 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Synthesizing:
-        G, g_adam = self.first_generator(server)
-        s_adam = optimizer_of(server.student, self.student_lr)
-        return Synthesizing(self.source(server), G, g_adam, s_adam, LabelHistogram())
+    def init_state(self, server: Server) -> AsynDGANState:
+        G, g_adam = self.init_generator(server)
+        s_adam = make_student_optimizer(server.student, self.student_lr)
+        return AsynDGANState(self.source(server), G, g_adam, s_adam, LabelHistogram())
 
-    def step(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
-        state.histogram.gather(server)
-        state.source.gather(server)
+    def step(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
+        state.histogram.fetch(server)
+        state.source.fetch(server)
         if t < self.steps:
             return self.generate(server, state, t)
         return self.learn_pairs(server, state, t - self.steps)
 
-    def generate(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
+    def generate(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
         """sum_j pi_j of what D_j, and the likeness to node j's images, say of G(x) (Eq. 2 and 3)."""
         set_lr(state.g_adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
             gan, unlike, names = [], [], list[str]()
             for responses in self.responses(server, state, t):
                 d = responses["critic"]  # (1 or K, B, h, w)
-                gan.append(doubts(d, self.gan_form).mean(1) / d[0, 0].numel())  # (1 or K,)
+                gan.append(generator_gan_loss(d, self.gan_form).mean(1) / d[0, 0].numel())  # (1 or K,)
                 names += responses.nodes
                 if "difference" in responses.tensors:
                     unlike.append(responses["difference"].mean(1))
             each = torch.cat(gan)  # (K,)
-            sizes = state.histogram.of(names).sizes
+            sizes = state.histogram.select(names).sizes
             pi = sizes / sizes.sum()
             losses = {"gan": pi @ each}
             if unlike:
@@ -137,21 +137,25 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
         descend(state.g_adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}
 
-    def responses(self, server: Server, state: Synthesizing, t: int) -> list[Responses]:
+    def responses(self, server: Server, state: AsynDGANState, t: int) -> list[Responses]:
         """What nodes answer about G(x): each about its own maps, or all about the same that are nobody's."""
         present = server.federation.present
-        known = [name for name in state.histogram.present(server.federation) if state.source.has(name)]
+        known = [
+            name
+            for name in state.histogram.present_nodes(server.federation)
+            if state.source.has_maps_of(name)
+        ]
         if not known:
             raise NodeFault(", ".join(present), "score_with_critic", "none of them has told size and maps")
         query = server.federation.queries["score_with_critic"]
         if self.conditions != "nodes":
-            w = state.source.draw(self.batch, "w", t)
-            x = state.generator(w.told).float()  # (B, C, H, W)
-            return [server.query("score_with_critic", of=known, x=x, **w.sent(query))]
-        wishes = [state.source.draw(self.batch, "w", t, name, of=name) for name in known]
-        x = state.generator(torch.cat([w.told for w in wishes])).float()  # (K B, C, H, W)
+            w = state.source.sample(self.batch, "w", t)
+            x = state.generator(w.generator_input).float()  # (B, C, H, W)
+            return [server.query("score_with_critic", of=known, x=x, **w.query_tensors(query))]
+        wishes = [state.source.sample(self.batch, "w", t, name, of=name) for name in known]
+        x = state.generator(torch.cat([w.generator_input for w in wishes])).float()  # (K B, C, H, W)
         given = [
-            server.query_or_none("score_with_critic", of=[name], x=mine, **w.sent(query))
+            server.query_or_none("score_with_critic", of=[name], x=mine, **w.query_tensors(query))
             for name, w, mine in zip(known, wishes, torch.split(x, self.batch), strict=True)
         ]
         answered = [responses for responses in given if responses is not None]
@@ -161,13 +165,13 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
             )
         return answered
 
-    def learn_pairs(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
+    def learn_pairs(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
         """Step ``t`` of the task network on generated pairs (G(x), x); its loss."""
         set_lr(state.s_adam, cosine_lr(t, self.student_steps, self.student_lr, self.student_lr_end))
-        task, w = server.task, state.source.draw(self.student_batch, "student", t)
+        task, w = server.task, state.source.sample(self.student_batch, "student", t)
         assert w.maps is not None
         with server.compute.step(server.seed, "student", t):
-            x = made(state.generator, w)
+            x = generate(state.generator, w)
             targets = task.targets_from_maps(w.maps, x)
             if self.student_augment == "none":
                 x = task.observe(x)

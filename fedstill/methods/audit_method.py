@@ -15,7 +15,7 @@ from fedstill.protocol.queries import query
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audited(CountsLabels, CriticOptions):
+class AuditMethod(CountsLabels, CriticOptions):
     """Queries that can tell the most of one record; no server ever learns from the answers."""
 
     title: ClassVar[str] = "Audit"
@@ -25,12 +25,12 @@ class Audited(CountsLabels, CriticOptions):
 
     @query(
         sends={"x": INPUTS},
-        releases=lambda self, at: {"logits": LOGITS, **self.critics(at).releases},
+        releases=lambda self, setting: {"logits": LOGITS, **self.critics(at).releases},
         differentiable=("x",),
         times=1,
-        rows=lambda self, at: self.batch,
+        rows=lambda self, setting: self.batch,
         depends_on_records=(),
-        trains=lambda self, at: ("critic",) if self.critical else (),
+        trains=lambda self, setting: ("critic",) if self.has_critics else (),
     )
     def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """Scores of inputs; and a critic's, after one step of it on them and on as many of the node's own."""

@@ -24,7 +24,7 @@ from fedstill.methods import (
     query,
     stack_tensors,
 )
-from fedstill.methods._public_data import labeled
+from fedstill.methods._public_data import require_labeled
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -32,14 +32,14 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 
 
-class Trainee:
+class CentralTrainer:
     """One node at the server, with the student as its model; of what it has only the optimizer is kept."""
 
     def __init__(self) -> None:
         self._node: Node | None = None
         self._optimizer: dict[str, Any] = {}  # as it was kept
 
-    def learn(self, server: Server, t: int, data: Callable[[], TensorData]) -> Mapping[str, float]:
+    def train(self, server: Server, t: int, data: Callable[[], TensorData]) -> Mapping[str, float]:
         """Part ``t`` of the training, of as many as the run has turns, on data that are asked for once."""
         node = self._node or self._made(server, data())
         seen: list[float] = []
@@ -70,10 +70,10 @@ class Trainee:
 
 
 @dataclass
-class Gathered:
+class CentralizedState:
     """What the server has: a node of its own, with everybody's data."""
 
-    trainee: Trainee
+    trainer: CentralTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,11 @@ class Centralized(Method):
             "targets": stack_tensors([node.data.targets for node in nodes.nodes]),
         }
 
-    def init_state(self, server: Server) -> Gathered:
-        return Gathered(Trainee())
+    def init_state(self, server: Server) -> CentralizedState:
+        return CentralizedState(CentralTrainer())
 
-    def step(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
-        return state.trainee.learn(server, t, lambda: self.data(server))
+    def step(self, server: Server, state: CentralizedState, t: int) -> Mapping[str, float]:
+        return state.trainer.train(server, t, lambda: self.data(server))
 
     def data(self, server: Server) -> TensorData:
         """What it trains on: everybody's data, which are asked for again after a stop, and counted once."""
@@ -113,7 +113,7 @@ class Centralized(Method):
         asked = [server.query("upload_data", of=[name]) for name in server.federation.nodes]
         parts = [(response["inputs"][0], response["targets"][0]) for response in asked]
         if self.public:
-            public = labeled(server.public)
+            public = require_labeled(server.public)
             parts.append((public.inputs, public.targets))
         inputs, targets = zip(*parts, strict=True)
         return TensorData(torch.cat(inputs), torch.cat(targets))

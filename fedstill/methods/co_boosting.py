@@ -1,4 +1,4 @@
-"""Co-Boosting: hard inputs better the ensemble, which makes better inputs.
+"""Co-CoBoostingState: hard inputs better the ensemble, which makes better inputs.
 
 Dai, Zhang, Li, Liu, Yang, Han: "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting",
 ICLR 2024. Symbols are the paper's: nodes' models f_k, their weights w_k and ensemble A_w(x) =
@@ -21,22 +21,22 @@ import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import Needs, Responses, Server, torch_generator
-from fedstill.methods._class_conditional_generator import Recognizes, Recognizing
-from fedstill.methods._student import Known
+from fedstill.methods._class_conditional_generator import ClassConditionalGeneration, ClassConditionalState
+from fedstill.methods._student import LabeledBatch
 from fedstill.tasks import Ensemble
 
 DECAY = 0.99  # of mu, from batch to batch
 
 
 @dataclass(kw_only=True)
-class Boosting(Recognizing):
+class CoBoostingState(ClassConditionalState):
     """Co-Boosting's state: the shared one, and the nodes' weights."""
 
     w: torch.Tensor  # (K,), in the order of the federation's nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoBoosting(Recognizes):
+class CoBoosting(ClassConditionalGeneration):
     """Co-Boosting's options."""
 
     title: ClassVar[str] = "Co-Boosting"
@@ -58,20 +58,24 @@ class CoBoosting(Recognizes):
         return replace(super().needs(), images=True)
 
     @property
-    def queries_a_step(self) -> int:
+    def queries_per_step(self) -> int:
         """Two more than G takes steps: about the batch, and about the batch as it was moved."""
         return self.generator_steps + 1 + (self.epsilon > 0)
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Boosting:
+    def init_state(self, server: Server) -> CoBoostingState:
         K = len(server.federation.nodes)
-        return Boosting(**self.begun(server), w=torch.full((K,), 1 / K, device=server.device))
+        return CoBoostingState(**self.base_state(server), w=torch.full((K,), 1 / K, device=server.device))
 
-    def ensemble_responses(self, server: Server, state: Boosting, responses: Responses) -> torch.Tensor:
-        return self.together(server, state, responses["logits"], responses.nodes)
+    def ensemble_responses(
+        self, server: Server, state: CoBoostingState, responses: Responses
+    ) -> torch.Tensor:
+        return self.ensemble_logits(server, state, responses["logits"], responses.nodes)
 
-    def together(self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]) -> torch.Tensor:
+    def ensemble_logits(
+        self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]
+    ) -> torch.Tensor:
         places = [server.federation.nodes.index(name) for name in nodes]
         return self.weighed(server, z, state.w[places])
 
@@ -81,23 +85,25 @@ class CoBoosting(Recognizes):
         shares = (w / total).view(-1, 1, 1).expand(-1, 1, z.shape[2])
         return total * server.task.ensemble(z, shares, self.ensemble)
 
-    def recognized(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def recognition_loss(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Cross-entropy, weighed by how hard an input is: (1 - p_y)^hardness."""
         hard = 1 - z.detach().softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
         return (hard**self.hardness * F.cross_entropy(z, y, reduction="none")).mean()
 
-    def sought(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
+    def disagreement_reward(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
         """The divergence of ensemble and student, everywhere."""
         return apart.mean()
 
-    def taught(self, server: Server, state: Any, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> Known:
+    def replay_batch(
+        self, server: Server, state: Any, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor
+    ) -> LabeledBatch:
         """The batch betters w; then x~ = x + epsilon sign(d/dx v A_w(x)), v random, and A_w(x~)."""
         t, x = server.completed_steps, x.detach().requires_grad_(self.epsilon > 0)
         with server.compute.step(server.seed, "moving", t):
             told = self.responses(server, state, x)
             z_k = told["logits"]  # (K, B, C)
             self.boost(server, state, z_k.detach(), y, told.nodes, t)
-            z = self.together(server, state, z_k, told.nodes)
+            z = self.ensemble_logits(server, state, z_k, told.nodes)
         if not self.epsilon:
             return x, z.detach()
         v = 2 * torch.rand(z.shape, generator=torch_generator(server.seed, "v", t)) - 1
@@ -106,7 +112,7 @@ class CoBoosting(Recognizes):
         x = x.detach() + self.epsilon / std * slope.sign()
         with torch.no_grad(), server.compute.step(server.seed, "moved", t):
             told = self.responses(server, state, x)
-            return x, self.together(server, state, told["logits"], told.nodes)
+            return x, self.ensemble_logits(server, state, told["logits"], told.nodes)
 
     def boost(
         self, server: Server, state: Any, z: torch.Tensor, y: torch.Tensor, nodes: Sequence[str], t: int

@@ -27,14 +27,14 @@ from fedstill.methods import (
     descend,
     torch_generator,
 )
-from fedstill.methods._public_data import WeighsNodes
+from fedstill.methods._public_data import WeightsNodes
 from fedstill.methods._student import Student
-from fedstill.methods._teacher_queries import Examines
+from fedstill.methods._teacher_queries import QueriesTeachers
 from fedstill.tasks import Ensemble
 
 
 @dataclass
-class Dreaming:
+class CoDreamState:
     """What changes from batch to batch."""
 
     student: Student  # f_S, with the dreams that it remembers
@@ -42,7 +42,7 @@ class Dreaming:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoDream(WeighsNodes, Examines):
+class CoDream(WeightsNodes, QueriesTeachers):
     """Co-Dream's options."""
 
     title: ClassVar[str] = "Co-Dream"
@@ -73,26 +73,26 @@ class CoDream(WeighsNodes, Examines):
         return Needs(images=True, single_label=True)
 
     @property
-    def queries_a_step(self) -> int:
+    def queries_per_step(self) -> int:
         return self.dream_steps + 1
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Dreaming:
-        return Dreaming(Student(self, server))
+    def init_state(self, server: Server) -> CoDreamState:
+        return CoDreamState(Student(self, server))
 
-    def step(self, server: Server, state: Dreaming, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: CoDreamState, t: int) -> Mapping[str, float]:
         """A batch of dreams: from noise, down the nodes' gradients, to labels that the student learns."""
-        self.gather(server, state)
+        self.fetch_weights(server, state)
         names = state.histogram.names or None
         draw = torch_generator(server.seed, "dreams", t)
         x = torch.randn(self.batch, *server.shape, generator=draw).to(server.device).requires_grad_()
         adam = torch.optim.Adam([x], self.dream_lr)
-        least, most = pixels(server)
+        least, most = pixel_range(server)
         for step in range(self.dream_steps):
             with server.compute.step(server.seed, "dream", t, step):
-                told = self.asked(server, names, x)
-                losses = self.judged(server, state, told, x)
+                told = self.query_teachers(server, names, x)
+                losses = self.dream_losses(server, state, told, x)
                 L = losses["entropy"] + self.adversary * losses.get("adversary", 0.0)
                 if self.bn:
                     losses["statistics"] = told["statistics"].mean()  # R_bn
@@ -101,26 +101,26 @@ class CoDream(WeighsNodes, Examines):
             with torch.no_grad():
                 x.copy_(torch.maximum(torch.minimum(x, most), least))
         with torch.no_grad(), server.compute.step(server.seed, "labels", t):
-            told = self.asked(server, names, x.detach())
+            told = self.query_teachers(server, names, x.detach())
             omega = self.omega(server, state, told.nodes)
             y = server.task.ensemble(told["logits"], omega, self.ensemble)
         state.student.replay.add(x.detach(), y)
-        losses["student"] = state.student.learn(t, self.steps, [])
+        losses["student"] = state.student.train(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def asked(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Responses:
+    def query_teachers(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Responses:
         """The nodes' answers about dreams."""
         return server.query("predict_logits", of=names, x=x)
 
-    def judged(
-        self, server: Server, state: Dreaming, told: Responses, x: torch.Tensor
+    def dream_losses(
+        self, server: Server, state: CoDreamState, told: Responses, x: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Entropy, and R_adv: how unlike the student's the nodes' answers are."""
         z, K = told["logits"], len(told.nodes)
         even = torch.full((K,), 1 / K, device=z.device)
         return {
             "entropy": server.task.confidence_loss(z, even),
-            "adversary": -divergence(z, state.student.watching(x)).mean(),  # R_adv
+            "adversary": -divergence(z, state.student.evaluate(x)).mean(),  # R_adv
         }
 
     def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
@@ -141,7 +141,7 @@ def divergence(z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
     return 0.5 * apart.sum(-1)
 
 
-def pixels(server: Server) -> tuple[torch.Tensor, torch.Tensor]:
+def pixel_range(server: Server) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the most that a pixel may be, as models get it: ``(channels, 1, 1)`` each."""
     mean, std = (
         torch.tensor(each, device=server.device).view(-1, 1, 1) for each in (server.mean, server.std)

@@ -68,7 +68,7 @@ class ColumnSums(Method):
     def needs(self) -> Needs:
         return Needs(table_rows=True)
 
-    def notes(self, at: NodeSetting) -> tuple[str, ...]:
+    def notes(self, setting: NodeSetting) -> tuple[str, ...]:
         return (
             f"no model learned here, whatever the figures are: {SCHEMA_FILE} in this folder has the scales",
         )

@@ -20,20 +20,20 @@ import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import LabelHistogram, Server
-from fedstill.methods._class_conditional_generator import Recognizes, Recognizing
-from fedstill.methods._public_data import WeighsNodes
+from fedstill.methods._class_conditional_generator import ClassConditionalGeneration, ClassConditionalState
+from fedstill.methods._public_data import WeightsNodes
 from fedstill.tasks import Ensemble
 
 
 @dataclass(kw_only=True)
-class Weighing(Recognizing):
+class DENSEState(ClassConditionalState):
     """DENSE's state: the shared one, and who holds how many examples of which class."""
 
     histogram: LabelHistogram
 
 
 @dataclass(frozen=True, kw_only=True)
-class DENSE(WeighsNodes, Recognizes):
+class DENSE(WeightsNodes, ClassConditionalGeneration):
     """DENSE's options."""
 
     title: ClassVar[str] = "DENSE"
@@ -53,24 +53,26 @@ class DENSE(WeighsNodes, Recognizes):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Weighing:
-        return Weighing(**self.begun(server), histogram=LabelHistogram())
+    def init_state(self, server: Server) -> DENSEState:
+        return DENSEState(**self.base_state(server), histogram=LabelHistogram())
 
-    def meet(self, server: Server, state: Any) -> None:
-        self.gather(server, state)
-        super().meet(server, state)
+    def prepare_nodes(self, server: Server, state: Any) -> None:
+        self.fetch_weights(server, state)
+        super().prepare_nodes(server, state)
 
-    def weighable(self, state: Any) -> Sequence[str]:
+    def weighted_nodes(self, state: Any) -> Sequence[str]:
         return tuple(state.histogram.names)
 
-    def together(self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]) -> torch.Tensor:
+    def ensemble_logits(
+        self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]
+    ) -> torch.Tensor:
         """D(x) = 1 / K sum_k f_k(x), or weighed."""
         return server.task.ensemble(z, self.omega(server, state, nodes), self.ensemble)
 
-    def recognized(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def recognition_loss(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """L_CE = CE(D(x), y)."""
         return F.cross_entropy(z, y)
 
-    def sought(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
+    def disagreement_reward(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
         """-L_div: the divergence where D and f_S name different classes, on either side of a boundary."""
         return ((z.argmax(1) != z_S.argmax(1)) * apart).mean()

@@ -24,16 +24,16 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import Needs, Node, NodeGroup, Server, Span, Tensors, train_round
-from fedstill.methods._node_buffers import memory, remember
+from fedstill.methods._node_buffers import add_buffers, get_buffers
 from fedstill.methods._public_data import (
-    Weighed,
-    WeighsNodes,
-    drawn,
-    known,
-    logits,
-    optimizer_of,
-    study,
-    teach,
+    WeightedState,
+    WeightsNodes,
+    compute_logits,
+    finetune_on_public,
+    make_student_optimizer,
+    require_public,
+    sample_rows,
+    train_student,
 )
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
 from fedstill.protocol.queries import NodeSetting, query
@@ -46,7 +46,7 @@ LR = 1e-3  # Adam's, of the student and of the nodes' second optimizer, which st
 
 
 @dataclass
-class Labeling(Weighed):
+class DSFLState(WeightedState):
     """What changes from round to round, beside the student."""
 
     t_g: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the last labels, as logits (N, C)
@@ -55,7 +55,7 @@ class Labeling(Weighed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSFL(WeighsNodes):
+class DSFL(WeightsNodes):
     """DS-FL's options."""
 
     title: ClassVar[str] = "DS-FL"
@@ -88,22 +88,22 @@ class DSFL(WeighsNodes):
     def needs(self) -> Needs:
         return Needs(public=True, trainable=True, single_label=True)
 
-    def max_rows(self, at: NodeSetting) -> int:
+    def max_rows(self, setting: NodeSetting) -> int:
         """Examples of o_r, at most."""
         return self.subset if at.public is None else min(self.subset, len(at.public))
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """Room for the labels that are kept."""
         if self.keep:
             for node in nodes:
-                remember(node, "labels", t_g=torch.zeros(len(known(at.public)), at.task.classes))
+                add_buffers(node, "labels", t_g=torch.zeros(len(require_public(at.public)), at.task.classes))
 
     @query(
         sends={"rows": INDICES, "round": SCHEDULE},
         releases={"logits": LOGITS},
-        times=lambda self, at: self.rounds,
+        times=lambda self, setting: self.rounds,
         rows=max_rows,
         depends_on_records=(),
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
@@ -115,16 +115,16 @@ class DSFL(WeighsNodes):
         if not len(asked):  # all of o_r is labeled
             return {"logits": torch.zeros(len(nodes), 0, nodes.setting.task.classes, device=nodes.device)}
         nodes.module("model").train(False)
-        return {"logits": logits(nodes, known(nodes.setting.public).inputs[asked])}
+        return {"logits": compute_logits(nodes, require_public(nodes.setting.public).inputs[asked])}
 
     @query(
-        sends=lambda self, at: {
+        sends=lambda self, setting: {
             "rows": INDICES,
             "t_g": LOGITS,
             "round": SCHEDULE,
             **({"kept": INDICES} if self.keep else {}),
         },
-        times=lambda self, at: self.rounds,
+        times=lambda self, setting: self.rounds,
         depends_on_records=(),
     )
     def distill(
@@ -139,11 +139,11 @@ class DSFL(WeighsNodes):
         d, t_g = rows[0].long(), t_g[0]
         if kept is not None:
             for node in nodes.nodes:
-                memory(node, "labels")["t_g"][d] = t_g
+                get_buffers(node, "labels")["t_g"][d] = t_g
             d = torch.cat([d, kept[0].long()])
-            t_g = memory(nodes.nodes[0], "labels")["t_g"][d]
+            t_g = get_buffers(nodes.nodes[0], "labels")["t_g"][d]
         task: Task = nodes.setting.task
-        x = known(nodes.setting.public).inputs[d]
+        x = require_public(nodes.setting.public).inputs[d]
 
         def losses(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
             return (
@@ -151,20 +151,20 @@ class DSFL(WeighsNodes):
             )  # (G,)
 
         steps = {"epochs": self.distil_epochs, "batch": self.distil_batch}
-        study(nodes, x, t_g, losses, "distil", round, **steps, lr=LR)
+        finetune_on_public(nodes, x, t_g, losses, "distil", round, **steps, lr=LR)
         return {}
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Labeling:
-        n, to = len(known(server.public)), server.device
+    def init_state(self, server: Server) -> DSFLState:
+        n, to = len(require_public(server.public)), server.device
         t_g, since = torch.zeros(n, server.task.classes, device=to), torch.full((n,), NEVER, device=to)
-        return Labeling(optimizer_of(server.student, LR), t_g=t_g, since=since)
+        return DSFLState(make_student_optimizer(server.student, LR), t_g=t_g, since=since)
 
-    def step(self, server: Server, state: Labeling, t: int) -> Mapping[str, float]:
-        self.gather(server, state)
-        o_r = drawn(server, self.subset, t).to(server.device)
-        present = state.histogram.present(server.federation)
+    def step(self, server: Server, state: DSFLState, t: int) -> Mapping[str, float]:
+        self.fetch_weights(server, state)
+        o_r = sample_rows(server, self.subset, t).to(server.device)
+        present = state.histogram.present_nodes(server.federation)
         if not state.heard or not {*present} <= {*state.heard}:  # who was away lacks labels
             state.since.fill_(NEVER)
         fresh = (state.since[o_r] == NEVER) | (state.since[o_r] + self.keep < t)
@@ -179,10 +179,10 @@ class DSFL(WeighsNodes):
         return {
             "entropy": entropy(state.t_g[o_r], 1).mean().item(),
             "asked": len(rows) / len(o_r),
-            "student": teach(server, state.optimizer, o_r, state.t_g[o_r], divergence, t, **passes),
+            "student": train_student(server, state.optimizer, o_r, state.t_g[o_r], divergence, t, **passes),
         }
 
-    def aggregated(self, server: Server, state: Labeling, told: Any) -> torch.Tensor:
+    def aggregated(self, server: Server, state: DSFLState, told: Any) -> torch.Tensor:
         """t_g, the mean of t_k with its entropy reduced, as logits: ``(B, C)``."""
         omega = self.omega(server, state, told.nodes)
         log_mean = server.task.ensemble(told["logits"], omega, self.ensemble).log_softmax(1)

@@ -14,13 +14,13 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.methods import HistogramState, NodeGroup, Server, Tensors, query
-from fedstill.methods._public_data import WeighsNodes
+from fedstill.methods._public_data import WeightsNodes
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeEnsemble(WeighsNodes):
+class NodeEnsemble(WeightsNodes):
     """The ensemble's options."""
 
     title: ClassVar[str] = "Ensemble"
@@ -43,5 +43,5 @@ class NodeEnsemble(WeighsNodes):
 
     def step(self, server: Server, state: HistogramState, t: int) -> Mapping[str, float]:
         """QueryCall for the label counts; the rest is asking."""
-        self.gather(server, state)
+        self.fetch_weights(server, state)
         return {}

@@ -30,8 +30,8 @@ from fedstill.methods import (
     train_round,
 )
 from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
-from fedstill.methods._node_buffers import memory, remember
+from fedstill.methods._class_means import ClassMeans, check_class_vectors, class_means, vectors_of_classes
+from fedstill.methods._node_buffers import add_buffers, get_buffers
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
 from fedstill.tasks import Task
 
@@ -62,48 +62,48 @@ class FD(ClassMeans):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """Room for what a node told, and in which round."""
         c = at.task.classes
         for node in nodes:
-            remember(node, "told", F=torch.zeros(c, c), round=torch.tensor(-1))
+            add_buffers(node, "told", F=torch.zeros(c, c), round=torch.tensor(-1))
 
     @query(
         sends={"F_sum": CLASS_SCORES, "round": SCHEDULE},
         releases={"F": CLASS_SCORES},
-        times=lambda self, at: self.rounds,
-        rows=lambda self, at: at.task.classes,
+        times=lambda self, setting: self.rounds,
+        rows=lambda self, setting: at.task.classes,
         depends_on_records=("F",),
         span=Rounds.round_span,
         extra_loss="the distance to what all others say of an example's class",
     )
     def train_locally(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:
         """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
-        at: NodeSetting = nodes.setting
-        require_vectors("F_sum", F_sum, len(nodes), at.task.classes, at.task.classes)
+        setting: NodeSetting = nodes.setting
+        check_class_vectors("F_sum", F_sum, len(nodes), at.task.classes, at.task.classes)
         F_hat = {
-            node.name: others(all_of, memory(node, "told"), round)
+            node.name: others(all_of, get_buffers(node, "told"), round)
             for node, all_of in zip(nodes.nodes, F_sum, strict=True)
         }
-        train_round(nodes, round, self.rounds, self.work(at.task, at.local.smoothing, F_hat))
+        train_round(nodes, round, self.rounds, self.make_train_step(at.task, at.local.smoothing, F_hat))
         for node in nodes.nodes:
             p = predict(node.model, node.data.inputs, at.compute).softmax(1)
-            told = memory(node, "told")
-            told["F"].copy_(means(p, node.data.targets, at.task.classes))
+            told = get_buffers(node, "told")
+            told["F"].copy_(class_means(p, node.data.targets, at.task.classes))
             told["round"].fill_(round)
-        return {"F": torch.stack([memory(node, "told")["F"] for node in nodes.nodes])}
+        return {"F": torch.stack([get_buffers(node, "told")["F"] for node in nodes.nodes])}
 
-    def work(self, task: Task, smoothing: float, F_hat: dict[str, torch.Tensor]) -> TrainStep:
+    def make_train_step(self, task: Task, smoothing: float, F_hat: dict[str, torch.Tensor]) -> TrainStep:
         """A step on phi(F, y) + gamma phi(F, F_hat of y), phi the cross-entropy."""
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             z = group.module("model")(x)  # (G, B, C)
             losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
-            teacher = wanted(F_hat, group, y)  # (G, B, C), 0 where nobody else holds the label
+            teacher = vectors_of_classes(F_hat, group, y)  # (G, B, C), 0 where nobody else holds the label
             group.step("model", losses - self.gamma * (teacher * z.log_softmax(2)).sum(2).mean(1))
             return losses
 
-        return work
+        return train_step
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class FD(ClassMeans):
         return FDState(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
     def step(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
-        asked = self.drawn(server.federation.present, server.seed, t)
+        asked = self.sample_participants(server.federation.present, server.seed, t)
         before = state.F_sum
         state.F_sum = server.query("train_locally", of=asked, F_sum=before, round=t)["F"].sum(0)
         return {"moved": (state.F_sum - before).norm().item() / len(asked)}

@@ -33,7 +33,15 @@ from fedstill.methods import (
     torch_generator,
 )
 from fedstill.methods._one_shot import OneShot, OneShotState
-from fedstill.methods._public_data import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
+from fedstill.methods._public_data import (
+    FORWARD_BATCH,
+    compute_logits,
+    make_student_optimizer,
+    require_public,
+    row_range,
+    shuffled_batches,
+    split_rows,
+)
 from fedstill.models.attention_maps import find_attention_layer, outputs_and_attention
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
@@ -50,7 +58,7 @@ ATTENTION = PayloadKind(
 
 
 @dataclass
-class Looking(OneShotState):
+class FedADState(OneShotState):
     """What changes from pass to pass, and where the student looks."""
 
     place: str = ""  # of the layer whose activations its attention is
@@ -86,7 +94,7 @@ class FedAD(OneShot):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """Find where each model looks, before anything is trained."""
         places: dict[str, str] = at.cached("places", dict)
         for node in nodes if self.attention else ():
@@ -95,18 +103,21 @@ class FedAD(OneShot):
 
     @query(
         sends={"rows": INDICES},
-        releases=lambda self, at: {"logits": LOGITS, **({"attention": ATTENTION} if self.attention else {})},
-        times=lambda self, at: len(parts(at.public, CHUNK)),
-        rows=lambda self, at: min(len(at.public or ()), CHUNK),
+        releases=lambda self, setting: {
+            "logits": LOGITS,
+            **({"attention": ATTENTION} if self.attention else {}),
+        },
+        times=lambda self, setting: len(split_rows(at.public, CHUNK)),
+        rows=lambda self, setting: min(len(at.public or ()), CHUNK),
         depends_on_records=(),
     )
     def predict(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:
         """z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of public images from one row up to another."""
-        first, last = bounds(rows)
-        x = known(nodes.setting.public).inputs[first:last]
+        first, last = row_range(rows)
+        x = require_public(nodes.setting.public).inputs[first:last]
         nodes.module("model").train(False)
         if not self.attention:
-            return {"logits": logits(nodes, x)}
+            return {"logits": compute_logits(nodes, x)}
         places: dict[str, str] = nodes.setting.cached("places", dict)
         told = [self.attended(node, places[node.name], x) for node in nodes.nodes]
         return {"logits": torch.stack([z for z, _ in told]), "attention": torch.stack([A for _, A in told])}
@@ -114,27 +125,27 @@ class FedAD(OneShot):
     def attended(self, node: Node, place: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """z_k and A_k of one node: an activation inside is seen only where a model is computed by itself."""
         each = []
-        for part in torch.split(x, AT_ONCE):
+        for part in torch.split(x, FORWARD_BATCH):
             timing.check_limits()
             each.append(outputs_and_attention(node.model, place, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def about(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
-        for rows in parts(public, CHUNK):
+    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+        for rows in split_rows(public, CHUNK):
             yield QueryCall("predict", {"rows": rows})
 
-    def init_state(self, server: Server) -> Looking:
+    def init_state(self, server: Server) -> FedADState:
         """Nobody has been asked yet; a student without attention is refused."""
         place = find_attention_layer(server.student, server.shape, "the student") if self.attention else ""
-        return Looking(optimizer_of(server.student, self.lr), place=place)
+        return FedADState(make_student_optimizer(server.student, self.lr), place=place)
 
-    def targets(self, server: Server, state: Looking) -> Mapping[str, torch.Tensor]:
+    def targets(self, server: Server, state: FedADState) -> Mapping[str, torch.Tensor]:
         """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, 64)``."""
         each: list[dict[str, torch.Tensor]] = []
-        for call in self.about(known(server.public), server.seed):
-            responses, omega = self.query(server, state, call)  # (K, 1, C)
+        for call in self.public_queries(require_public(server.public), server.seed):
+            responses, omega = self.query_with_weights(server, state, call)  # (K, 1, C)
             z = server.task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C, ...)
             each.append({"outputs": z})
             if self.attention:
@@ -142,18 +153,20 @@ class FedAD(OneShot):
                 each[-1] |= {"least": A.amin(0), "most": A.amax(0)}  # intersection and union
         return {name: torch.cat([part[name] for part in each]) for name in each[0]}
 
-    def learn(self, server: Server, state: Looking, e: int) -> Mapping[str, float]:
-        order = passes(len(known(server.public)), self.batch, torch_generator(server.seed, "order", e))
+    def train_epoch(self, server: Server, state: FedADState, e: int) -> Mapping[str, float]:
+        order = shuffled_batches(
+            len(require_public(server.public)), self.batch, torch_generator(server.seed, "order", e)
+        )
         losses = [self.train_batch(server, state, e, step, rows) for step, rows in enumerate(order)]
         L_z, L_A = torch.stack(losses).mean(0).tolist()
         return {"student": L_z, **({"attention": L_A} if self.attention else {})}
 
     def train_batch(
-        self, server: Server, state: Looking, e: int, step: int, rows: torch.Tensor
+        self, server: Server, state: FedADState, e: int, step: int, rows: torch.Tensor
     ) -> torch.Tensor:
         """A step of the student on some public images: its two losses, unweighted."""
         rows = rows.to(server.device)
-        x = known(server.public).inputs[rows]
+        x = require_public(server.public).inputs[rows]
         target = {name: tensor[rows] for name, tensor in state.targets.items()}
         L_A = target["outputs"].new_zeros(())
         with server.compute.step(server.seed, "student", e, step):

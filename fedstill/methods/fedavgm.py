@@ -22,7 +22,7 @@ from fedstill.protocol.secure_aggregation import SumWeighting
 
 
 @dataclass
-class Moving(HistogramState):
+class FedAvgMState(HistogramState):
     """What changes from round to round: the momentum, too."""
 
     v: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # (P,)
@@ -41,13 +41,17 @@ class FedAvgM(Averaging):
     server_lr: NonNegativeFloat = 1.0
     """Server learning rate: w <- w - server_lr v."""
 
-    def init_state(self, server: Server) -> Moving:
-        return Moving(v=torch.zeros_like(to_vector(server.student)), steered=trained_places(server.student))
+    def init_state(self, server: Server) -> FedAvgMState:
+        return FedAvgMState(
+            v=torch.zeros_like(to_vector(server.student)), steered=trained_places(server.student)
+        )
 
-    def summed(self) -> Mapping[str, SumWeighting]:
-        return self.summed_rounds()  # the mean of all w_k is all that momentum is of
+    def sum_weightings(self) -> Mapping[str, SumWeighting]:
+        return self.round_sum_weightings()  # the mean of all w_k is all that momentum is of
 
-    def combine(self, state: Moving, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    def combine(
+        self, state: FedAvgMState, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor
+    ) -> torch.Tensor:
         """``w - server_lr v``; buffers are averaged, since momentum would carry a variance below 0."""
         mean = weighted_mean(updates, n)
         state.v = self.beta * state.v + (w - mean)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import Node, NodeGroup, NodeSetting, TrainStep, seeded
-from fedstill.methods._feature_generators import Received, draw_noise
+from fedstill.methods._feature_generators import GlobalGenerator, sample_noise
 from fedstill.methods._local_generators import LocalGenerators
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model
 from fedstill.models.generators import FeatureCritic, append_one_hot, hidden_widths
@@ -36,7 +36,7 @@ class FedCG(LocalGenerators):
     paper: ClassVar[str] = "Wu et al., arXiv:2111.08211"
     roles: ClassVar[Sequence[str]] = ("generator", "critic")
     beta: ClassVar[float] = 0.5
-    renewed: ClassVar[bool] = True
+    restarts_from_global: ClassVar[bool] = True
 
     gamma: NonNegativeFloat = 1.0
     """Weight of the distance of features from what the global generator gives. It rises to this from 0 in
@@ -44,7 +44,7 @@ class FedCG(LocalGenerators):
     aggregation: Literal["kd", "kdc", "ave*"] = "kd"
     """At the server: its own distillation, FedMD-CG's crossed one, or averages alone (FedMD-CG, Table 3)."""
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """A generator and a critic for each node."""
         super().prepare(nodes, at)
         for node in nodes:
@@ -54,12 +54,12 @@ class FedCG(LocalGenerators):
                 critic = FeatureCritic(p, at.task.classes, hidden_widths(parts.head))
             node.add_module("critic", critic, self.adam)
 
-    def model_work(self, nodes: NodeGroup, G: Received) -> TrainStep:
+    def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
         """Classification: a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2."""
         task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
         gamma = self.gamma * ramp(G.t, self.rounds)
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             turn, model = next(turns), group.module("model")
             f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
             loss: torch.Tensor = task.loss(model(f, HEAD), y, smoothing)  # (G,)
@@ -68,17 +68,17 @@ class FedCG(LocalGenerators):
             group.step("model", loss)
             return loss
 
-        return work
+        return train_step
 
-    def generator_work(self, nodes: NodeGroup, t: int) -> TrainStep:
+    def make_generator_step(self, nodes: NodeGroup, t: int) -> TrainStep:
         """Generation: a step of the critic on (F_i(x), y) against (G_i(z, y), y), then one of G_i."""
         classes, turns = nodes.setting.task.classes, itertools.count()
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             critic = group.module("critic")
             with torch.no_grad():
                 f = group.module("model")(x, EXTRACTOR)  # F_i(x)  (G, B, p)
-            z = draw_noise(group, y.shape, self.noise, "generator", t, next(turns))
+            z = sample_noise(group, y.shape, self.noise, "generator", t, next(turns))
             f_hat = group.module("generator")(append_one_hot(z, y, classes))  # G_i(z, y)
             real = critic(append_one_hot(f, y, classes))  # (G, B, 1)
             fake = critic(append_one_hot(f_hat.detach(), y, classes))
@@ -88,7 +88,7 @@ class FedCG(LocalGenerators):
             group.step("generator", L_G)
             return L_D + L_G
 
-        return work
+        return train_step
 
 
 def ramp(t: int, rounds: int) -> float:

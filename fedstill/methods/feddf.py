@@ -31,7 +31,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._label_histogram import CountsLabels, HistogramState, LabelHistogram
-from fedstill.methods._public_data import Batch, distil, known, optimizer_of
+from fedstill.methods._public_data import Batch, distill, make_student_optimizer, require_public
 from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import architecture_key
 from fedstill.protocol.local_config import cosine_lr, set_lr
@@ -39,7 +39,7 @@ from fedstill.tasks import Ensemble
 
 
 @dataclass
-class Fused(HistogramState):
+class FedDFState(HistogramState):
     """What changes from round to round."""
 
     # One an architecture, by the first node that has it; one of them is the central student.
@@ -74,14 +74,14 @@ class FedDF(CountsLabels, Averaging):
     def needs(self) -> Needs:
         return Needs(trainable=True, student_architecture=True, public=True)
 
-    def queries(self, at: NodeSetting) -> Iterable[Query]:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """The size of a node's data (by class, if wanted), and its model after a round of training."""
         wanted = ("count_labels" if self.weights == "counts" else "count_samples", "train")
         return [query for query in super().queries(at) if query.name in wanted]
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Fused:
+    def init_state(self, server: Server) -> FedDFState:
         """One student an architecture; the central one must be of one of them."""
         students: dict[str, nn.Module] = {}
         for names, network in server.architectures:
@@ -90,11 +90,13 @@ class FedDF(CountsLabels, Averaging):
         if server.student not in students.values():
             allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"
             raise ArgumentError("student.model", type(server.student).__name__, allowed)
-        return Fused(students=students)
+        return FedDFState(students=students)
 
-    def step(self, server: Server, state: Fused, t: int) -> Mapping[str, float]:
-        state.histogram.gather(server)
-        taking_part = self.drawn(state.histogram.present(server.federation), server.seed, t)
+    def step(self, server: Server, state: FedDFState, t: int) -> Mapping[str, float]:
+        state.histogram.fetch(server)
+        taking_part = self.sample_participants(
+            state.histogram.present_nodes(server.federation), server.seed, t
+        )
         received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture
         for (first, student), (names, _) in zip(state.students.items(), server.architectures, strict=True):
             asked = [name for name in taking_part if name in names]
@@ -102,7 +104,7 @@ class FedDF(CountsLabels, Averaging):
             responses = server.query_or_none("train", of=asked, **sent) if asked else None
             if responses is not None:  # or else its student is taught all the same
                 x_k = responses["parameters"]  # (K_a, P_a)
-                n = state.histogram.of(responses.nodes).sizes
+                n = state.histogram.select(responses.nodes).sizes
                 load_vector(student, weighted_mean(x_k, n))  # x_0 = sum n_k x_k / sum n_k
                 received[first] = dict(zip(responses.nodes, x_k, strict=True))
         if not received:
@@ -110,30 +112,30 @@ class FedDF(CountsLabels, Averaging):
         return {"student": self.fuse(server, state, received, t) if self.steps else 0.0}
 
     def fuse(
-        self, server: Server, state: Fused, received: Mapping[str, Mapping[str, torch.Tensor]], t: int
+        self, server: Server, state: FedDFState, received: Mapping[str, Mapping[str, torch.Tensor]], t: int
     ) -> float:
         """Teach every student; the distance that is left to the central one, averaged over the steps."""
-        inputs = known(server.public).inputs
+        inputs = require_public(server.public).inputs
         generator = torch_generator(server.seed, "d", t)
         d = torch.randint(len(inputs), (self.steps, self.batch), generator=generator)
         # Each public input that some step uses goes once through each teacher.
         used, place = torch.unique(d, return_inverse=True)
         x = inputs[used.to(inputs.device)]
-        target = self.taught(server, state, received, x)  # (U, C, ...)
+        target = self.teacher_targets(server, state, received, x)  # (U, C, ...)
         distance = partial(server.task.distillation_loss, tau=self.tau)  # KL(sigma(ensemble), sigma(student))
         found = 0.0
         for student in state.students.values():
-            optimizer = optimizer_of(student, self.lr)
+            optimizer = make_student_optimizer(student, self.lr)
             student.eval()  # batch norm keeps the averaged statistics: public inputs are not what it is for
-            batches = self.batches(optimizer, place.to(x.device), x, target)
-            loss = distil(student, optimizer, batches, distance, server.compute, server.seed, "student", t)
+            batches = self.iterate_batches(optimizer, place.to(x.device), x, target)
+            loss = distill(student, optimizer, batches, distance, server.compute, server.seed, "student", t)
             found = loss if student is server.student else found
         return found
 
-    def taught(
+    def teacher_targets(
         self,
         server: Server,
-        state: Fused,
+        state: FedDFState,
         received: Mapping[str, Mapping[str, torch.Tensor]],
         x: torch.Tensor,
     ) -> torch.Tensor:
@@ -144,13 +146,13 @@ class FedDF(CountsLabels, Averaging):
             for name, x_k in models.items():
                 load_vector(teacher, x_k)
                 responses[name] = predict(teacher, x, server.compute)
-        told = state.histogram.of(list(responses))
+        told = state.histogram.select(list(responses))
         if self.weights == "equal":
-            told = LabelHistogram.even(told.names, server.task.classes, x.device)
+            told = LabelHistogram.uniform(told.names, server.task.classes, x.device)
         omega = server.task.importance_weights(told.counts)  # (K, 1, C)
         return server.task.ensemble(torch.stack(list(responses.values())), omega, self.ensemble)
 
-    def batches(
+    def iterate_batches(
         self, optimizer: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor
     ) -> Iterator[Batch]:
         """The round's batches in order, each at its learning rate."""

@@ -22,14 +22,14 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import LabelHistogram, Server, Tensors, TrainStep, adam, descend, query, train_round
-from fedstill.methods._averaging import KINDS
+from fedstill.methods._averaging import PARAMETER_KINDS
 from fedstill.methods._feature_generators import (
     Diversity,
     FeatureGenerators,
-    Received,
-    diversity,
-    imagined,
-    uploaded,
+    GlobalGenerator,
+    diversity_loss,
+    sample_noise_and_labels,
+    stack_uploads,
 )
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
 from fedstill.models.generators import append_one_hot
@@ -40,7 +40,7 @@ from fedstill.tasks import Task
 
 
 @dataclass
-class Teaching:
+class FedGENState:
     """What changes at the server from round to round, beside the student."""
 
     G: nn.Module
@@ -74,14 +74,14 @@ class FedGEN(FeatureGenerators):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        sends=lambda self, at: {
+        sends=lambda self, setting: {
             "generator": GENERATOR_PARAMETERS,
-            "parameters": KINDS[self.part],
+            "parameters": PARAMETER_KINDS[self.part],
             "counts": LABEL_COUNTS,
             "round": SCHEDULE,
         },
-        releases=lambda self, at: {"parameters": KINDS[self.part]},
-        times=lambda self, at: self.rounds,
+        releases=lambda self, setting: {"parameters": PARAMETER_KINDS[self.part]},
+        times=lambda self, setting: self.rounds,
         extra_loss="cross-entropy on what the global generator gives",
     )
     def train(
@@ -93,17 +93,17 @@ class FedGEN(FeatureGenerators):
         round: int,
     ) -> Tensors:
         """One round at a node: its head or model, trained on its own data and on what G gives."""
-        G = Received(self, nodes, generator, counts, round)
+        G = GlobalGenerator(self, nodes, generator, counts, round)
         nodes.load_parameters("model", parameters, self.part)
-        train_round(nodes, round, self.rounds, self.work(nodes, G))
+        train_round(nodes, round, self.rounds, self.make_train_step(nodes, G))
         return {"parameters": nodes.parameter_vectors("model", self.part)}
 
-    def work(self, nodes: NodeGroup, G: Received) -> TrainStep:
+    def make_train_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
         """A step of F_i and D_i on their own data, on G(z, y') and, if so wished, on G(z, y)."""
         task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
         alpha, beta = (weight * self.decay**G.t for weight in (self.alpha, self.beta))
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             turn, model = next(turns), group.module("model")
             d = model(model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (G, B, C)
             loss: torch.Tensor = task.loss(d, y, smoothing)  # (G,)
@@ -118,42 +118,44 @@ class FedGEN(FeatureGenerators):
             group.step("model", loss)
             return loss
 
-        return work
+        return train_step
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Teaching:
-        G = self.first_generator(server)
-        return Teaching(G, adam(G, self.server_lr), LabelHistogram())
+    def init_state(self, server: Server) -> FedGENState:
+        G = self.init_generator(server)
+        return FedGENState(G, adam(G, self.server_lr), LabelHistogram())
 
-    def step(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: FedGENState, t: int) -> Mapping[str, float]:
         shared, histogram = (
             split_model(server.student, "the student").get_submodule(self.part),
             state.histogram,
         )
         if not histogram.names:
             server.query("initialize_nodes", parameters=to_vector(server.student))
-            histogram.gather(server)
+            histogram.fetch(server)
         responses = server.query(
             "train",
-            of=self.drawn(histogram.present(server.federation), server.seed, t),
+            of=self.sample_participants(histogram.present_nodes(server.federation), server.seed, t),
             generator=to_vector(state.G),
             parameters=to_vector(shared),
             counts=histogram.counts.sum(0),
             round=t,
         )
-        told = histogram.of(responses.nodes)
+        told = histogram.select(responses.nodes)
         load_vector(shared, weighted_mean(responses["parameters"], told.sizes))
-        return self.teach(server, state, uploaded(shared, responses["parameters"]), told.counts, t)
+        return self.teach(server, state, stack_uploads(shared, responses["parameters"]), told.counts, t)
 
     def teach(
-        self, server: Server, state: Teaching, uploads: StackedModules, n_y: torch.Tensor, t: int
+        self, server: Server, state: FedGENState, uploads: StackedModules, n_y: torch.Tensor, t: int
     ) -> Mapping[str, float]:
         """Steps of G, which learns in training mode: no G of the nodes' own is listened to beside it."""
         losses = torch.zeros(2)
         state.G.train()
         for turn in range(self.server_steps):
-            z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
+            z, y = sample_noise_and_labels(
+                server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn
+            )
             with server.compute.step(server.seed, "student", t, turn):
                 losses = self.generator_loss(server.task, state.G, uploads, z, y, n_y)
             descend(state.adam, losses[0] + losses[1])
@@ -179,4 +181,4 @@ class FedGEN(FeatureGenerators):
         alpha = task.importance_weights(n_y).squeeze(1)[:, y]  # alpha_k^y  (K, B)
         ensemble = (alpha.unsqueeze(2) * d).sum(0)  # (B, C)
         L_ce = task.loss(ensemble.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
-        return torch.stack([L_ce, diversity(self.diversity, f, z, c[:, z.shape[1] :])])
+        return torch.stack([L_ce, diversity_loss(self.diversity, f, z, c[:, z.shape[1] :])])

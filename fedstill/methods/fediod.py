@@ -34,12 +34,12 @@ from fedstill.methods import (
     query,
     set_lr,
 )
-from fedstill.methods._generated_inputs import FromNoise, GeneratesInputs, GeneratorBatch
-from fedstill.methods._importance_weights import Importance
+from fedstill.methods._generated_inputs import GeneratesFromNoise, GeneratesInputs, GeneratorBatch
+from fedstill.methods._importance_weights import ImportanceWeighting
 from fedstill.methods._label_histogram import LabelHistogram, Tensors
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._student import Known, Student
-from fedstill.methods._zeroth_order import ask_around
+from fedstill.methods._student import LabeledBatch, Student
+from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.secure_aggregation import SUM, SumWeighting
@@ -47,7 +47,7 @@ from fedstill.tasks.classification import SoftmaxTask
 
 
 @dataclass
-class Distilling:
+class FedIODState:
     """What changes from step to step."""
 
     histogram: LabelHistogram  # who holds how many examples of which class
@@ -58,7 +58,7 @@ class Distilling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIOD(Importance, FromNoise, GeneratesInputs):
+class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     """FedIOD's options. The preset ``paper`` holds the published ones."""
 
     title: ClassVar[str] = "FedIOD"
@@ -110,27 +110,27 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
-        releases=lambda self, at: {
+        sends=lambda self, setting: {"x": INPUTS, **self.critics(at).sends},
+        releases=lambda self, setting: {
             "logits": LOGITS,
             **self.critics(at).releases,
-            **self.ratings,
+            **self.rating_kinds,
         },
-        differentiable=lambda self, at: ("x",) if self.through else (),
-        times=lambda self, at: self.steps,
-        rows=lambda self, at: (1 + self.directions) * self.batch,
-        depends_on_records=lambda self, at: (
-            *(("critic_real",) if self.relative else ()),
-            *self.critics(at).reads,
+        differentiable=lambda self, setting: ("x",) if self.through else (),
+        times=lambda self, setting: self.steps,
+        rows=lambda self, setting: (1 + self.directions) * self.batch,
+        depends_on_records=lambda self, setting: (
+            *(("critic_real",) if self.compares_with_real else ()),
+            *self.critics(at).depends_on_records,
         ),
-        trains=lambda self, at: ("critic",) if self.critical else (),
-        sums=lambda self, at: self.summed(at),
+        trains=lambda self, setting: ("critic",) if self.has_critics else (),
+        sums=lambda self, setting: self.sum_weightings(at),
         sampler=lambda self, nodes, x, **about: {
-            **self.critics(nodes.at).drawn(nodes, nodes.number, x),
-            **self.known(nodes, x),
+            **self.critics(nodes.setting).sample_inputs(nodes, nodes.query_number, x),
+            **self.sample_real_inputs(nodes, x),
         },
-        capturable=lambda self, at: not self.critics(at).compares,
-        finite_differences=lambda self, at: bool(self.directions),
+        capturable=lambda self, setting: not self.critics(at).compares_images,
+        finite_differences=lambda self, setting: bool(self.directions),
     )
     def predict_logits(
         self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
@@ -139,9 +139,9 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
         response = self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
         z = nodes.module("model")(nodes.setting.task.observe(x))
         own = {} if known is None else {"known": known}
-        return {"logits": z, **response, **self.rating(nodes, x, **own)}
+        return {"logits": z, **response, **self.rate_real(nodes, x, **own)}
 
-    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
+    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
         """Weighting of the summed logits: by class counts or by size.
 
         Raises:
@@ -153,42 +153,42 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
             changes += ['method.ensemble = "logits"'] if self.ensemble != "logits" else []
             expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
             raise ArgumentError("link.secure_aggregation", True, expected)
-        return super().summed(at)
+        return super().sum_weightings(at)
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Distilling:
-        source, G, task = self.source(server), self.first_generator(server), server.task
+    def init_state(self, server: Server) -> FedIODState:
+        source, G, task = self.source(server), self.init_generator(server), server.task
         if self.label_shift and not isinstance(task, SoftmaxTask):
             raise ArgumentError(
                 "method.label_shift", True, f"false, as task {task.name} has no shares of classes"
             )
         shift = LabelShift(task.classes, server.device) if self.label_shift else None
-        return Distilling(LabelHistogram(), source, *G, Student(self, server, shift))
+        return FedIODState(LabelHistogram(), source, *G, Student(self, server, shift))
 
-    def step(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
         """One distillation step (Algorithm 1's second loop): one query, one step of G, some of S."""
         task = server.task
-        state.histogram.gather(server)
-        state.source.gather(server)
+        state.histogram.fetch(server)
+        state.source.fetch(server)
         set_lr(state.adam, cosine_lr(t, self.total_steps, self.generator_lr, self.generator_lr_end))
 
         # Input distillation
-        w = state.source.draw(self.batch, "w", t)
+        w = state.source.sample(self.batch, "w", t)
         with server.compute.step(server.seed, "server", t):
-            x, responses = self.asked(server, state, "predict_logits", w)
-            sizes = state.histogram.of(responses.nodes).sizes  # |X'_k|  (K,)
+            x, responses = self.query_teachers(server, state, "predict_logits", w)
+            sizes = state.histogram.select(responses.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
             z_k = responses["logits"]  # (K, B, classes, ...)
             weights = self.weights(server, state, responses)
             z_bar = task.ensemble(z_k, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
-            L_gan = self.fooled(task, responses, pi, z_bar, weights)  # Eq. 2
-            L_conf, L_unique = self.judged(server, responses, pi)  # Eq. 3 and 5
+            L_gan = self.gan_loss(task, responses, pi, z_bar, weights)  # Eq. 2
+            L_conf, L_unique = self.confidence_uniqueness(server, responses, pi)  # Eq. 3 and 5
             L_balance = task.balance_loss(z_bar)
             if (shift := state.student.shift) is not None:
                 shift.expect(state.histogram.counts.sum(0))
                 shift.count(z_bar)
-            z_S, z = state.student.watching(x), state.student.target(z_bar)
+            z_S, z = state.student.evaluate(x), state.student.corrected_target(z_bar)
             L_mimic = task.distillation_loss(z_S, z, self.tau).mean()  # Eq. 10
             L_G = (
                 self.gan * L_gan
@@ -212,12 +212,12 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
         # Output distillation
         if self.student_inputs == "remembered":
             state.student.replay.add(x.detach(), z_bar.detach())
-        fresh = self.ask_afresh(server, state, t) if self.student_inputs == "fresh" else []
+        fresh = self.query_fresh_batch(server, state, t) if self.student_inputs == "fresh" else []
         since = t - (self.total_steps - self.steps)
-        losses["student"] = state.student.learn(since, self.steps, fresh)
+        losses["student"] = state.student.train(since, self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def judged(
+    def confidence_uniqueness(
         self, server: Server, responses: Responses, pi: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """L_conf and L_unique of all z_k; 0 where the server sees the sum of the z_k only."""
@@ -226,31 +226,33 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
         z_k = responses["logits"]
         return server.task.confidence_loss(z_k, pi), server.task.uniqueness_loss(z_k, pi)
 
-    def asked(
-        self, server: Server, state: Distilling, query: str, w: GeneratorBatch
+    def query_teachers(
+        self, server: Server, state: FedIODState, query: str, w: GeneratorBatch
     ) -> tuple[torch.Tensor, Responses]:
         """x = G(w) and the nodes' answers about it."""
-        x = state.generator(w.told).float()  # (B, C, H, W)
-        sent = w.sent(server.federation.queries[query])
+        x = state.generator(w.generator_input).float()  # (B, C, H, W)
+        sent = w.query_tensors(server.federation.queries[query])
         asked = x if self.through else x.detach()
         names = state.histogram.names
         if self.directions:
             around = self.directions, self.epsilon, server.completed_steps
-            return x, ask_around(server, query, x, *around, of=names, **sent)
+            return x, query_with_differences(server, query, x, *around, of=names, **sent)
         return x, server.query(query, of=names, x=asked, **sent)
 
-    def ask_afresh(self, server: Server, state: Distilling, t: int) -> list[Known]:
+    def query_fresh_batch(self, server: Server, state: FedIODState, t: int) -> list[LabeledBatch]:
         """New inputs and their ensembled answers for all of this step's turns of S: one more query.
 
         G does not learn between the turns, so that one query serves them all.
         """
         wishes, batches = [], []
         for turn in range(self.student_steps):
-            wishes.append(state.source.draw(self.batch, "fresh w", t, turn))
+            wishes.append(state.source.sample(self.batch, "fresh w", t, turn))
             with torch.no_grad(), server.compute.step(server.seed, "fresh", t, turn):
-                batches.append(state.generator(wishes[-1].told).float())  # (B, C, H, W)
+                batches.append(state.generator(wishes[-1].generator_input).float())  # (B, C, H, W)
         x, maps = torch.cat(batches), [wish.maps for wish in wishes if wish.maps is not None]
-        sent = GeneratorBatch(x, torch.cat(maps) if maps else None).sent(server.federation.queries["predict"])
+        sent = GeneratorBatch(x, torch.cat(maps) if maps else None).query_tensors(
+            server.federation.queries["predict"]
+        )
         with torch.no_grad():
             responses = server.query("predict", of=state.histogram.names, x=x, **sent)
             weights = self.weights(server, state, responses)

@@ -17,14 +17,14 @@ import torch
 
 from fedstill.core.options import NonNegativeInt
 from fedstill.methods import ArgumentError, NodeGroup, Server, Tensors, cosine_lr, descend, query, set_lr
-from fedstill.methods._critics import doubts
-from fedstill.methods._label_maps import FromMaps
-from fedstill.methods.fediod import Distilling, FedIOD
+from fedstill.methods._critics import generator_gan_loss
+from fedstill.methods._label_maps import GeneratesFromMaps
+from fedstill.methods.fediod import FedIOD, FedIODState
 from fedstill.protocol.payload_kinds import INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIODMaps(FromMaps, FedIOD):
+class FedIODMaps(GeneratesFromMaps, FedIOD):
     """FedIOD's options, and those of label maps."""
 
     title: ClassVar[str] = "FedIOD"  # the same method, of another input
@@ -44,31 +44,35 @@ class FedIODMaps(FromMaps, FedIOD):
         return self.pretrain + self.steps
 
     @query(
-        sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
-        releases=lambda self, at: self.critics(at).releases,
+        sends=lambda self, setting: {"x": INPUTS, **self.critics(at).sends},
+        releases=lambda self, setting: self.critics(at).releases,
         differentiable=("x",),
-        times=lambda self, at: self.pretrain,
-        rows=lambda self, at: self.batch,
-        depends_on_records=lambda self, at: self.critics(at).reads,
+        times=lambda self, setting: self.pretrain,
+        rows=lambda self, setting: self.batch,
+        depends_on_records=lambda self, setting: self.critics(at).depends_on_records,
         trains=("critic",),
-        when=lambda self, at: self.pretrain > 0,
+        when=lambda self, setting: self.pretrain > 0,
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """What critics alone answer: D_k(x) after a step, and how far x is from the node's own."""
         return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
 
-    def step(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
         """A step of G and the critics alone, or a distillation step."""
         if t >= self.pretrain:
             return super().step(server, state, t)
-        state.histogram.gather(server)
-        state.source.gather(server)
+        state.histogram.fetch(server)
+        state.source.fetch(server)
         set_lr(state.adam, cosine_lr(t, self.total_steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
-            w = state.source.draw(self.batch, "w", t)
-            _, responses = self.asked(server, state, "score_with_critic", w)
-            sizes = state.histogram.of(responses.nodes).sizes
-            losses = {"gan": self.doubted(doubts(responses["critic"], self.gan_form), sizes / sizes.sum())}
+            w = state.source.sample(self.batch, "w", t)
+            _, responses = self.query_teachers(server, state, "score_with_critic", w)
+            sizes = state.histogram.select(responses.nodes).sizes
+            losses = {
+                "gan": self.weighted_gan_loss(
+                    generator_gan_loss(responses["critic"], self.gan_form), sizes / sizes.sum()
+                )
+            }
             if "difference" in responses.tensors:
                 losses["difference"] = responses["difference"].sum(0).mean()
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)

@@ -36,17 +36,17 @@ from fedstill.methods import (
     TensorData,
     Tensors,
 )
-from fedstill.methods._logit_perturbation import dequantize, laplace, quantize, require_numbers
-from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
+from fedstill.methods._logit_perturbation import check_no_nan, dequantize, quantize, sample_laplace
+from fedstill.methods._one_shot import STUDENT_OPTIONS, OneShot, OneShotState
 from fedstill.methods._public_data import (
-    batches,
-    bounds,
-    distil,
-    known,
-    labeled,
-    logits,
-    optimizer_of,
-    parts,
+    compute_logits,
+    distill,
+    iterate_batches,
+    make_student_optimizer,
+    require_labeled,
+    require_public,
+    row_range,
+    split_rows,
 )
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, query
@@ -76,7 +76,7 @@ def view_seed(seed: int, p: int) -> int:
 
 def viewed(public: PublicData | None, seed: int) -> torch.Tensor:
     """All public inputs ``(N, ...)`` as they are (seed 0), or shifted, at all nodes alike."""
-    inputs = known(public).inputs
+    inputs = require_public(public).inputs
     return random_shift(inputs, torch_generator(seed, "view"), flip=False) if seed else inputs
 
 
@@ -86,7 +86,7 @@ class FedKD(OneShot):
 
     title: ClassVar[str] = "FedKD"
     paper: ClassVar[str] = "Gong et al., AAAI 2022"
-    server_only_options: ClassVar[tuple[str, ...]] = (*STUDENT, "optimizer")
+    server_only_options: ClassVar[tuple[str, ...]] = (*STUDENT_OPTIONS, "optimizer")
     length_options: ClassVar[tuple[str, ...]] = ("predictions",)
 
     levels: Annotated[int, Interval(ge=0, lt=2**32 - 1), "1 or more, up to 4294967294, or 0 (none)"] = 200
@@ -132,7 +132,7 @@ class FedKD(OneShot):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    def queries(self, at: NodeSetting) -> Iterable[Query]:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """What nodes are asked.
 
         Raises:
@@ -145,10 +145,10 @@ class FedKD(OneShot):
             raise ArgumentError("method.predictions", self.predictions, f"1 for task {task.name}: {why}")
         return super().queries(at)
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """With labeled public data: they are part of what each node learns from."""
         if self.labeled:
-            public = labeled(at.public)
+            public = require_labeled(at.public)
             for node in nodes:
                 inputs = torch.cat([node.data.inputs, public.inputs])
                 node.data = TensorData(inputs, torch.cat([node.data.targets, public.targets]))
@@ -162,14 +162,14 @@ class FedKD(OneShot):
         names = tuple(node.name for node in nodes.nodes)
         kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.setting.cached("predicted", dict)
         if names not in kept or kept[names][0] != view:
-            kept[names] = view, logits(nodes, viewed(nodes.setting.public, view))
+            kept[names] = view, compute_logits(nodes, viewed(nodes.setting.public, view))
         return kept[names][1]
 
     @query(
-        when=lambda self, at: self.agreed,
+        when=lambda self, setting: self.agreed,
         sends={"view": SCHEDULE},
         releases={"largest": LOGIT_RANGE},
-        times=lambda self, at: self.predictions,
+        times=lambda self, setting: self.predictions,
         depends_on_records=(),
     )
     def max_logit(self, nodes: NodeGroup, view: int) -> Tensors:
@@ -182,26 +182,26 @@ class FedKD(OneShot):
         return {"logits": quantize(told["logits"], self.levels, z_max)} if self.levels else told  # Eq. 4
 
     @query(
-        sends=lambda self, at: {
+        sends=lambda self, setting: {
             "rows": INDICES,
             "view": SCHEDULE,
             **({"z_max": LOGIT_RANGE} if self.agreed else {}),
         },
         releases={"logits": LOGITS},
-        times=lambda self, at: self.predictions * len(parts(at.public, chunk(at.public))),
-        rows=lambda self, at: min(len(at.public or ()), chunk(at.public)),
+        times=lambda self, setting: self.predictions * len(split_rows(at.public, chunk(at.public))),
+        rows=lambda self, setting: min(len(at.public or ()), chunk(at.public)),
         depends_on_records=(),
         postprocess=quantized,
         shift_seed="view",
-        sums=lambda self, at: self.summed(at),
+        sums=lambda self, setting: self.sum_weightings(at),
     )
     def predict(self, nodes: NodeGroup, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
-        first, last = bounds(rows)
+        first, last = row_range(rows)
         z = self.predicted(nodes, view)[:, first:last]
         return {"logits": z}
 
-    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
+    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
         """z_hat before its noise (Eq. 2) is a sum over nodes.
 
         Raises:
@@ -211,7 +211,7 @@ class FedKD(OneShot):
             raise ArgumentError(
                 "method.levels", self.levels, "0 (no quantizer) where link.secure_aggregation"
             )
-        return super().summed(at)
+        return super().sum_weightings(at)
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
 
@@ -225,30 +225,30 @@ class FedKD(OneShot):
             raise ArgumentError("method.z_max", self.z_max, allowed)
         return super().planned_queries(public, seed)
 
-    def about(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for p in range(self.predictions):
-            for rows in parts(public, chunk(public)):
+            for rows in split_rows(public, chunk(public)):
                 yield QueryCall("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
 
     def init_state(self, server: Server) -> OneShotState:
-        return OneShotState(optimizer_of(server.student, self.lr, self.optimizer))
+        return OneShotState(make_student_optimizer(server.student, self.lr, self.optimizer))
 
     def targets(self, server: Server, state: OneShotState) -> Mapping[str, torch.Tensor]:
         """z_hat of each prediction of each example."""
         z_max = self.agree(server) if self.agreed else self.z_max
         bound, each = {"z_max": z_max} if self.agreed else {}, []
-        for call in self.about(known(server.public), server.seed):
-            responses, omega = self.query(server, state, call, **bound)
+        for call in self.public_queries(require_public(server.public), server.seed):
+            responses, omega = self.query_with_weights(server, state, call, **bound)
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             z = responses["logits"]
             if self.levels:
                 z = dequantize(z, self.levels, z_max)
-                require_numbers(responses.nodes, z)
+                check_no_nan(responses.nodes, z)
             each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2
         z_hat = torch.stack(torch.cat(each).chunk(self.predictions))
         if not math.isinf(self.gamma):
             draws = [torch_generator(server.seed, "laplace", p) for p in range(self.predictions)]
-            noise = [laplace(tuple(z_hat[0].shape), 1 / self.gamma, draw) for draw in draws]
+            noise = [sample_laplace(tuple(z_hat[0].shape), 1 / self.gamma, draw) for draw in draws]
             z_hat = z_hat + torch.stack(noise).to(z_hat.device)  # Eq. 2, Lap(1 / gamma)
         return {"z_hat": z_hat}  # (P, N, C, ...)
 
@@ -258,11 +258,11 @@ class FedKD(OneShot):
         told = [server.query("max_logit", view=view)["largest"].max() for view in views]
         return torch.stack(told).max().clamp_min(1e-6).item()
 
-    def learn(self, server: Server, state: OneShotState, e: int) -> Mapping[str, float]:
+    def train_epoch(self, server: Server, state: OneShotState, e: int) -> Mapping[str, float]:
         """One pass over D^0, under the view whose turn it is."""
         p, seed = e % self.predictions, server.seed
         x, z_hat = viewed(server.public, view_seed(seed, p)), state.targets["z_hat"][p]
-        pairs = batches(x, z_hat, self.batch, seed, "public", e)
+        pairs = iterate_batches(x, z_hat, self.batch, seed, "public", e)
         distance = partial(server.task.distillation_loss, tau=self.tau)  # Eq. 5-7
         S = server.student
-        return {"student": distil(S, state.optimizer, pairs, distance, server.compute, seed, "student", e)}
+        return {"student": distill(S, state.optimizer, pairs, distance, server.compute, seed, "student", e)}

@@ -25,15 +25,15 @@ import torch
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import Needs, NodeGroup, Server, Span, Tensors, cosine_lr, set_lr, train_round
 from fedstill.methods._public_data import (
-    Weighed,
-    WeighsNodes,
-    drawn,
-    known,
-    labeled,
-    logits,
-    optimizer_of,
-    study,
-    teach,
+    WeightedState,
+    WeightsNodes,
+    compute_logits,
+    finetune_on_public,
+    make_student_optimizer,
+    require_labeled,
+    require_public,
+    sample_rows,
+    train_student,
 )
 from fedstill.node import local_training
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
@@ -44,14 +44,14 @@ TAKEN = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}
 
 
 @dataclass
-class Listening(Weighed):
+class FedMDState(WeightedState):
     """What changes from round to round, beside the student."""
 
     scores: dict[str, torch.Tensor] = field(default_factory=dict)  # f_k on this round's d_j (B, C, ...)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMD(WeighsNodes):
+class FedMD(WeightsNodes):
     """FedMD's options."""
 
     title: ClassVar[str] = "FedMD"
@@ -106,25 +106,27 @@ class FedMD(WeighsNodes):
         """The part of the local training in the round that ``sent`` names."""
         return Span.part(int(sent["round"]), self.rounds, offset=self.first)
 
-    def max_rows(self, at: NodeSetting) -> int:
+    def max_rows(self, setting: NodeSetting) -> int:
         """Examples of d_j, at most."""
         return self.subset if at.public is None else min(self.subset, len(at.public))
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        when=lambda self, at: self.public_epochs > 0,
+        when=lambda self, setting: self.public_epochs > 0,
         times=1,
         depends_on_records=(),
         span=lambda self, sent: self.alone,
     )
     def transfer(self, nodes: NodeGroup) -> Tensors:
         """Train f_k on the labeled public data, then on the first part of its own."""
-        at: NodeSetting = nodes.setting
+        setting: NodeSetting = nodes.setting
         if not nodes.nodes[0].is_frozen:
-            public, losses = labeled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
+            public, losses = require_labeled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
             steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
-            study(nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr)
+            finetune_on_public(
+                nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr
+            )
             if self.first:
                 local_training.make_optimizers(nodes.nodes, at.local)
                 local_training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
@@ -140,14 +142,14 @@ class FedMD(WeighsNodes):
     def communicate(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:
         """f_k(x) for x in d_j, ``(G, B, C, ...)``."""
         nodes.module("model").train(False)
-        z = logits(nodes, known(nodes.setting.public).inputs[rows[0].long()])
+        z = compute_logits(nodes, require_public(nodes.setting.public).inputs[rows[0].long()])
         return {"logits": z}
 
     @query(sends=TAKEN, times=1, depends_on_records=(), span=revisited)
     def digest(self, nodes: NodeGroup, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
         """Approach the consensus on d_j, then revisit the node's own data."""
         if not nodes.nodes[0].is_frozen:
-            d = known(nodes.setting.public).inputs[rows[0].long()]
+            d = require_public(nodes.setting.public).inputs[rows[0].long()]
             self.approach(nodes, d, consensus[0], self.digest_epochs, "digest", round)
             train_round(nodes, self.first + round, self.first + self.rounds)
         return {}
@@ -155,7 +157,7 @@ class FedMD(WeighsNodes):
     @query(
         sends={**TAKEN, "rows_next": INDICES},
         releases={"logits": LOGITS},
-        times=lambda self, at: self.rounds - 1,
+        times=lambda self, setting: self.rounds - 1,
         rows=max_rows,
         depends_on_records=(),
         span=revisited,
@@ -183,7 +185,7 @@ class FedMD(WeighsNodes):
             return each.view(len(z), -1).mean(1)  # (G,)
 
         steps = {"epochs": epochs, "batch": self.digest_batch}
-        study(nodes, x, consensus, losses, *purpose, **steps, lr=self.digest_lr)
+        finetune_on_public(nodes, x, consensus, losses, *purpose, **steps, lr=self.digest_lr)
 
     def mismatch(self, task: Task, z: torch.Tensor, consensus: torch.Tensor) -> torch.Tensor:
         """What digesting descends: class scores and consensus ``(B, C, ...)`` to ``(B,)``."""
@@ -193,28 +195,28 @@ class FedMD(WeighsNodes):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Listening:
-        return Listening(optimizer_of(server.student, self.student_lr))
+    def init_state(self, server: Server) -> FedMDState:
+        return FedMDState(make_student_optimizer(server.student, self.student_lr))
 
-    def step(self, server: Server, state: Listening, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: FedMDState, t: int) -> Mapping[str, float]:
         """One round: aggregate, distribute, and have it digested everywhere."""
-        d = drawn(server, self.subset, t).int()
+        d = sample_rows(server, self.subset, t).int()
         if not state.scores:
             if self.public_epochs:
                 server.query("transfer")
-            self.gather(server, state)
+            self.fetch_weights(server, state)
             state.scores = server.query("communicate", of=state.histogram.names, rows=d).by_node("logits")
         f = torch.stack([*state.scores.values()])  # (K, B, C, ...)
         omega = self.omega(server, state, tuple(state.scores))
         consensus = server.task.ensemble(f, omega, self.ensemble)  # f~ = sum_k w_k f_k  (B, C, ...)
         sent: dict[str, Any] = {"rows": d, "consensus": consensus, "round": t}
         if t + 1 < self.rounds:
-            query, sent["rows_next"] = "digest_and_communicate", drawn(server, self.subset, t + 1).int()
+            query, sent["rows_next"] = "digest_and_communicate", sample_rows(server, self.subset, t + 1).int()
             state.scores = server.query(query, of=state.histogram.names, **sent).by_node("logits")
         else:
             server.query("digest", of=state.histogram.names, **sent)
         set_lr(state.optimizer, cosine_lr(t, self.rounds, self.student_lr, self.student_lr_end))
         rows, distance = d.long().to(server.device), partial(self.mismatch, server.task)
         passes = {"epochs": self.student_epochs, "batch": self.digest_batch}
-        loss = teach(server, state.optimizer, rows, consensus, distance, t, **passes)
+        loss = train_student(server, state.optimizer, rows, consensus, distance, t, **passes)
         return {"disagreement": (f - consensus).abs().mean().item(), "student": loss}

@@ -19,7 +19,7 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.methods import NodeGroup, TrainStep
-from fedstill.methods._feature_generators import Diversity, Received, diversity, draw_noise
+from fedstill.methods._feature_generators import Diversity, GlobalGenerator, diversity_loss, sample_noise
 from fedstill.methods._local_generators import LocalGenerators, kl
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.generators import append_one_hot
@@ -61,12 +61,12 @@ class FedMDCG(LocalGenerators):
     """At the server (Table 3): crossed distillation (Eq. 12), FedCG's distillation, or averages alone;
     ave* besides leaves out the divergence of predictions in Eq. 2."""
 
-    def model_work(self, nodes: NodeGroup, G: Received) -> TrainStep:
+    def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
         """Stage (a), Eq. 4: a step of F_i and D_i; before anybody has taught G, on Eq. 1 alone."""
         task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
         share = (G.t / max(self.rounds - 1, 1)) ** self.ramp
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             turn, model = next(turns), group.module("model")
             f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
             d = model(f, HEAD)  # D_i(F_i(x))  (G, B, C)
@@ -83,30 +83,30 @@ class FedMDCG(LocalGenerators):
             group.step("model", loss)
             return loss
 
-        return work
+        return train_step
 
-    def generator_work(self, nodes: NodeGroup, t: int) -> TrainStep:
+    def make_generator_step(self, nodes: NodeGroup, t: int) -> TrainStep:
         """Stage (b), Eq. 9: a step of G_i, with F_i and D_i as stage (a) left them."""
         task, turns = nodes.setting.task, itertools.count()
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             turn, model = next(turns), group.module("model")
             with torch.no_grad():
                 f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
                 d = model(f, HEAD)  # D_i(F_i(x))  (G, B, C)
-            z = draw_noise(group, y.shape, self.noise, "generator", t, turn)  # (G, B, q)
+            z = sample_noise(group, y.shape, self.noise, "generator", t, turn)  # (G, B, q)
             c = append_one_hot(z, y, task.classes)
             f_hat = group.module("generator")(c)  # G_i(z, y)
             d_hat = model(f_hat, HEAD)  # D_i(G_i(z, y))
             loss: torch.Tensor = self.divergence(d_hat, d, 1.0).mean(1)  # Eq. 5
             loss = loss + self.lambda4 * (f_hat - f).square().mean((1, 2))  # Eq. 5
             loss = loss + self.lambda5 * task.loss(d_hat, y)  # Eq. 6
-            L_div = diversity(self.diversity, f_hat, z, c[..., self.noise :])
+            L_div = diversity_loss(self.diversity, f_hat, z, c[..., self.noise :])
             loss = loss + self.lambda6 * L_div  # Eq. 7, 8
             group.step("generator", loss)
             return loss
 
-        return work
+        return train_step
 
     def divergence(
         self, student: torch.Tensor, teacher: torch.Tensor, temperature: float | None = None

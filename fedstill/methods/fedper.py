@@ -21,4 +21,4 @@ class FedPer(Averaging):
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al., arXiv:1912.00818"
     evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
-    shared: ClassVar[str] = EXTRACTOR
+    shared_part: ClassVar[str] = EXTRACTOR

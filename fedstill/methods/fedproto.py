@@ -35,7 +35,7 @@ from fedstill.methods import (
     train_round,
 )
 from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
+from fedstill.methods._class_means import ClassMeans, check_class_vectors, class_means, vectors_of_classes
 from fedstill.models import example_inputs
 from fedstill.models.extractor_head import EXTRACTOR, count_features, split_model
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
@@ -49,19 +49,19 @@ PROTOTYPES = PayloadKind(
 
 
 @dataclass(kw_only=True)
-class Prototypes:
+class PrototypeState:
     """What the server knows from round to round."""
 
     C: torch.Tensor  # global ones (classes, p), 0: none yet
 
 
 @dataclass(kw_only=True)
-class Counted(Prototypes, HistogramState):
+class FedProtoState(PrototypeState, HistogramState):
     """And who holds how many records of each class."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prototypical(ClassMeans):
+class PrototypeMethod(ClassMeans):
     """What FedProto and FedTGP share: all that nodes do."""
 
     lam: NonNegativeFloat = 1.0
@@ -78,42 +78,42 @@ class Prototypical(ClassMeans):
     @query(
         sends={"C": PROTOTYPES, "round": SCHEDULE},
         releases={"C": PROTOTYPES},
-        times=lambda self, at: self.rounds,
+        times=lambda self, setting: self.rounds,
         span=Rounds.round_span,
         extra_loss="the distance of features to the prototype of an example's class",
     )
     def train_locally(self, nodes: NodeGroup, C: torch.Tensor, round: int) -> Tensors:
         """Train beside the global prototypes; tell C_i^(j), ``(G, C, p)``, 0 of absent classes."""
-        at: NodeSetting = nodes.setting
-        require_vectors("C", C, len(nodes), at.task.classes)
+        setting: NodeSetting = nodes.setting
+        check_class_vectors("C", C, len(nodes), at.task.classes)
         by_name = {node.name: each for node, each in zip(nodes.nodes, C, strict=True)}
-        train_round(nodes, round, self.rounds, self.work(at.task, at.local.smoothing, by_name))
+        train_round(nodes, round, self.rounds, self.make_train_step(at.task, at.local.smoothing, by_name))
         mine = []
         for node in nodes.nodes:
             f = predict(node.model.get_submodule(EXTRACTOR), node.data.inputs, at.compute)  # (N, p')
-            mine.append(means(self.pooled(f), node.data.targets, at.task.classes))  # Eq. 3
+            mine.append(class_means(self.pooled(f), node.data.targets, at.task.classes))  # Eq. 3
         return {"C": torch.stack(mine)}
 
     def pooled(self, f: torch.Tensor) -> torch.Tensor:
         """Features ``(..., p')`` in the size of prototypes."""
         return F.adaptive_avg_pool1d(f, self.features) if self.features else f
 
-    def work(self, task: Task, smoothing: float, C: dict[str, torch.Tensor]) -> TrainStep:
+    def make_train_step(self, task: Task, smoothing: float, C: dict[str, torch.Tensor]) -> TrainStep:
         """A step on L_S + lambda L_R (Eq. 7); L_R is 0 for classes that have no prototype yet."""
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             model = group.module("model")
             f = model(x, EXTRACTOR)  # (G, B, p')
             sent = C[group.nodes[0].name].unsqueeze(0)  # all nodes got the same
-            require_vectors("C", sent, 1, task.classes, self.features or f.shape[2])
+            check_class_vectors("C", sent, 1, task.classes, self.features or f.shape[2])
             losses: torch.Tensor = task.loss(model(f, "head"), y, smoothing)  # L_S (G,)
-            target = wanted(C, group, y)  # (G, B, p)
+            target = vectors_of_classes(C, group, y)  # (G, B, p)
             known = (target != 0).any(2)  # (G, B)
             L_R = ((self.pooled(f) - target).square().mean(2) * known).mean(1)
             group.step("model", losses + self.lam * L_R)
             return losses
 
-        return work
+        return train_step
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Prototypical(ClassMeans):
         return server.federation.present
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
-        asked, before = self.drawn(self.present(server, state), server.seed, t), state.C
+        asked, before = self.sample_participants(self.present(server, state), server.seed, t), state.C
         told = server.query("train_locally", of=asked, C=before, round=t)
         losses = self.aggregate(server, state, told, t)
         return {"moved": (state.C - before).norm().item(), **losses}
@@ -150,26 +150,29 @@ class Prototypical(ClassMeans):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(CountsLabels, Prototypical):
+class FedProto(CountsLabels, PrototypeMethod):
     """FedProto's options."""
 
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
 
-    def init_state(self, server: Server) -> Counted:
-        return Counted(C=torch.zeros(server.task.classes, self.size(server), device=server.device))
+    def init_state(self, server: Server) -> FedProtoState:
+        return FedProtoState(C=torch.zeros(server.task.classes, self.size(server), device=server.device))
 
-    def present(self, server: Server, state: Counted) -> list[str]:
+    def present(self, server: Server, state: FedProtoState) -> list[str]:
         """Who has told counts."""
-        state.histogram.gather(server)
-        return state.histogram.present(server.federation)
+        state.histogram.fetch(server)
+        return state.histogram.present_nodes(server.federation)
 
-    def aggregate(self, server: Server, state: Counted, told: Responses, t: int) -> Mapping[str, float]:
+    def aggregate(self, server: Server, state: FedProtoState, told: Responses, t: int) -> Mapping[str, float]:
         """C^(j), the mean over those who hold the class, weighed by how much of it they hold (Eq. 6).
 
         A class that nobody told of in this round keeps the one it has.
         """
-        C, n = told["C"], state.histogram.of(told.nodes).counts  # (K, classes, p) and |D_i,j| (K, classes)
+        C, n = (
+            told["C"],
+            state.histogram.select(told.nodes).counts,
+        )  # (K, classes, p) and |D_i,j| (K, classes)
         weight = (n * (C != 0).any(2)).unsqueeze(2)  # (K, classes, 1)
         total = weight.sum(0)
         state.C = torch.where(total > 0, (weight * C).sum(0) / total.clamp_min(1e-9), state.C)

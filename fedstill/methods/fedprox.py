@@ -22,17 +22,19 @@ class FedProx(Averaging):
 
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
-    beside: ClassVar[str] = "the proximal term"
+    extra_loss: ClassVar[str] = "the proximal term"
 
     mu: NonNegativeFloat = 0.01
     """Weight of the proximal term mu/2 ||w - w^t||^2; 0 is FedAvg."""
 
-    def work(self, nodes: NodeGroup) -> TrainStep:
+    def make_train_step(self, nodes: NodeGroup) -> TrainStep:
         """A step on F_k(w) + mu/2 ||w - w^t||^2."""
         task, smoothing = nodes.setting.task, nodes.setting.local.smoothing
         sent: dict[str, torch.Tensor] = {}  # w^t, by name (G, ...)
 
-        def work(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def train_step(
+            group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor
+        ) -> torch.Tensor:
             model = group.module("model")
             if not sent:  # the models are as they were sent until the first step is taken
                 everyone = model.trainable_parameters(len(group))
@@ -44,7 +46,7 @@ class FedProx(Averaging):
             group.step("model", held)
             return losses
 
-        return work
+        return train_step
 
 
 def squared_distance(w: dict[str, torch.Tensor], sent: dict[str, torch.Tensor]) -> torch.Tensor:

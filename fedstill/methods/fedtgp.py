@@ -20,8 +20,8 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Responses, Server, descend, seeded, torch_generator
-from fedstill.methods._public_data import passes
-from fedstill.methods.fedproto import Prototypes, Prototypical
+from fedstill.methods._public_data import shuffled_batches
+from fedstill.methods.fedproto import PrototypeMethod, PrototypeState
 
 
 class TrainablePrototypes(nn.Module):
@@ -39,7 +39,7 @@ class TrainablePrototypes(nn.Module):
 
 
 @dataclass(kw_only=True)
-class Trained(Prototypes):
+class FedTGPState(PrototypeState):
     """What the server knows from round to round, with what it trains."""
 
     P_hat: nn.Module
@@ -47,7 +47,7 @@ class Trained(Prototypes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedTGP(Prototypical):
+class FedTGP(PrototypeMethod):
     """FedTGP's options."""
 
     title: ClassVar[str] = "FedTGP"
@@ -62,14 +62,14 @@ class FedTGP(Prototypical):
     server_lr: NonNegativeFloat = 1e-2
     """Learning rate of the server's SGD."""
 
-    def init_state(self, server: Server) -> Trained:
+    def init_state(self, server: Server) -> FedTGPState:
         classes, p = server.task.classes, self.size(server)
         with seeded(server.seed, "prototypes"):
             P_hat = server.compute.to_device(TrainablePrototypes(classes, p))
         sgd = torch.optim.SGD(P_hat.parameters(), self.server_lr)
-        return Trained(C=torch.zeros(classes, p, device=server.device), P_hat=P_hat, sgd=sgd)
+        return FedTGPState(C=torch.zeros(classes, p, device=server.device), P_hat=P_hat, sgd=sgd)
 
-    def aggregate(self, server: Server, state: Trained, told: Responses, t: int) -> Mapping[str, float]:
+    def aggregate(self, server: Server, state: FedTGPState, told: Responses, t: int) -> Mapping[str, float]:
         """S passes of ^P^c over all P_i^c that were told; all count alike."""
         C = told["C"]  # (K, classes, p)
         held = (C != 0).any(2)  # (K, classes)
@@ -78,7 +78,7 @@ class FedTGP(Prototypical):
         loss = torch.zeros(())
         for epoch in range(self.server_epochs if len(P) else 0):
             draw = torch_generator(server.seed, "server's order", t, epoch)
-            for rows in passes(len(P), self.server_batch, draw):
+            for rows in shuffled_batches(len(P), self.server_batch, draw):
                 chosen = rows.to(P.device)
                 loss = contrast(P[chosen], c[chosen], state.P_hat(), delta)
                 descend(state.sgd, loss)

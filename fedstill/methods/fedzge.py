@@ -21,17 +21,17 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Needs, NodeGroup, Server, cosine_lr, descend, query, set_lr
-from fedstill.methods._generated_inputs import FromLabels, GeneratesInputs
+from fedstill.methods._generated_inputs import GeneratesFromLabels, GeneratesInputs
 from fedstill.methods._label_histogram import LabelHistogram, Tensors
-from fedstill.methods._public_data import WeighsNodes
+from fedstill.methods._public_data import WeightsNodes
 from fedstill.methods._student import Student, StudentOptions
-from fedstill.methods._zeroth_order import ask_around
+from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
 
 
 @dataclass
-class Estimating:
+class FedZGEState:
     """What changes from step to step."""
 
     histogram: LabelHistogram  # who counts how much
@@ -42,7 +42,7 @@ class Estimating:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
+class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs):
     """FedZGE's options."""
 
     title: ClassVar[str] = "FedZGE"
@@ -84,10 +84,10 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
     @query(
         sends={"x": INPUTS},
         releases={"logits": LOGITS},
-        times=lambda self, at: self.steps,
-        rows=lambda self, at: (1 + self.directions) * self.batch,
+        times=lambda self, setting: self.steps,
+        rows=lambda self, setting: (1 + self.directions) * self.batch,
         depends_on_records=(),
-        sums=lambda self, at: self.summed(at),
+        sums=lambda self, setting: self.sum_weightings(at),
         finite_differences=True,
     )
     def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
@@ -96,27 +96,29 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Estimating:
-        source, G = self.source(server), self.first_generator(server)
-        return Estimating(LabelHistogram(), source, *G, Student(self, server))
+    def init_state(self, server: Server) -> FedZGEState:
+        source, G = self.source(server), self.init_generator(server)
+        return FedZGEState(LabelHistogram(), source, *G, Student(self, server))
 
-    def step(self, server: Server, state: Estimating, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: FedZGEState, t: int) -> Mapping[str, float]:
         """One query, one step of G, some of the student."""
         task = server.task
-        self.gather(server, state)
+        self.fetch_weights(server, state)
         set_lr(state.adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
-        wish = state.source.draw(self.batch, "w", t)
-        w, y = wish.told[:, : self.noise], wish.labels
+        wish = state.source.sample(self.batch, "w", t)
+        w, y = wish.generator_input[:, : self.noise], wish.labels
         with server.compute.step(server.seed, "server", t):
-            x = state.generator(wish.told).float()
+            x = state.generator(wish.generator_input).float()
             names = state.histogram.names
-            responses = ask_around(server, "predict_logits", x, self.directions, self.epsilon, t, of=names)
+            responses = query_with_differences(
+                server, "predict_logits", x, self.directions, self.epsilon, t, of=names
+            )
             omega = self.omega(server, state, responses.nodes)
             z = task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C)
             losses = {
                 "fidelity": F.cross_entropy(z, y),  # L_fid: x shows y
-                "adversary": -task.distillation_loss(state.student.watching(x), z, self.tau).mean(),  # L_adv
-                "diversity": diversity(x, w),  # L_div
+                "adversary": -task.distillation_loss(state.student.evaluate(x), z, self.tau).mean(),  # L_adv
+                "diversity": diversity_loss(x, w),  # L_div
                 "balance": task.balance_loss(z),  # L_info
             }
             L_G = (
@@ -127,11 +129,11 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
             )
         descend(state.adam, L_G)
         state.student.replay.add(x.detach(), z.detach())
-        losses["student"] = state.student.learn(t, self.steps, [])
+        losses["student"] = state.student.train(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
 
-def diversity(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def diversity_loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """L_div, exp(-mean_ij |x_i - x_j|^2 |w_i - w_j|^2): lower, the more inputs of unlike noise differ.
 
     Squared distances of inputs ``(B, ...)`` and of noise ``(B, q)`` are means over their values.

@@ -54,7 +54,7 @@ SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
-class Aligning(HistogramState):
+class FLMRCMState(HistogramState):
     """What changes from round to round, beside the student."""
 
     features: torch.Tensor | None = None  # z_t, as the target told last (M, p)
@@ -90,7 +90,7 @@ class FLMRCM(Averaging):
     target: str = ""
     """The node whose latent features all others align theirs with; none: the first one. With a name, no
     other node tells its features, whoever asks."""
-    told: PositiveInt = 64
+    target_examples: PositiveInt = 64
     """Images of its own whose features the target tells in each round, drawn anew."""
     lambda_adv: NonNegativeFloat = 1.0
     """Weight of the adversarial loss at the sources; 0 is FedAvg, and no features are told."""
@@ -102,7 +102,7 @@ class FLMRCM(Averaging):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """A domain identifier C^k for each node: z ``(B, p)`` to one value, high where it looks like z_t.
 
         Raises:
@@ -124,10 +124,10 @@ class FLMRCM(Averaging):
     @query(
         sends=SENT,
         releases={"features": FEATURES},
-        times=lambda self, at: self.rounds,
-        rows=lambda self, at: self.told,
+        times=lambda self, setting: self.rounds,
+        rows=lambda self, setting: self.target_examples,
         depends_on_records=("features",),
-        when=lambda self, at: self.lambda_adv > 0,
+        when=lambda self, setting: self.lambda_adv > 0,
     )
     def send_features(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
         """z_t = E_t(x) of some of the target's own images, with E_t the server's: ``(1, M, p)``."""
@@ -135,7 +135,7 @@ class FLMRCM(Averaging):
             if self.target not in ("", node.name):
                 raise QueryRefused(node.name, "send_features", f"method.target: {self.target}")
         nodes.load_parameters("model", parameters)
-        x, _ = nodes.sample(self.told, "target", round)
+        x, _ = nodes.sample(self.target_examples, "target", round)
         model = nodes.module("model")
         model.train(False)
         return {"features": coarse(model(x, latent(nodes.nodes[0].model)))}
@@ -143,9 +143,9 @@ class FLMRCM(Averaging):
     @query(
         sends={**SENT, "features": FEATURES},
         releases={"parameters": PARAMETERS},
-        times=lambda self, at: self.rounds,
+        times=lambda self, setting: self.rounds,
         span=Averaging.round_span,
-        when=lambda self, at: self.lambda_adv > 0,
+        when=lambda self, setting: self.lambda_adv > 0,
     )
     def align(
         self, nodes: NodeGroup, parameters: torch.Tensor, round: int, features: torch.Tensor
@@ -163,7 +163,9 @@ class FLMRCM(Averaging):
         """
         task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
 
-        def work(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def train_step(
+            group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor
+        ) -> torch.Tensor:
             model, identifier, turn = group.module("model"), group.module("identifier"), next(turns)
             identifier.train(True)
             part, (active, batch) = latent(group.nodes[0].model), inputs.shape[:2]
@@ -178,11 +180,11 @@ class FLMRCM(Averaging):
             group.step("model", losses + self.lambda_adv * L_advE)
             return losses
 
-        return work
+        return train_step
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def init_state(self, server: Server) -> Aligning:
+    def init_state(self, server: Server) -> FLMRCMState:
         """Nobody has told anything yet.
 
         Raises:
@@ -191,22 +193,22 @@ class FLMRCM(Averaging):
         nodes = server.federation.nodes
         if self.target not in ("", *nodes):
             raise ArgumentError("method.target", self.target, f"one of {', '.join(nodes)}")
-        return Aligning()
+        return FLMRCMState()
 
-    def step(self, server: Server, state: Aligning, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: FLMRCMState, t: int) -> Mapping[str, float]:
         """One round: z_t from the target, local training everywhere, the weighted average.
 
         A target that is left out told its features before; the sources go on with these. If it never told
         any, they go on as under FedAvg.
         """
         federation, student = server.federation, server.student
-        self.meet(server, state)
+        self.prepare_nodes(server, state)
         w, target = to_vector(student), self.target or federation.nodes[0]
         sent: dict[str, Any] = {"parameters": w, "round": t}
         if self.lambda_adv and target in federation.present:
             z_t = server.query_or_none("send_features", of=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
-        names = self.drawn(state.histogram.present(federation), server.seed, t)
+        names = self.sample_participants(state.histogram.present_nodes(federation), server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
         others = [name for name in names if name not in sources]
         asked = [
@@ -218,6 +220,6 @@ class FLMRCM(Averaging):
             raise NodeFault(", ".join(names), "train", "none of the nodes that were asked is left")
         # In the order of the nodes, whichever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
-        n = state.histogram.of(list(updates)).sizes  # (K,)
+        n = state.histogram.select(list(updates)).sizes  # (K,)
         load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}

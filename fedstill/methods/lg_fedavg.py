@@ -21,4 +21,4 @@ class LGFedAvg(Averaging):
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., arXiv:2001.01523"
     evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
-    shared: ClassVar[str] = HEAD
+    shared_part: ClassVar[str] = HEAD

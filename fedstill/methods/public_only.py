@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstill.methods import Method, Needs, Server
-from fedstill.methods._public_data import known, labeled
-from fedstill.methods.centralized import Gathered, Trainee
+from fedstill.methods._public_data import require_labeled, require_public
+from fedstill.methods.centralized import CentralizedState, CentralTrainer
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class PublicOnly(Method):
     def needs(self) -> Needs:
         return Needs(public=True, public_labels=True)
 
-    def init_state(self, server: Server) -> Gathered:
+    def init_state(self, server: Server) -> CentralizedState:
         """Refuses to go on without public data."""
-        known(server.public)
-        return Gathered(Trainee())
+        require_public(server.public)
+        return CentralizedState(CentralTrainer())
 
-    def step(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
-        return state.trainee.learn(server, t, lambda: labeled(server.public))
+    def step(self, server: Server, state: CentralizedState, t: int) -> Mapping[str, float]:
+        return state.trainer.train(server, t, lambda: require_labeled(server.public))

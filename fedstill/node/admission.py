@@ -45,7 +45,7 @@ def require_nodes(node: str, policy: PolicyConfig, min_nodes: int) -> None:
         raise QueryRefused(node, "join", f"min_nodes: {policy.min_nodes}, and {reason}")
 
 
-def require_schema(node: str, own: Schema, schema: Schema) -> None:
+def require_schema(node: str, owners_schema: Schema, schema: Schema) -> None:
     """Refuse all schemas but the owner's; without one, all are allowed.
 
     The difference is not reported: ranges that an owner took from the data would be found column by column.
@@ -53,16 +53,16 @@ def require_schema(node: str, own: Schema, schema: Schema) -> None:
     Raises:
         QueryRefused: with the rule.
     """
-    if own and schema != own:
+    if owners_schema and schema != owners_schema:
         raise QueryRefused(node, "join", "schema: the run's schema differs from the owner's")
 
 
-def require_classes(node: str, own: tuple[str, ...], classes: tuple[str, ...]) -> None:
+def require_classes(node: str, owners_classes: tuple[str, ...], classes: tuple[str, ...]) -> None:
     """Refuse all lists of classes but the owner's; without one, all are allowed.
 
     QueryRefused reports no difference: the classes of the data would be found list by list.
     """
-    if own and classes != own:
+    if owners_classes and classes != owners_classes:
         raise QueryRefused(node, "join", "classes: the run's classes differ from the owner's")
 
 

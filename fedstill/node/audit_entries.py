@@ -14,10 +14,10 @@ from fedstill.protocol.digests import chain_digest
 
 RESPONSE, GRADIENT = "response", "gradient"  # parts of a query
 TRAINING = "training"  # private training before a release
-TRAINING_RESULT = "learned"  # hash of the trained weights; costs nothing
-RESPONSE_FILE = "kept"  # released file of responses, which may be repeated
+TRAINING_RESULT = "training result"  # hash of the trained weights; costs nothing
+RESPONSE_FILE = "response file"  # released file of responses, which may be repeated
 REFUSED = "refused"  # refused query, with the rule
-SETTLED = "settled"  # the owner accepted a log with a fault
+ACCEPTED = "accepted"  # the owner accepted a log with a fault
 RELEASES = (RESPONSE, GRADIENT)
 
 NODE_DATA = "these data"
@@ -178,7 +178,9 @@ def parse_line(line: object) -> dict[str, Any] | None:
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
     return (
-        {**ENTRY_DEFAULTS, **fields} if is_complete and (fields["run"] or fields["part"] == SETTLED) else None
+        {**ENTRY_DEFAULTS, **fields}
+        if is_complete and (fields["run"] or fields["part"] == ACCEPTED)
+        else None
     )
 
 

@@ -26,10 +26,10 @@ from fedstill.core.hashing import chain_hash
 from fedstill.node import audit_head
 from fedstill.node.audit_database import AuditError, Database
 from fedstill.node.audit_entries import (
+    ACCEPTED,
     BYTES,
     NO_GUARANTEE,
     QUERIES,
-    SETTLED,
     UNIT_PREFIX,
     Entry,
     check_entry,
@@ -68,7 +68,7 @@ class AuditLog:
         self._durable, self._read_only = durable, read_only
         self.fault: str | None = None
         self._is_open = True
-        self.totals, self._last_number, self._last_hash, self._settled_number, self._head_number = (
+        self.totals, self._last_number, self._last_hash, self._accepted_number, self._head_number = (
             EntryTotals(),
             0,
             "",
@@ -104,7 +104,7 @@ class AuditLog:
         """
         if not entry.run:
             raise ArgumentError("run of an entry", entry.run, "its name")
-        if entry.part == SETTLED:
+        if entry.part == ACCEPTED:
             raise ArgumentError("part of an entry", entry.part, "that of an answer")
         return self._write_entry(entry, check, skip_repeated=True)
 
@@ -129,7 +129,7 @@ class AuditLog:
                 self._write_head()
         return number
 
-    def settle(self, reason: str, *, is_lost: bool = False) -> None:
+    def accept(self, reason: str, *, is_lost: bool = False) -> None:
         """Accept the log as it is: write that down, with the owner's reason.
 
         Totals of the head that the entries do not show are charged again, to the same payers and runs.
@@ -162,20 +162,20 @@ class AuditLog:
                         cost.pop(QUERIES, 0),
                         cost.pop(BYTES, 0),
                     )
-                    keys = (run, payer, payer, self._last_number + 1, SETTLED, SETTLED)
+                    keys = (run, payer, payer, self._last_number + 1, ACCEPTED, ACCEPTED)
                     up = {BYTES: byte_count} if byte_count else {}
                     units = [
-                        what for what in head.totals.get((payer, run), ()) if what.startswith(UNIT_PREFIX)
+                        name for name in head.totals.get((payer, run), ()) if name.startswith(UNIT_PREFIX)
                     ]
-                    for what in units:
-                        cost.pop(what, 0)
+                    for name in units:
+                        cost.pop(name, 0)
                     entry = Entry(
                         *keys,
                         rule=reason,
                         up=up,
                         cost=cost,
                         no_guarantee=no_guarantee,
-                        unit=" and ".join(what.removeprefix(UNIT_PREFIX) for what in units),
+                        unit=" and ".join(name.removeprefix(UNIT_PREFIX) for name in units),
                         queries=queries,
                     )
                     self._apply_entry(*self._insert_entry(entry))
@@ -266,14 +266,14 @@ class AuditLog:
                 head = Head.read(self._head_path)
             except (OSError, ValueError) as error:
                 damage = f"its head {self._head_path.name} is damaged: {error}"
-        self.totals, self._last_number, self._last_hash, self._settled_number = EntryTotals(), 0, "", 0
+        self.totals, self._last_number, self._last_hash, self._accepted_number = EntryTotals(), 0, "", 0
         self._head_number = 0 if head is None else head.number
         expected = self._read_entries(-(2**62), self._head_number)
         self.fault = self.fault or damage
         if self.fault is None and self._head_path is not None and head is None and self._last_number:
             self.fault = f"its head {self._head_path.name} is missing"
         # A head older than the last settlement is covered by it.
-        if self.fault is None and head is not None and head.number >= self._settled_number:
+        if self.fault is None and head is not None and head.number >= self._accepted_number:
             if head.number > self._last_number:
                 ends = f"it ends at entry {self._last_number}, and its head at {head.number}"
                 self.fault = f"is an older copy: {ends}"
@@ -283,7 +283,7 @@ class AuditLog:
                 self.fault = f"its entries up to {head.number} do not add up to the totals in its head"
         return head
 
-    def _read_entries(self, after: int, head_number: int = 0) -> Head:
+    def _read_entries(self, last_read: int, head_number: int = 0) -> Head:
         """Read the entries after a number, and check each against the one before.
 
         Returns:
@@ -292,14 +292,14 @@ class AuditLog:
         fault: str | None = None
         expected = Head()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
-        for number, line, stored_hash in self._database.execute(query, (after,)):
+        for number, line, stored_hash in self._database.execute(query, (last_read,)):
             fields, hash_ = parse_line(line), chain_hash(self._last_hash, number, line)
             if number != self._last_number + 1:
                 fault = fault or f"entry {self._last_number + 1} is missing"
             if fields is None or stored_hash != hash_:
                 fault = fault or f"entry {number} is not as it was written"
-            elif fields["part"] == SETTLED:  # the owner accepted everything before it
-                fault, self._settled_number = None, number
+            elif fields["part"] == ACCEPTED:  # the owner accepted everything before it
+                fault, self._accepted_number = None, number
             self._apply_entry(number, hash_, fields)
             if number == head_number:
                 expected = Head(number, hash_, self.totals.run_totals())

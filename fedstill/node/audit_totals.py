@@ -96,19 +96,15 @@ class EntryTotals:
             self._unreported[run, node].subtract(entry["training_cost"])
         if part == RESPONSE:
             self._query_names[run, entry["number"], entry["content_hash"]] = entry["query"]
-        for way in ("down", "up"):
-            for kind, size in entry[way].items():
-                self.bytes[run, node, way, kind] += size
+        for direction in ("down", "up"):
+            for kind, size in entry[direction].items():
+                self.bytes[run, node, direction, kind] += size
 
     def spending(self, payer: str, run: str) -> Spending:
         """Return a payer's spending, in one run and in all."""
         run_events, total_events = (
             Counter(
-                {
-                    what: n
-                    for what, n in self._events_of(payer, name).items()
-                    if not what.startswith(UNIT_PREFIX)
-                }
+                {key: n for key, n in self._events_of(payer, name).items() if not key.startswith(UNIT_PREFIX)}
             )
             for name in (run, ALL_RUNS)
         )

@@ -180,8 +180,8 @@ def _with_precomputed_features(node: Node) -> Node:
         id(parameter) for name, parameter in model.named_parameters() if name not in node.frozen["model"]
     }
     layers = list(model)
-    learns = [any(id(parameter) in learning for parameter in layer.parameters()) for layer in layers]
-    first_trained = learns.index(True) if learning and len(data) else 0
+    is_trained = [any(id(parameter) in learning for parameter in layer.parameters()) for layer in layers]
+    first_trained = is_trained.index(True) if learning and len(data) else 0
     fixed, head = nn.Sequential(*layers[:first_trained]), nn.Sequential(*layers[first_trained:])
     leaves = {name: parameter.detach() for name, parameter in fixed.named_parameters()}
     training = model.training
@@ -224,9 +224,9 @@ def _example_losses(task: Task, config: LocalConfig) -> PrivateLoss:
 
 
 def _augment(task: Task, config: LocalConfig) -> Augment | None:
-    how = config.augment
-    if how == "none":
+    mode = config.augment
+    if mode == "none":
         return None
     return lambda inputs, targets, draws: augment_examples(
-        task, inputs, targets, augmentation_numbers(inputs, draws), how
+        task, inputs, targets, augmentation_numbers(inputs, draws), mode
     )

@@ -335,8 +335,8 @@ class Gate:
             if self.budgets is not None:
                 self.budgets.require_within_budget(spending, max_cost, received.query)
 
-        learned = self.audit.totals.unreported(self.run, self.node)
-        return self.audit.charge(replace(entry, queries=query_count, training_cost=learned), check)
+        training_cost = self.audit.totals.unreported(self.run, self.node)
+        return self.audit.charge(replace(entry, queries=query_count, training_cost=training_cost), check)
 
     def _entry(self, received: ReceivedQuery, part: str, **fields: Any) -> Entry:
         keys = (self.run, self.payer, self.node, received.number, received.query, part)

@@ -69,8 +69,8 @@ def compute_input_gradients(
     }
     sample = next(iter(weighted.values()), {})
     # Outputs that do not depend on the inputs (a mean over the node's examples) have no gradient.
-    outputs = {key: out for key, out in exchange.outputs.items() if isinstance(out, torch.Tensor)}
-    names = [key for key, out in outputs.items() if out.requires_grad and key in sample]
+    outputs = {key: output for key, output in exchange.outputs.items() if isinstance(output, torch.Tensor)}
+    names = [key for key, output in outputs.items() if output.requires_grad and key in sample]
     if not names:
         return []
     zeros = {key: torch.zeros_like(sample[key]) for key in names}

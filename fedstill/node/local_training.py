@@ -91,8 +91,8 @@ def train(
     private = nodes[0].private_steps.get("model")
     if private is not None:
         if train_step is not None or len(nodes) > 1:
-            whose = f"privacy of {nodes[0].name}"
-            raise ArgumentError(whose, "dp-sgd", "a method that trains on the task's loss")
+            option = f"privacy of {nodes[0].name}"
+            raise ArgumentError(option, "dp-sgd", "a method that trains on the task's loss")
         arguments = (nodes[0], task, config, compute)
         position: dict[str, Any] = {"span": span, "start": start, "steps": steps}
         return dp_training.train_privately(*arguments, dp=private, report=report, purpose=purpose, **position)
@@ -117,12 +117,13 @@ def train(
     for step in range(start, end):
         active = sum(length > step for length in lengths)
         batches = [
-            stream.batch(first + step) for stream, first in zip(streams[:active], first_steps, strict=False)
+            stream.batch(first_step + step)
+            for stream, first_step in zip(streams[:active], first_steps, strict=False)
         ]
         inputs = stack_tensors([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
         targets = stack_tensors([targets for _, targets in batches])  # (active, batch, ...)
-        for node, first in zip(nodes[:active], first_steps, strict=False):
-            rate = cosine_lr(first + step, totals[node.name], config.lr, config.lr_end)
+        for node, first_step in zip(nodes[:active], first_steps, strict=False):
+            rate = cosine_lr(first_step + step, totals[node.name], config.lr, config.lr_end)
             for role in roles:
                 set_lr(node.optimizers[role], rate)
         number = first_steps[0] + step

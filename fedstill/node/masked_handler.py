@@ -46,8 +46,10 @@ class MaskedHandler(RequestHandler):
         # A node that comes back has missed queries. Only summed queries with recovery may ignore the history:
         # only sums can be read without some nodes.
         summed = bool(self.side.queries[name].sums)
-        before = "" if summed and request is not None and request.recover else node.query_history_hash
-        return sha256_digest(tensors, name, str(number), str(differentiable), before, _memory_layout(tensors))
+        history = "" if summed and request is not None and request.recover else node.query_history_hash
+        return sha256_digest(
+            tensors, name, str(number), str(differentiable), history, _memory_layout(tensors)
+        )
 
     def _admit_sum(
         self, query: Query, request: SumRequest | None, output_gradients: Iterable[Tensors] = ()

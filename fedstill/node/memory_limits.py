@@ -45,12 +45,12 @@ def memory_limit(limit: int | None, device: torch.device) -> int:
 
 def _machine_memory() -> int:
     """Return the memory of this machine, or of this process's container, in bytes."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         if Path(path).is_file():
             text = Path(path).read_text().strip()
-            found += [int(text)] if text.isdecimal() else []  # "max": no limit
-    return min(found)
+            sizes += [int(text)] if text.isdecimal() else []  # "max": no limit
+    return min(sizes)
 
 
 def limit_process(limit: int, device: torch.device) -> None:
@@ -65,8 +65,8 @@ def limit_process(limit: int, device: torch.device) -> None:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        now = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-        soft = limit + (int(now[1]) * 1024 if now else 0)
+        current = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        soft = limit + (int(current[1]) * 1024 if current else 0)
         resource.setrlimit(
             resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
         )
@@ -119,8 +119,8 @@ def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device=device) if device.type == "meta" else tensor.detach()
 
-    tensors = {name: moved(own).requires_grad_() for name, own in model.named_parameters()}
-    tensors |= {name: moved(own) for name, own in model.named_buffers()}
+    tensors = {name: moved(tensor_).requires_grad_() for name, tensor_ in model.named_parameters()}
+    tensors |= {name: moved(tensor_) for name, tensor_ in model.named_buffers()}
     own_storages = {_storage_id(leaf) for leaf in tensors.values()}
     saved: dict[int, torch.Tensor] = {}  # by storage, so that none is counted twice
 

@@ -55,7 +55,7 @@ class QuerySizeLimits:
     """Limits of one node's queries in ``limit`` bytes of memory; 0 is no limit."""
 
     def __init__(self, node: Node, public: PublicData | None, spec: InputSpec, limit: int) -> None:
-        self._node, self._public, self._spec, self._most = node, public, spec, limit
+        self._node, self._public, self._spec, self._limit = node, public, spec, limit
 
     def require(self, query: Query, tensors: Tensors) -> None:
         """Refuse a query that is too large or does not fit the run.
@@ -75,14 +75,14 @@ class QuerySizeLimits:
                 rule = f"rows: {name} has rows outside the {row_count} of the public data"
                 raise QueryRefused(self._node.name, query.name, rule)
         input_count = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
-        if input_count and self._most:
+        if input_count and self._limit:
             need = input_count * self._bytes_per_input
-            require_memory(f"a query about {input_count} inputs at once", need, self._most)
+            require_memory(f"a query about {input_count} inputs at once", need, self._limit)
         row_total = sum(tensors[name].numel() for name in indices)
         if row_total and self._public is not None:  # a row may occur several times, and is copied each time
             bytes_per_row = tensor_bytes(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.output_shape)
             require_memory(
-                f"a query about {row_total} public inputs at once", row_total * bytes_per_row, self._most
+                f"a query about {row_total} public inputs at once", row_total * bytes_per_row, self._limit
             )
 
     def _require_shapes(self, query: Query, tensors: Tensors) -> None:

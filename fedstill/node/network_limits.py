@@ -27,7 +27,7 @@ class _ParameterLimit(TorchFunctionMode):
 
     def __init__(self, limit: int, node: str, query: str) -> None:
         super().__init__()
-        self.most, self.node, self.query, self.created = limit, node, query, 0.0
+        self.limit, self.node, self.query, self.created = limit, node, query, 0.0
 
     def __torch_function__(
         self,
@@ -36,13 +36,13 @@ class _ParameterLimit(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        arguments = dict(kwargs or {})
         if func is torch.empty:
-            self.created += _count_numbers(*args, **given)
-            if self.created > self.most:
-                rule = f"max_parameters: {self.most}, and the plan's networks have more"
+            self.created += _count_numbers(*args, **arguments)
+            if self.created > self.limit:
+                rule = f"max_parameters: {self.limit}, and the plan's networks have more"
                 raise QueryRefused(self.node, self.query, rule)
-        return func(*args, **given)
+        return func(*args, **arguments)
 
 
 def _count_numbers(*args: Any, **given: Any) -> float:
@@ -75,5 +75,5 @@ def limit_parameters(side: NodeSide, limit: int, node: str) -> NodeSide:
 
         return handler if GENERATOR_PARAMETERS in query.sends.values() else query.handler
 
-    queries = {name: replace(each, handler=guard(each)) for name, each in side.queries.items()}
+    queries = {name: replace(declared, handler=guard(declared)) for name, declared in side.queries.items()}
     return replace(side, queries=queries, prepare=prepare)

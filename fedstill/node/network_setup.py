@@ -39,9 +39,9 @@ def prepare_network(
     x = torch.randn(2, *shape, generator=torch_generator(seed, "try"))
     x = (x.abs() * vocabulary).long() % vocabulary if vocabulary else x
     x = x.to(compute.device)
-    whole, in_parts = (predict(network, x, compute) for network in (placed, parts))
-    count_features(parts, x, label, maps=whole.ndim > 2)
-    if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
+    outputs, split_outputs = (predict(network, x, compute) for network in (placed, parts))
+    count_features(parts, x, label, maps=outputs.ndim > 2)
+    if not torch.allclose(outputs, split_outputs, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
         raise ModelError(f"{label} cannot be split (expected a head that follows its extractor)")
     return parts
 

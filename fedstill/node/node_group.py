@@ -186,8 +186,8 @@ class StackedModules:
             return True
         name, rows = next(iter(self._parameters.items()))
         return all(
-            own[name].data_ptr() == row.data_ptr()
-            for own, row in zip(self._module_parameters, rows, strict=True)
+            module_parameters[name].data_ptr() == row.data_ptr()
+            for module_parameters, row in zip(self._module_parameters, rows, strict=True)
         )
 
     def backward(self, losses: torch.Tensor) -> None:
@@ -199,9 +199,11 @@ class StackedModules:
             losses.sum(), [leaves[name] for name in names], allow_unused=True
         )
         for name, grad in zip(names, grads, strict=True):
-            for row, own in enumerate(self._module_parameters[: len(losses)]):
+            for row, module_parameters in enumerate(self._module_parameters[: len(losses)]):
                 gradient = grad if is_single or grad is None else grad[row]
-                own[name].grad = None if gradient is None else match_layout(gradient, own[name])
+                module_parameters[name].grad = (
+                    None if gradient is None else match_layout(gradient, module_parameters[name])
+                )
 
     def _stack(self) -> None:
         for name, _ in self.modules[0].named_parameters():
@@ -262,9 +264,9 @@ class NodeGroup:
         """
         for node in self.nodes:
             if role not in node.modules:
-                known = ", ".join(node.modules)
+                roles = ", ".join(node.modules)
                 raise ArgumentError(
-                    "the network's role", role, f"one of {known}; node.add_module adds others"
+                    "the network's role", role, f"one of {roles}; node.add_module adds others"
                 )
         if role not in self._stacked or not self._stacked[role].is_current():
             modules = [node.modules[role] for node in self.nodes]
@@ -369,7 +371,7 @@ def group_by_architecture(nodes: Sequence[Node]) -> Iterator[list[Node]]:
         if (
             node.private_steps
             or node.teachers
-            or any(uses_global_rng(each) or has_hooks(each) for each in modules)
+            or any(uses_global_rng(layer_module) or has_hooks(layer_module) for layer_module in modules)
         ):
             key = ("alone", node.name)
         groups.setdefault(key, []).append(node)

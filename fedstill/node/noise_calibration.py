@@ -30,7 +30,7 @@ def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseL
         ArgumentError: no noise level is enough.
     """
     parts, costs = config.noise_tables, run_costs(placeholder_noise(config))
-    given = {part: table.noise or 0.0 for part, table in parts.items()}
+    configured = {part: table.noise or 0.0 for part, table in parts.items()}
     uncalibrated = [part for part, table in parts.items() if table.noise is None and costs.get(part)]
     # The run must stay within both budgets.
     limits = {(config.epsilon, config.delta), config.total_budget}
@@ -38,14 +38,14 @@ def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseL
         (epsilon, d) for epsilon, d in sorted(limits) if math.isfinite(epsilon) and d <= min(limits)[1]
     ]
     if not config.protects or not budgets or not uncalibrated or total_cost(costs) is None:
-        return given
+        return configured
 
     def required_factor(
         levels: NoiseLevels,
         relative: NoiseLevels,
         max_epsilon: float,
         delta: float,
-        by: Accountant,
+        accountant: Accountant,
         only: str = "",
     ) -> float:
         """Return the factor of the relative levels at which a run (or one option's part of it) costs
@@ -53,11 +53,11 @@ def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseL
         """
 
         def spent(factor: float) -> PrivacyCost:
-            bill = run_costs({**levels, **{part: factor * level for part, level in relative.items()}})
-            return (bill[only] if only else total_cost(bill)) or PrivacyCost()
+            costs_ = run_costs({**levels, **{part: factor * level for part, level in relative.items()}})
+            return (costs_[only] if only else total_cost(costs_)) or PrivacyCost()
 
         try:
-            return calibrate_noise(spent, max_epsilon, delta, by)
+            return calibrate_noise(spent, max_epsilon, delta, accountant)
         except ArgumentError as error:
             run, over_all = config.epsilon, config.total_budget[0]
             name = "epsilon" if run <= over_all else "total_epsilon"
@@ -66,11 +66,11 @@ def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseL
     (max_epsilon, delta), shares = budgets[0], {part: parts[part].share for part in uncalibrated}
     separate = {
         part: required_factor(
-            given, {part: 1.0}, max_epsilon * share / sum(shares.values()), delta, "rdp", part
+            configured, {part: 1.0}, max_epsilon * share / sum(shares.values()), delta, "rdp", part
         )
         for part, share in (shares if len(uncalibrated) > 1 else {}).items()
     }
     relative = separate or dict.fromkeys(uncalibrated, 1.0)
-    levels = {**given, **relative}
+    levels = {**configured, **relative}
     factor = max(required_factor(levels, relative, *budget, config.accountant) for budget in budgets)
-    return given | {part: factor * level for part, level in relative.items()}
+    return configured | {part: factor * level for part, level in relative.items()}

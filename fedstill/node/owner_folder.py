@@ -266,8 +266,10 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         found += (faults := kit_faults(folder, None if "name" in invalid else file.name))
         if not faults and "policy" not in invalid:
             found += server_faults(file.policy, StartupKit(folder / KIT_FOLDER).authority_fingerprint)
-    own = schema or NO_SCHEMA
-    return FolderCheck(file, known_spec, data, model, compute, tuple(found), "; ".join(unreported), own)
+    own_schema = schema or NO_SCHEMA
+    return FolderCheck(
+        file, known_spec, data, model, compute, tuple(found), "; ".join(unreported), own_schema
+    )
 
 
 def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:

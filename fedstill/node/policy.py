@@ -118,6 +118,6 @@ class PolicyConfig(CheckedOptions):
         for server in self.allowed_servers:
             if len(parse_fingerprint(server)) != 32:
                 raise ArgumentError("policy.allowed_servers", server, "fingerprints of 32 hexadecimal digits")
-        first, _, last = self.hours.partition("-")
-        if self.hours and (not re.fullmatch(HOURS_PATTERN, self.hours) or first == last):
+        start, _, end = self.hours.partition("-")
+        if self.hours and (not re.fullmatch(HOURS_PATTERN, self.hours) or start == end):
             raise ArgumentError("policy.hours", self.hours, "empty, or two times, as 08:00-18:00")

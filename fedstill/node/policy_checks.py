@@ -39,9 +39,9 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
         name not in METHODS.builtin and METHODS[name].queries is not Method.queries for name in policy.methods
     ):
         return faults  # a custom method may declare others
-    known = known_queries(policy.methods)
-    unknown = [name for name in names if name not in known]
-    return [str(UnknownName("query of policy.queries", name, sorted(known))) for name in unknown]
+    known_names = known_queries(policy.methods)
+    unknown = [name for name in names if name not in known_names]
+    return [str(UnknownName("query of policy.queries", name, sorted(known_names))) for name in unknown]
 
 
 def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
@@ -66,25 +66,25 @@ def privacy_faults(
             return []
         expected = "a mechanism if a budget is set: without a guarantee nothing can be released"
         return [str(ArgumentError("privacy.mechanism", config.registered_name, expected))]
-    found = []
+    errors = []
     part, main = next(iter(config.noise_tables.items()), ("", None))
     if main is not None and main.noise is None and math.isinf(config.budget):
         expected = f"a finite value, from which privacy.{part}.noise is calibrated"
-        found.append(ArgumentError("privacy.epsilon", config.epsilon, expected))
-    found += config.faults()
+        errors.append(ArgumentError("privacy.epsilon", config.epsilon, expected))
+    errors += config.faults()
     if data is not None:
         if config.group_size > 1 and data.groups is None:
             expected = "1 without data.group"
-            found.append(ArgumentError("privacy.group_size", config.group_size, expected))
+            errors.append(ArgumentError("privacy.group_size", config.group_size, expected))
         volumes = data_config if data_config is not None and data_config.source == "nifti" else None
         if volumes and (volumes.group != "patient" or config.group_size == 1 < largest_group_size(data)):
             expected = "2 or more, with data.group = 'patient': slices of a volume are scaled together"
-            found.append(ArgumentError("privacy.group_size", config.group_size, expected))
+            errors.append(ArgumentError("privacy.group_size", config.group_size, expected))
         for name, delta in (("delta", config.delta), ("total_delta", config.total_delta)):
             if delta is not None and delta * len(data) >= 1:
                 expected = f"well below 1 / {len(data)}, one over the number of records"
-                found.append(ArgumentError(f"privacy.{name}", delta, expected))
-    faults = [str(fault) for fault in found]
+                errors.append(ArgumentError(f"privacy.{name}", delta, expected))
+    faults = [str(fault) for fault in errors]
     if "model" in config.dp_trained and model is not None:
         try:
             dp_compatibility.check(model, "the model")

@@ -91,7 +91,7 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
     supposed, planned = mechanism.with_placeholder_noise().run_costs(), mechanism.run_costs()
     for part in paid_parts(mechanism):
         if config.noise_tables[part].noise is None and not supposed.get(part):
-            unlimited = ", ".join(name for name, asked in queries.items() if not asked.times)
+            unlimited = ", ".join(name for name, declared in queries.items() if not declared.times)
             reason = (
                 f"the number of queries {unlimited} is not known, so noise cannot be calibrated to epsilon"
             )
@@ -162,8 +162,8 @@ def find_run_length(
     for option in options:
         if run_cost(*option.with_length(method, local, 2 * math.ceil(option.value) + 1)) != current:
             return option
-    named = ", ".join(option.name for option in options)
-    message = f"this run costs the same for all values of {named}"
+    option_names = ", ".join(option.name for option in options)
+    message = f"this run costs the same for all values of {option_names}"
     raise FedstillError(f"{message}: leave --steps out, or one of --epsilon and --noise")
 
 

@@ -47,8 +47,8 @@ class PublicDataCache:
             "join", sum(map(tensor_bytes, stored.values()))
         )
         private_files.make_folder(path.parent)
-        for other in path.parent.glob("*.safetensors"):  # one set only: a server could fill the disk
-            other.unlink()
+        for old_file in path.parent.glob("*.safetensors"):  # one set only: a server could fill the disk
+            old_file.unlink()
         save_state(path, stored)
 
     def _path(self, plan: RunPlan) -> Path:

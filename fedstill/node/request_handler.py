@@ -51,9 +51,9 @@ class RequestHandler:
     ) -> None:
         self.group, self.side, self.compute = group, side, compute
         # Frozen parameters are part of the key: frozen and trained networks are never stacked.
-        first = group.nodes[0]
+        first_node = group.nodes[0]
         self.stacking_key = tuple(
-            (stacking_key(module), first.frozen[role]) for role, module in first.modules.items()
+            (stacking_key(module), first_node.frozen[role]) for role, module in first_node.modules.items()
         )
         self.wire = wire or WireConfig()
         self._last_numbers = {node.name: -1 for node in group.nodes} if last_numbers is None else last_numbers
@@ -272,10 +272,10 @@ class RequestHandler:
                 gradients before the next query.
             QueryRefused: gradients that do not belong to the response.
         """
-        first = self.group.nodes[0].name
+        first_name = self.group.nodes[0].name
         exchange = self._exchanges.get(number)
         if exchange is None or len(exchange.releases) < len(self.group.nodes):  # refused: no gradients either
-            raise QueryMismatch(first, "unknown", number)
+            raise QueryMismatch(first_name, "unknown", number)
         name = exchange.query.name
         queries = {node.name: query for node, query in zip(self.group.nodes, exchange.received, strict=True)}
         received = {
@@ -289,16 +289,16 @@ class RequestHandler:
         }
         if exchange.input_gradients:
             if received != exchange.received_gradients or request != exchange.gradient_sum_request:
-                raise QueryMismatch(first, name, number)
+                raise QueryMismatch(first_name, name, number)
             return
         if not exchange.outputs:  # the next query has freed the graph
-            raise QueryMismatch(first, name, number)
+            raise QueryMismatch(first_name, name, number)
         for node, gradients in output_gradients.items():
             check_output_gradients(exchange, node, gradients)
         request = self._admit_sum(exchange.query, request, output_gradients.values())
         exchange.input_gradients = compute_input_gradients(exchange, self.group.nodes, output_gradients)
         if not exchange.input_gradients:  # no graph, or the outputs do not depend on the inputs
-            raise QueryMismatch(first, name, number)
+            raise QueryMismatch(first_name, name, number)
         exchange.received_gradients, exchange.gradient_sum_request = received, request
         exchange.inputs, exchange.outputs = {}, {}  # free the graph
 

@@ -149,14 +149,14 @@ class ApprovalRequests:
             limit = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
             rule = f"approve: {limit} are waiting already, or this one is too large"
             raise QueryRefused(self._file.name, "join", rule)
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        new = ApprovalRequest(description.text, run, server, now)
+        time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        new = ApprovalRequest(description.text, run, server, time)
         if previous is not None:  # other runs may depend on the earlier approval
             new = replace(new, runs=previous.runs, protection=previous.protection)
         self._write(new)
         earlier = "" if previous is None or previous.state == WAITS else previous.state
-        why = f"approve = {self._file.policy.approve!r}"
-        self._log.write_once("waits", server, why, run=run, description=sha256, earlier=earlier)
+        reason = f"approve = {self._file.policy.approve!r}"
+        self._log.write_once("waits", server, reason, run=run, description=sha256, earlier=earlier)
 
     def _protection(self) -> str:
         return json.dumps(to_table(self._file.privacy), sort_keys=True)
@@ -166,8 +166,8 @@ class ApprovalRequests:
     def list_all(self) -> list[ApprovalRequest]:
         """Return all requests, the latest first, without a lock."""
         read = (self._read(path.stem) for path in sorted(self._folder.glob("*.json")))
-        found = [request for request in read if request is not None]
-        return sorted(found, key=lambda request: request.requested_at, reverse=True)
+        requests = [request for request in read if request is not None]
+        return sorted(requests, key=lambda request: request.requested_at, reverse=True)
 
     def decide(
         self, sha256: str, approved: bool, because: str = "", *, server: str | None = None
@@ -187,19 +187,19 @@ class ApprovalRequests:
             SecurityLogError: it cannot be written down; then nothing is decided.
         """
         with self._locked():
-            before = find_request(
+            request = find_request(
                 self.list_all(), sha256, server, MIN_DIGITS_TO_APPROVE if approved else MIN_DIGITS
             )
             state = APPROVED if approved else REJECTED
             # Runs that began under another protection need an approval of their own.
-            same = before.protection == self._protection()
-            runs = before.runs if approved and same else ()
-            after = replace(before, state=state, protection=self._protection(), runs=runs)
+            is_same_protection = request.protection == self._protection()
+            runs = request.runs if approved and is_same_protection else ()
+            decided = replace(request, state=state, protection=self._protection(), runs=runs)
             event: Any = state
-            about = {"run": before.run, "description": before.sha256, "server": before.server_name}
-            self._log.write(event, account(), because or "no reason given", **about)
-            self._write(after)
-        return after
+            details = {"run": request.run, "description": request.sha256, "server": request.server_name}
+            self._log.write(event, account(), because or "no reason given", **details)
+            self._write(decided)
+        return decided
 
     # --- the files ---------------------------------------------------------------------------------------
 
@@ -285,14 +285,14 @@ def find_request(
     matches = find_description(requests, sha256, min_digits)
     servers = " or ".join(sorted(request.server or UNPROVEN for request in matches))
     if server is not None:
-        unproven, wanted = server in ("", UNPROVEN), parse_fingerprint(server)
+        unproven, wanted_digits = server in ("", UNPROVEN), parse_fingerprint(server)
         matches = [
             request
             for request in matches
             if (
                 not request.server
                 if unproven
-                else request.server and parse_fingerprint(request.server) == wanted
+                else request.server and parse_fingerprint(request.server) == wanted_digits
             )
         ]
     if len(matches) != 1:

@@ -94,9 +94,9 @@ class PrivacyMechanism:
 
     def _with_noise(self, noise_levels: NoiseLevels) -> PrivacyMechanism:
         """Return a copy with other noise levels."""
-        other = copy.copy(self)
-        other.noise_levels = noise_levels
-        return other
+        copied = copy.copy(self)
+        copied.noise_levels = noise_levels
+        return copied
 
     def with_placeholder_noise(self) -> PrivacyMechanism:
         """Return a copy with placeholder noise for uncalibrated levels; releases without a guarantee here
@@ -133,8 +133,9 @@ class PrivacyMechanism:
         depends_on_records = name in query.depends_on_records or kind.category == "records"
         if is_input_gradient:
             depends_on_records = any(
-                each.category == "records" or (part in query.depends_on_records and each.category != "counts")
-                for part, each in query.releases.items()
+                payload_kind.category == "records"
+                or (part in query.depends_on_records and payload_kind.category != "counts")
+                for part, payload_kind in query.releases.items()
             )
         is_unstacked = name in query.unstacked  # its size reveals the records, which no noise hides
         # The sensitivity of counts of other packages is not known.

@@ -103,14 +103,14 @@ class SecurityLog:
         Raises:
             SecurityLogError: as for :meth:`write`.
         """
-        now = {name: json.dumps(value) for name, value in rules.items()}
+        current = {name: json.dumps(value) for name, value in rules.items()}
         with self._locked():
             recorded = self._last_policy()
-            changed = {name: value for name, value in now.items() if recorded.get(name) != value}
-            if changed or recorded.keys() - now.keys():
+            changed = {name: value for name, value in current.items() if recorded.get(name) != value}
+            if changed or recorded.keys() - current.keys():
                 changes = ", ".join(f"{name} = {value}" for name, value in changed.items())
                 reason = clip_text(changes, MAX_LETTERS) if recorded else "first start"
-                self._append({"event": "policy", "actor": account(), "reason": reason, "policy": now})
+                self._append({"event": "policy", "actor": account(), "reason": reason, "policy": current})
 
     def archive(self, folder: Path) -> list[Path]:
         """Move all full files to another folder, and record the last archived line.
@@ -193,9 +193,9 @@ class SecurityLog:
 
     def _files(self) -> list[Path]:
         older = {
-            int(found[1]): path
+            int(match[1]): path
             for path in self._folder.glob("security-*.jsonl")
-            if (found := re.fullmatch(r"security-([0-9]{1,19})\.jsonl", path.name))
+            if (match := re.fullmatch(r"security-([0-9]{1,19})\.jsonl", path.name))
         }
         file = self._folder / FILE
         return [*(older[number] for number in sorted(older)), *([file] if file.exists() else [])]
@@ -209,8 +209,8 @@ class SecurityLog:
             raise SecurityLogError(f"{path} has no head; {self._advice()}")
         if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
             os.rename(path, path.with_name(f"security-{number}.jsonl"))
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        record = {"line": number + 1, "at": now, "previous": last_hash, **line}
+        time_ = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        record = {"line": number + 1, "at": time_, "previous": last_hash, **line}
         text = json.dumps(record, sort_keys=True, separators=(",", ":"))
         hash_ = chain_hash(last_hash, number + 1, text)
         with open(path, "ab", opener=private_files.private_opener) as file:

@@ -95,7 +95,7 @@ class SumMasks:
 
         self.name, self.policy, self.history = name, policy, cohort
         self._plan_hash = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-        self._identity, self._own = identity, secrets.token_bytes(KEY_BYTES)
+        self._identity, self._own_secret = identity, secrets.token_bytes(KEY_BYTES)
         self._private_key = X25519PrivateKey.generate()
         self._shared_keys: dict[str, bytes] = {}  # secret shared with each other node
         self._open_sums: OrderedDict[int, _OpenSum] = OrderedDict()
@@ -276,7 +276,7 @@ class SumMasks:
                 if not self.is_exhausted:
                     self.history.record_corrupted()
                 logger.warning("sum %d was corrupted here (policy.max_corrupted_sums)", request.number)
-            return mask_stream(_derive_key(self._own, b"corrupted" + open_sum.context), index, shape)
+            return mask_stream(_derive_key(self._own_secret, b"corrupted" + open_sum.context), index, shape)
 
         return random_numbers
 
@@ -304,8 +304,8 @@ class SumMasks:
         if rule is not None:
             raise QueryRefused(self.name, "confirm_survivors", f"sums: {rule}")
         open_sum.survivors = ordered
-        others = [name for name in ordered if name != self.name]
-        return {name: self._agreement_code(open_sum, self.name, name) for name in others}
+        receivers = [name for name in ordered if name != self.name]
+        return {name: self._agreement_code(open_sum, self.name, name) for name in receivers}
 
     def reveal(self, number: int, codes: Mapping[str, str]) -> dict[str, str]:
         """Return keys as hexadecimal digits: of this node's own mask under its own name, and of the masks
@@ -342,12 +342,12 @@ class SumMasks:
         return _derive_key(self._shared_keys[name], b"mask" + context)
 
     def _own_mask_key(self, context: bytes) -> bytes:
-        return _derive_key(self._own, b"own" + context)
+        return _derive_key(self._own_secret, b"own" + context)
 
     def _agreement_code(self, open_sum: _OpenSum, sender: str, receiver: str) -> str:
-        other = receiver if sender == self.name else sender
+        partner = receiver if sender == self.name else sender
         context = b"word" + open_sum.context + _encode_words(sender, receiver, *open_sum.survivors)
-        return _derive_key(self._shared_keys[other], context).hex()
+        return _derive_key(self._shared_keys[partner], context).hex()
 
 
 def mask_sign(name: str, other: str) -> int:

@@ -37,7 +37,7 @@ class Span(NamedTuple):
         Span(start=2, stop=3, parts=7)
         """
         if not 0 <= t < parts:
-            raise ArgumentError("round", t, f"a whole number from 0 to {parts - 1}")
+            raise ArgumentError("round", t, f"an integer from 0 to {parts - 1}")
         return cls(offset + t, offset + t + 1, offset + parts)
 
     def steps(self, total: int) -> range:

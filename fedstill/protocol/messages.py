@@ -20,7 +20,7 @@ from fedstill.protocol.secure_aggregation import SumNumber, SumRequest
 
 MAX_NUMBER = 2**31  # upper bound of query numbers
 MAX_QUOTED = 100  # characters of a value in an error
-QueryNumber = Annotated[int, Interval(ge=0, lt=MAX_NUMBER), f"a whole number from 0 to {MAX_NUMBER - 1}"]
+QueryNumber = Annotated[int, Interval(ge=0, lt=MAX_NUMBER), f"an integer from 0 to {MAX_NUMBER - 1}"]
 
 T = TypeVar("T", "Message", "Envelope")
 
@@ -195,7 +195,7 @@ def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
     >>> read_message({"operation": "load_checkpoint", "checkpoint": "../x"})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: invalid checkpoint = '../x' (expected a whole number)
+    fedstill.core.errors.ArgumentError: invalid checkpoint = '../x' (expected an integer)
     """
     operation = header.get("operation")
     message_type = MESSAGES.get(operation) if isinstance(operation, str) else None

@@ -167,15 +167,15 @@ class Method(Registrable):
         """Part of the local training before the first query; all of it by default. None: none."""
         return FULL_TRAINING
 
-    def queries(self, at: NodeSetting) -> Iterable[Query]:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """Return the queries that nodes answer; by default those declared with ``@query``."""
         return declared_queries(self, at)
 
-    def prepare(self, nodes: Any, at: NodeSetting) -> None:
+    def prepare(self, nodes: Any, setting: NodeSetting) -> None:
         """Prepare all nodes before anything else, for example by adding networks."""
 
     def preview_responses(
-        self, nodes: Any, x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+        self, nodes: Any, x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
     ) -> Mapping[str, torch.Tensor]:
         """Return the tensors of a response to inputs ``(B, ...)``, ``(K, B, ...)`` each.
 
@@ -190,11 +190,11 @@ class Method(Registrable):
         """
         return {}
 
-    def notes(self, at: NodeSetting) -> tuple[str, ...]:
+    def notes(self, setting: NodeSetting) -> tuple[str, ...]:
         """Return messages for the user about parts that are switched off, and why."""
         return ()
 
-    def node_side(self, at: NodeSetting) -> NodeSide:
+    def node_side(self, setting: NodeSetting) -> NodeSide:
         """Return the part of the method that runs at the nodes."""
         has_preview = type(self).preview_responses is not Method.preview_responses
         return NodeSide(
@@ -269,7 +269,7 @@ class Method(Registrable):
         return ()
 
 
-def build_node_side(method: Method, at: NodeSetting) -> NodeSide:
+def build_node_side(method: Method, setting: NodeSetting) -> NodeSide:
     """Return a method's part at the nodes, with a plug-in's payload kinds named after its package.
 
     An owner thus allows by name each kind that this package does not vouch for. Sealed queries of this

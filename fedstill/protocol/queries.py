@@ -448,7 +448,7 @@ def query(**declaration: Any) -> Callable[[F], F]:
     return decorate
 
 
-def declared_queries(method: Any, at: NodeSetting) -> list[Query]:
+def declared_queries(method: Any, setting: NodeSetting) -> list[Query]:
     """Return the queries that a method declares with :func:`query`, in the order of their definition."""
     functions = _decorated_functions(type(method))
     queries = (
@@ -480,7 +480,7 @@ def _decorated_functions(method: type) -> dict[str, tuple[Callable[..., Any], Ma
 
 
 def _build_query(
-    name: str, function: Callable[..., Any], parts: Mapping[str, Any], method: Any, at: NodeSetting
+    name: str, function: Callable[..., Any], parts: Mapping[str, Any], method: Any, setting: NodeSetting
 ) -> Query | None:
     when = parts.get("when")
     if when is not None and not when(method, at):

@@ -228,7 +228,7 @@ class RunPlan:
         if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
             raise ArgumentError("public_note", note, "two texts")
         if type(table["min_nodes"]) is not int or not 0 <= table["min_nodes"] < 2**31:
-            raise ArgumentError("min_nodes", table["min_nodes"], "a whole number from 0")
+            raise ArgumentError("min_nodes", table["min_nodes"], "an integer from 0")
         if type(table["secure_aggregation"]) is not bool:
             raise ArgumentError("secure_aggregation", table["secure_aggregation"], "true or false")
         METHODS.require_allowed(table["method"].get("name"), methods, "method.name", "policy.methods")

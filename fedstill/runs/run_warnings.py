@@ -85,7 +85,7 @@ def missing_classes(task: Task, parts: Sequence[TensorData], classes: Sequence[s
         return None
     class_counts = torch.stack([task.counts(part).cpu() for part in parts]).sum(0)
     missing = [name for name, count in zip(classes, class_counts.tolist(), strict=True) if count == 0]
-    return f"no node holds an example of {join_names(missing)}: nothing teaches it" if missing else None
+    return f"no node has an example of {join_names(missing)}: it cannot be learned" if missing else None
 
 
 def duplicate_inputs(test: TensorData, public: PublicData | None, parts: Sequence[TensorData]) -> list[str]:

@@ -276,7 +276,7 @@ def test_outputs_only_is_lifted_for_methods_that_need_it() -> None:
 
 
 def test_label_maps_are_released_only_by_methods_that_need_them() -> None:
-    """Whatever the base says: it is a preset of one of the methods."""
+    """The base is a preset of one of the methods."""
     names = [
         f"{PRESETS}/mri-segmentation-{name}.toml" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")
     ]
@@ -531,7 +531,7 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
 
 
 def test_resume_rejects_changed_data(tmp_path: Path) -> None:
-    """Of one form and size, so that no figure of the table would tell."""
+    """The changed data have equal shape and size, so the table would not reveal them."""
     rng = np.random.default_rng(0)
     made = {"images": rng.random((200, 8, 8), dtype=np.float32), "labels": rng.integers(0, 3, 200)}
     file, out = tmp_path / "mine.npz", tmp_path / "out"
@@ -557,7 +557,7 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
 def test_resume_rejects_changed_custom_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whose seeds would be averaged with those of the one before."""
+    """Seeds of different versions of a method must not be averaged."""
     monkeypatch.syspath_prepend(tmp_path)
     file, out = tmp_path / "a_lab_of_mine.py", tmp_path / "out"
     text = "from dataclasses import dataclass\nfrom fedstill.methods.standalone import Standalone\n"
@@ -630,8 +630,8 @@ def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     assert comparison_runner.read_not_run(out) == reasons == {"fedavg-seed0": refused["reason"]}
 
 
-def left(words: str) -> Any:
-    """The exit code of a command."""
+def exit_code(words: str) -> Any:
+    """Return the exit code of a command."""
     with pytest.raises(SystemExit) as end:
         main(words.split())
     return end.value.code
@@ -640,13 +640,13 @@ def left(words: str) -> Any:
 def test_exit_code_reports_refused_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --engine.threads 1 --quiet"
     words = f"{quick} --nodes.models small-cnn mlp --out {tmp_path / 'out'}"
-    assert left(f"compare fedavg standalone {words}") == 1
+    assert exit_code(f"compare fedavg standalone {words}") == 1
     out, err = capsys.readouterr()
     assert "FedAvg: refused: " in " ".join(out.split())
     assert err == "fedstill: not all methods ran, the table says why: FedAvg\n"
     assert records(tmp_path / "out")[1]["status"] == "finished"
-    assert left(f"compare fedavg {words}2") == 2
-    assert left(f"compare standalone {words}3") == 0
+    assert exit_code(f"compare fedavg {words}2") == 2
+    assert exit_code(f"compare standalone {words}3") == 0
 
 
 def test_postponed_runs_are_not_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -665,7 +665,7 @@ def test_postponed_runs_are_not_failures(tmp_path: Path, capsys: pytest.CaptureF
 def test_method_option_error_names_its_place(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert left("compare fedavg fediod --method.rounds 3") == 2
+    assert exit_code("compare fedavg fediod --method.rounds 3") == 2
     err = capsys.readouterr().err
     assert err.startswith("fedstill: --method.rounds is an option of one method, ")
     assert "say which, as --fediod.rounds, or" in err
@@ -696,8 +696,8 @@ def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
 # --- attacked runs ------------------------------------------------------------------------------------
 
 
-class Attacks:
-    """In place of attacking: writes what attacks write, remembers which folders, and fails where it must."""
+class FakeAttack:
+    """Replaces the attack: writes its files, records the folders, and fails on demand."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []  # folder, command
@@ -723,8 +723,8 @@ class Attacks:
 
 
 @pytest.fixture
-def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
-    attacks = Attacks()
+def attacks(monkeypatch: pytest.MonkeyPatch) -> FakeAttack:
+    attacks = FakeAttack()
     monkeypatch.setattr("fedstill.attacks.attack_runner.run_attacks", attacks)
     return attacks
 
@@ -768,7 +768,7 @@ def test_invalid_attack_is_one_line(tmp_path: Path, text: str, line: str) -> Non
 
 
 def test_attacks_each_finished_run_once(
-    tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, attacks: FakeAttack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     plan = comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
@@ -794,7 +794,7 @@ def test_attacks_each_finished_run_once(
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
 
 
-def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: Attacks) -> None:
+def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAttack) -> None:
     out = tmp_path / "out"
     plan = comparison_file.plan_comparison(["standalone"], changes=QUICK)
     run_comparison(plan, out, command="one", quiet=True)
@@ -819,7 +819,7 @@ def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: Attacks)
 
 
 def test_failed_attack_is_noted_and_stops_nothing(
-    tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, attacks: FakeAttack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     attacks.failing = "standalone"
@@ -856,7 +856,7 @@ def start(folder: Path, words: list[str]) -> Command:
     return Command(words, folder, [Path(comparison_file.__file__).parents[2]], OFTEN)
 
 
-def killed(folder: Path, words: list[str], sign: Path) -> None:
+def run_until_killed(folder: Path, words: list[str], sign: Path) -> None:
     """Run a command until a file is there, then kill it."""
     process = start(folder, words)
     deadline = time.monotonic() + 60
@@ -875,11 +875,11 @@ def test_resumed_comparison_reaches_equal_metrics(tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", words)
 
     out = tmp_path / "out"
-    killed(tmp_path, words, out / "few-seed0" / "metrics.jsonl")  # written with the first state
+    run_until_killed(tmp_path, words, out / "few-seed0" / "metrics.jsonl")  # written with the first state
     assert (out / "standalone-seed0" / "result.json").exists()
     assert not (out / "few-seed0" / "result.json").exists()
     finished = (out / "standalone-seed0" / "result.json").read_bytes()
-    killed(tmp_path, words, out / "standalone-seed1" / "config.toml")  # the same command again
+    run_until_killed(tmp_path, words, out / "standalone-seed1" / "config.toml")  # the same command again
     assert start(tmp_path, ["compare", "--resume", "out"]).end()[0] == 0
     assert whole.end()[0] == 0
 
@@ -903,7 +903,7 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
-    """As "Centralized" of FedKD's Table 4, which is reported next to the other methods; these know what nodes know."""
+    """The upper bound corresponds to "Centralized" in FedKD's Table 4. Other methods know what nodes know."""
     plan = comparison_file.read_comparison(PRESETS.parent / "fedkd_table4.toml")
     for place in plan.planned_runs():
         one = plan.run_config(place)

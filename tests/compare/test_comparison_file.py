@@ -1,4 +1,4 @@
-"""The short forms of a comparison's file: what they are written out to, and what says nothing is refused."""
+"""Short forms of a comparison's file: their expansion, and refusals."""
 
 from __future__ import annotations
 

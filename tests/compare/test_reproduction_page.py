@@ -1,4 +1,4 @@
-"""The page of the papers' tables says what the records say: figures, seeds, dates, pairs in order."""
+"""The page of the papers' tables agrees with the records: metrics, seeds, dates and pairs in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRIES = {entry.file.stem: entry for entry in reproductions()}
 
 
 def lines() -> dict[str, list[str]]:
-    """The cells of each table's line: ours, seeds and date, pairs."""
+    """Return the cells of each table's line: our metrics, seeds and date, pairs."""
     found = LINE.findall(PAGE.read_text(encoding="utf-8"))
     assert len(found) == len(dict(found))
     return {stem: [cell.strip() for cell in cells.split(" | ")][2:5] for stem, cells in found}
@@ -44,7 +44,7 @@ def test_line_matches_record(entry: Reproduction) -> None:
 
 
 def recorded(record: ReproductionRecord, method: str, digits: int) -> set[str]:
-    """All means of a record as the page writes them; of one method, if it is one."""
+    """Return the means of a record as the page writes them; of one method, if the name is one."""
     own = [row for row in record.rows if row.method.partition(",")[0] == method]
     means = [row.mean_and_std()[0] for row in own or record.rows]
     return {f"{mean:.{digits}f}" for mean in means if mean is not None}

@@ -1,4 +1,4 @@
-"""A state comes back as it was, and a crash while writing leaves the one before."""
+"""Checkpoints: round trips, and crashes that leave the previous file intact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstill.core.checkpoint import load_state, save_state
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Same types, same values, tensors by value, dtype and shape."""
+    """Return whether types and values are equal, tensors by value, dtype and shape."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

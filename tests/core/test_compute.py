@@ -114,42 +114,42 @@ def test_auto_precision_depends_on_processor_and_network(
 # --- layout --------------------------------------------------------------------------------------
 
 
-def layout(compute: Compute, network: nn.Module) -> bool:
-    """Whether a network of three channels lies channels last, once it is placed."""
+def is_channels_last(compute: Compute, network: nn.Module) -> bool:
+    """Return whether a network of three channels is channels last on the device."""
     return bool(compute.to_device(network)[0].weight.is_contiguous(memory_format=LAST))  # type: ignore[index]
 
 
 def test_networks_use_channels_last_if_enabled() -> None:
-    assert layout(Compute(), SmallCNN((3, 8, 8), 3, 4))
-    assert not layout(Compute(EngineConfig(channels_last=False)), SmallCNN((3, 8, 8), 3, 4))
+    assert is_channels_last(Compute(), SmallCNN((3, 8, 8), 3, 4))
+    assert not is_channels_last(Compute(EngineConfig(channels_last=False)), SmallCNN((3, 8, 8), 3, 4))
 
 
-def normed() -> nn.Sequential:
-    """A convolution and torch's own group norm."""
+def convolution_with_group_norm() -> nn.Sequential:
+    """Return a convolution and torch's group norm."""
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
 
 
 def test_group_norm_keeps_channels_first_in_bfloat16() -> None:
-    """Where torch computes them several times as fast so."""
+    """It is several times faster with channels first."""
     low = Compute(EngineConfig(precision="bfloat16"))
-    assert not layout(low, normed())
-    assert layout(low, SmallCNN((3, 8, 8), 3, 4))  # whose norms take any layout
+    assert not is_channels_last(low, convolution_with_group_norm())
+    assert is_channels_last(low, SmallCNN((3, 8, 8), 3, 4))  # whose norms take any layout
 
 
-class Own(nn.GroupNorm):
-    """A network's own kind of it."""
+class CustomGroupNorm(nn.GroupNorm):
+    """Subclass of a group norm."""
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm, Own])
+@pytest.mark.parametrize("norm", [nn.GroupNorm, CustomGroupNorm])
 def test_group_norm_behind_frozen_layers_keeps_channels_first(norm: type[nn.GroupNorm]) -> None:
-    """torch ends the process on the way back through such a norm with channels last."""
+    """torch ends the process in the backward pass of such a norm with channels last."""
     network = nn.Sequential(nn.Conv2d(3, 4, 3), norm(2, 4))
     network[0].requires_grad_(False)
-    assert not layout(Compute(), network)
+    assert not is_channels_last(Compute(), network)
     network(torch.ones(2, 3, 8, 8)).sum().backward()
     without = LeNet5((3, 8, 8), 3)
     without[0].requires_grad_(False)
-    assert layout(Compute(), without)
+    assert is_channels_last(Compute(), without)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
@@ -181,9 +181,9 @@ def test_matching_layout_is_not_copied() -> None:
 def test_networks_with_overrunning_gradients_keep_channels_first(
     channels: int, stride: int, last: bool
 ) -> None:
-    """Without AVX-512 torch 2.13 ends the process, or computes with what is not its own."""
+    """Without AVX-512, torch 2.13 ends the process or reads memory outside of the tensor."""
     network = nn.Sequential(nn.Conv2d(3, channels, 3), nn.Conv2d(channels, 8, 1, stride))
-    assert layout(Compute(EngineConfig(device="cpu")), network) is last
+    assert is_channels_last(Compute(EngineConfig(device="cpu")), network) is last
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])

@@ -1,4 +1,4 @@
-"""What others sent moves no cursor, whatever prints it; and our own colors and bars are left."""
+"""Text of other parties has no control characters on the terminal; our own colors and bars remain."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rich_keeps_only_its_own_colors(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_plain_rich_console_does_not_filter() -> None:
-    """Else none of this would be needed."""
+    """The reason for the safe console."""
     console = Console(file=io.StringIO())
     console.print(Text(EVIL))
     assert isinstance(console.file, io.StringIO)

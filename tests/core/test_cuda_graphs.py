@@ -44,7 +44,7 @@ SHAPE, TASK = (1, 8, 8), Classification(3)
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-class Rerun:
+class FakeCapture:
     """Captures a step by keeping the function. A replay runs it again and copies the outputs.
 
     Capturing restores static buffers, as a CUDA graph leaves them unchanged.
@@ -73,7 +73,7 @@ class Rerun:
         return outputs, replay
 
 
-class Fit:
+class LinearTraining:
     """A linear layer trained by captured or eager steps."""
 
     def __init__(self, captured: bool) -> None:
@@ -82,7 +82,7 @@ class Fit:
             for parameter, value in zip(self.net.parameters(), (0.3, -0.2), strict=True):
                 parameter.fill_(value)
         self.adam = torch.optim.Adam(self.net.parameters(), 0.1, fused=True)
-        self.capture = Rerun(StaticBuffers([self.net], [self.adam]))
+        self.capture = FakeCapture(StaticBuffers([self.net], [self.adam]))
         if captured:
             for group in self.adam.param_groups:  # as make_capturable does on a GPU
                 group["lr"] = torch.tensor(0.1)
@@ -109,7 +109,7 @@ class Fit:
 
 
 def test_captured_step_equals_eager_step_and_follows_learning_rate() -> None:
-    eager, captured = Fit(False), Fit(True)
+    eager, captured = LinearTraining(False), LinearTraining(True)
     assert captured.run(9) == pytest.approx(eager.run(9), rel=1e-6)
     torch.testing.assert_close(list(captured.net.parameters()), list(eager.net.parameters()))
     assert captured.capture.captures == 1
@@ -117,34 +117,36 @@ def test_captured_step_equals_eager_step_and_follows_learning_rate() -> None:
 
 @pytest.mark.parametrize("moved", ["weights", "rows"])
 def test_recaptures_if_memory_moves_or_shapes_change(moved: str) -> None:
-    fit = Fit(True)
-    fit.run(9)
+    training = LinearTraining(True)
+    training.run(9)
     if moved == "weights":
-        fit.net.weight.data = fit.net.weight.data.clone()
-    losses = fit.run(WARMUP_CALLS, rows=5 if moved == "rows" else 4)
-    assert fit.capture.captures == 1, "warmup comes first"
-    losses += fit.run(1, rows=5 if moved == "rows" else 4)
-    assert fit.capture.captures == 2
+        training.net.weight.data = training.net.weight.data.clone()
+    losses = training.run(WARMUP_CALLS, rows=5 if moved == "rows" else 4)
+    assert training.capture.captures == 1, "warmup comes first"
+    losses += training.run(1, rows=5 if moved == "rows" else 4)
+    assert training.capture.captures == 2
     assert len(losses) == WARMUP_CALLS + 1
 
 
 def test_outputs_are_not_overwritten_by_next_call() -> None:
-    fit = Fit(True)
-    fit.run(6)
+    training = LinearTraining(True)
+    training.run(6)
     x = torch.ones(4, 3)
-    first = fit.train_step(x=x)["loss"]
+    first = training.train_step(x=x)["loss"]
     value = float(first)
-    fit.train_step(x=2 * x)
+    training.train_step(x=2 * x)
     assert float(first) == value
 
 
-def doubled() -> CudaGraphStep:
+def captured_double() -> CudaGraphStep:
     """2 x + 1, whose backward pass needs no saved tensors, so that the substitute can run it again."""
-    return CudaGraphStep(lambda x: {"y": x + x + 1, "n": x.detach().sum()}, tuple, Rerun(lambda: iter(())))
+    return CudaGraphStep(
+        lambda x: {"y": x + x + 1, "n": x.detach().sum()}, tuple, FakeCapture(lambda: iter(()))
+    )
 
 
 def test_backward_works_for_last_call_only() -> None:
-    captured = doubled()
+    captured = captured_double()
     for number in range(WARMUP_CALLS + 3):
         x = torch.full((2,), float(number), requires_grad=True)
         outputs = captured(x=x)
@@ -161,7 +163,7 @@ def test_backward_works_for_last_call_only() -> None:
 
 @pytest.mark.parametrize("how", ["no_grad", "no input with gradients"])
 def test_requires_grad_is_part_of_signature(how: str) -> None:
-    captured, x = doubled(), torch.ones(2, requires_grad=True)
+    captured, x = captured_double(), torch.ones(2, requires_grad=True)
     for _ in range(WARMUP_CALLS + 2):
         with torch.set_grad_enabled(how != "no_grad"):
             assert not captured(x=x.detach() if how != "no_grad" else x)["y"].requires_grad
@@ -171,13 +173,13 @@ def test_requires_grad_is_part_of_signature(how: str) -> None:
 
 
 def test_uncapturable_step_runs_eagerly_with_warning(caplog: pytest.LogCaptureFixture) -> None:
-    class Refuse(Rerun):
+    class FailingCapture(FakeCapture):
         def __call__(self, step: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     cuda_graphs._warn.cache_clear()
     for _ in range(2):  # nodes
-        captured = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Refuse(lambda: iter(())))
+        captured = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, FailingCapture(lambda: iter(())))
         for number in range(WARMUP_CALLS + 3):
             assert captured(x=torch.full((2,), float(number)))["y"].tolist() == [2.0 * number] * 2
     (record,) = caplog.records
@@ -186,13 +188,13 @@ def test_uncapturable_step_runs_eagerly_with_warning(caplog: pytest.LogCaptureFi
 
 
 def test_out_of_memory_in_backward_capture_resets_step() -> None:
-    class Full(Rerun):
+    class OutOfMemoryCapture(FakeCapture):
         def __call__(self, step: Any) -> Any:
             if self.captures:
                 raise torch.cuda.OutOfMemoryError("out of memory")
             return super().__call__(step)
 
-    captured = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Full(lambda: iter(())))
+    captured = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, OutOfMemoryCapture(lambda: iter(())))
     x = torch.ones(2, requires_grad=True)
     for _ in range(WARMUP_CALLS):
         captured(x=x)
@@ -214,7 +216,7 @@ def test_backward_uses_precision_of_forward() -> None:
             seen.append(torch.is_autocast_enabled("cpu"))
             return gradient
 
-    captured = CudaGraphStep(lambda x: {"y": RecordAutocast.apply(x)}, tuple, Rerun(lambda: iter(())))
+    captured = CudaGraphStep(lambda x: {"y": RecordAutocast.apply(x)}, tuple, FakeCapture(lambda: iter(())))
     for _ in range(WARMUP_CALLS + 1):
         x = torch.ones(2, requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
@@ -245,11 +247,11 @@ def test_set_lr_fills_learning_rate_tensor() -> None:
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
+def capturing_compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     """A compute on the CPU that captures steps."""
 
     def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
-        return CudaGraphStep(step, static_buffers, Rerun(static_buffers))
+        return CudaGraphStep(step, static_buffers, FakeCapture(static_buffers))
 
     for module in (local_training, query_handlers):
         monkeypatch.setattr(module, "CudaGraphStep", capture)
@@ -258,36 +260,36 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     return compute
 
 
-def test_captured_training_follows_learning_rate_and_batches(as_on_a_gpu: Compute) -> None:
-    eager, expected = trained(Compute(EngineConfig("one-by-one")), "mlp:8", "sgd")
-    nodes, losses = trained(as_on_a_gpu, "mlp:8", "sgd")
+def test_captured_training_follows_learning_rate_and_batches(capturing_compute: Compute) -> None:
+    eager, expected = train_nodes(Compute(EngineConfig("one-by-one")), "mlp:8", "sgd")
+    nodes, losses = train_nodes(capturing_compute, "mlp:8", "sgd")
     torch.testing.assert_close(losses, expected)
     for node, other in zip(nodes, eager, strict=True):
         torch.testing.assert_close(list(node.model.parameters()), list(other.model.parameters()))
 
 
-def test_node_copy_with_other_network_captures_its_own_steps(as_on_a_gpu: Compute) -> None:
+def test_node_copy_with_other_network_captures_its_own_steps(capturing_compute: Compute) -> None:
     """PATE's teachers are such copies. A step on the records of another teacher would void the guarantee."""
     local = LocalConfig(epochs=0, least_steps=MIN_STEPS_TO_CAPTURE, batch=8, optimizer="sgd", lr=0.01)
-    (node,) = nodes_of(as_on_a_gpu, "mlp:8", 1)
+    (node,) = nodes_of(capturing_compute, "mlp:8", 1)
     other = copy.copy(node)
     other.modules, other.optimizers = {"model": build("mlp:8", SHAPE, 3, 0, "other")}, {}
     make_optimizers([node, other], local)
-    train([node], TASK, local, as_on_a_gpu, steps=10)
+    train([node], TASK, local, capturing_compute, steps=10)
     before = [to_vector(each.model) for each in (node, other)]
-    train([other], TASK, local, as_on_a_gpu, steps=10)
+    train([other], TASK, local, capturing_compute, steps=10)
     assert torch.equal(to_vector(node.model), before[0])
     assert not torch.equal(to_vector(other.model), before[1])
 
 
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
 def test_captured_responses_follow_random_inputs_and_learning_rates(
-    as_on_a_gpu: Compute, importance: Any
+    capturing_compute: Compute, importance: Any
 ) -> None:
     """Without gradients to the server, which the substitute cannot propagate twice."""
     options = {"importance": importance, "critic_schedule": "cosine", "through": False}
-    expected, networks = distilled(Compute(EngineConfig("one-by-one")), **options)
-    losses, others = distilled(as_on_a_gpu, **options)
+    expected, networks = distill(Compute(EngineConfig("one-by-one")), **options)
+    losses, others = distill(capturing_compute, **options)
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(others, networks)
 
@@ -303,9 +305,9 @@ class Annealed(FedIOD):
 numbers: list[int] = []
 
 
-def test_subclass_is_not_captured_and_its_helpers_see_each_query(as_on_a_gpu: Compute) -> None:
+def test_subclass_is_not_captured_and_its_helpers_see_each_query(capturing_compute: Compute) -> None:
     numbers.clear()
-    distilled(as_on_a_gpu, kind=Annealed)
+    distill(capturing_compute, kind=Annealed)
     assert len({*numbers}) == 8
 
 
@@ -347,7 +349,9 @@ class BranchingNetwork(nn.Module):
         return self.out(x) if x.sum().item() > 0 else -self.out(x)
 
 
-def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20) -> tuple[list[Node], Any]:
+def train_nodes(
+    compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20
+) -> tuple[list[Node], Any]:
     """Train nodes for enough steps to capture, a few at a time, one node after another."""
     local = LocalConfig(
         epochs=0, least_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01
@@ -372,8 +376,8 @@ def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("spec", ["resnet8:4", "mlp:8"])
 def test_captured_local_training_equals_eager_training(spec: str, optimizer: str) -> None:
-    eager, expected = trained(gpu(False), spec, optimizer)
-    nodes, losses = trained(gpu(True), spec, optimizer)
+    eager, expected = train_nodes(gpu(False), spec, optimizer)
+    nodes, losses = train_nodes(gpu(True), spec, optimizer)
     torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
     for node, other in zip(nodes, eager, strict=True):
         torch.testing.assert_close(
@@ -386,8 +390,8 @@ def test_captured_local_training_equals_eager_training(spec: str, optimizer: str
 @pytest.mark.parametrize("chunk", [20, MIN_STEPS_TO_CAPTURE + 10])
 def test_network_that_reads_values_trains_eagerly(chunk: int, caplog: Any) -> None:
     cuda_graphs._warn.cache_clear()
-    _, expected = trained(gpu(False), None, "sgd", chunk)
-    _, losses = trained(gpu(True), None, "sgd", chunk)
+    _, expected = train_nodes(gpu(False), None, "sgd", chunk)
+    _, losses = train_nodes(gpu(True), None, "sgd", chunk)
     torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
     assert "without CUDA graphs" in caplog.text
 
@@ -397,10 +401,10 @@ def test_graphs_are_released_and_new_ones_captured() -> None:
     """Captures of one node after another, then again: the shared pool outlives the last capture."""
     compute = gpu(True)
     for _ in range(2):
-        trained(compute, "resnet8:4", "sgd", MIN_STEPS_TO_CAPTURE + 10)
+        train_nodes(compute, "resnet8:4", "sgd", MIN_STEPS_TO_CAPTURE + 10)
 
 
-def distilled(
+def distill(
     compute: Compute, steps: int = 8, kind: Any = FedIOD, **options: Any
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     config = kind(
@@ -428,7 +432,7 @@ def distilled(
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_captured_distillation_equals_eager_distillation(importance: str, schedule: str) -> None:
     options = {"importance": importance, "critic_schedule": schedule}
-    expected, networks = distilled(gpu(False), **options)
-    losses, others = distilled(gpu(True), **options)
+    expected, networks = distill(gpu(False), **options)
+    losses, others = distill(gpu(True), **options)
     torch.testing.assert_close(losses, expected, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(others, networks, rtol=1e-2, atol=2e-3)

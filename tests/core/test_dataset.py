@@ -1,4 +1,4 @@
-"""Arrays of other libraries as tensors: those of any memory order, and those that are refused."""
+"""Arrays of other libraries as tensors, in any memory order, and refusals."""
 
 from __future__ import annotations
 

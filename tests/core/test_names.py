@@ -1,4 +1,4 @@
-"""Names in one form, and numbers as users write them."""
+"""Normalized names, and numbers as users write them."""
 
 from __future__ import annotations
 

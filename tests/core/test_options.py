@@ -89,13 +89,13 @@ def test_subclass_may_narrow_constraints() -> None:
 
 
 @dataclass(frozen=True)
-class Odd(CheckedOptions):
+class UnsupportedConstraint(CheckedOptions):
     when: Annotated[str, Timezone(None)] = ""
 
 
 def test_rejects_unsupported_constraint() -> None:
     with pytest.raises(TypeError, match=r"Timezone.* \(expected Gt, Ge"):
-        Odd()
+        UnsupportedConstraint()
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Training(CheckedOptions):
 
 
 @dataclass(frozen=True)
-class Longer(Training):
+class LongTraining(Training):
     """The same, for longer.
 
     A second paragraph.
@@ -126,7 +126,7 @@ def test_docstring_ends_with_options() -> None:
         "Local training.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Learning rate."
     )
     rest = "A second paragraph.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Smaller."
-    assert Longer.__doc__ == Longer().__doc__ == f"The same, for longer.\n\n{rest}"
+    assert LongTraining.__doc__ == LongTraining().__doc__ == f"The same, for longer.\n\n{rest}"
 
 
 def test_help_of_method_lists_own_and_inherited_options() -> None:

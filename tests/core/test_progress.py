@@ -1,4 +1,4 @@
-"""What a run notes of itself: how far it is, how long it takes; and what is done now and then meanwhile."""
+"""Progress files: remaining time, stop reasons, and callbacks at intervals."""
 
 from __future__ import annotations
 

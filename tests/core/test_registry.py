@@ -1,4 +1,4 @@
-"""Names: the package's own, those of installed packages, and module:Name."""
+"""Names of built-in objects, entry points, and ``module:Name``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's files: metrics follow the state that they were saved with, and saving stays cheap."""
+"""Files of a run: metrics agree with the checkpoint, and saving takes little time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstill.core.run_writer import SECONDS_BETWEEN, STATE_FILE, RunWriter
 
 
 class Clock:
-    """Stands in for the time module; saving takes ``cost`` seconds of it."""
+    """Replaces the time module. Saving takes ``cost`` seconds."""
 
     def __init__(self) -> None:
         self.now, self.cost = 1000.0, 0.0
@@ -155,8 +155,10 @@ def test_finish_writes_results_and_deletes_checkpoint(tmp_path: Path) -> None:
 
 
 def test_nonfinite_numbers_are_null_in_files(tmp_path: Path) -> None:
-    """A loss that has grown beyond all bounds, say: NaN and Infinity are no JSON, and others refuse to read
-    them. A resumed run has the same metrics as an uninterrupted one."""
+    """NaN and Infinity are not JSON.
+
+    A resumed run has the same metrics as an uninterrupted one.
+    """
     records = RunWriter(tmp_path)
     records.add_metrics({"losses": {"total": float("nan")}, "step": 1})
     records.save({})

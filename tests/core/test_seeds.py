@@ -1,4 +1,4 @@
-"""Every draw follows from the seed and its name, in any process."""
+"""Random numbers follow from seed and name, in any process."""
 
 from __future__ import annotations
 

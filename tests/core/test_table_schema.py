@@ -1,4 +1,4 @@
-"""Schemas: which features columns have, and what is no schema."""
+"""Table schemas: features of columns, and refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...],
 
 
 def test_duplicate_check_takes_linear_time() -> None:
-    """A server may send a hundred thousand: compared each with each, they would hold a node up."""
+    """A server may send 100,000 names. Pairwise comparison would block the node."""
 
     class Name(str):
         compared = 0

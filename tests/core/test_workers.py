@@ -1,4 +1,4 @@
-"""Work done at once: in order, one core each, and never with draws that would not repeat."""
+"""Concurrent calls: results in order, one core each, and repeatable random numbers."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_workers_use_one_torch_thread_and_caller_keeps_its_own() -> None:
 
 
 def test_random_functions_use_one_torch_thread() -> None:
-    """Sums over more threads differ in the last digits, and after a stop another one is the first."""
+    """Sums over several threads differ in the last digits. After a resume another call is the first one."""
 
     def threads(item: int) -> int:
-        drawing(item)
+        sample_numbers(item)
         return torch.get_num_threads()
 
     here = torch.get_num_threads()
@@ -59,33 +59,33 @@ def test_random_functions_use_one_torch_thread() -> None:
         torch.set_num_threads(here)
 
 
-def drawing(item: int) -> list[float]:
+def sample_numbers(item: int) -> list[float]:
     with seeded(0, "draw", item):
         return torch.rand(3).tolist()
 
 
 def test_functions_using_global_rng_run_sequentially() -> None:
-    alone = [drawing(item) for item in range(6)]
+    alone = [sample_numbers(item) for item in range(6)]
     state = torch.get_rng_state()
     workers = Workers(3)
     for _ in range(20):
-        assert workers.map(drawing, list(range(6)), ["draws"] * 6) == alone
+        assert workers.map(sample_numbers, list(range(6)), ["draws"] * 6) == alone
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_rng_use_is_checked_per_kind() -> None:
     workers = Workers(2)
     both = workers.map(
-        lambda item: drawing(item) if item % 2 else [float(item)], [0, 1, 2, 3], ["still", "draws"] * 2
+        lambda item: sample_numbers(item) if item % 2 else [float(item)], [0, 1, 2, 3], ["still", "draws"] * 2
     )
-    assert both == [[0.0], drawing(1), [2.0], drawing(3)]
+    assert both == [[0.0], sample_numbers(1), [2.0], sample_numbers(3)]
 
 
 def test_rejects_later_use_of_global_rng() -> None:
     workers = Workers(2)
     workers.map(lambda item: item, [0, 1], ["late"] * 2)
     with pytest.raises(RuntimeError, match="used torch's global generator"):
-        workers.map(drawing, [0, 1], ["late"] * 2)
+        workers.map(sample_numbers, [0, 1], ["late"] * 2)
 
 
 def test_error_is_raised_after_other_workers_finish() -> None:
@@ -104,7 +104,7 @@ def test_error_is_raised_after_other_workers_finish() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT as a terminal's Ctrl-C has it; processes that run tests may ignore it."""
+    """Handle SIGINT as a terminal does. Processes that run tests may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -164,7 +164,7 @@ def test_nested_map_does_not_deadlock() -> None:
 
 
 def test_interrupt_during_start_leaves_no_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process could not end."""
+    """Otherwise the process could not end."""
     submit, started = ThreadPoolExecutor.submit, []
 
     def interrupted(pool: ThreadPoolExecutor, *what: Any) -> Any:

@@ -101,7 +101,7 @@ def _reply(connection: socket.socket, node: node_service.Host, delay: float) -> 
 def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int, every: float) -> None:
     """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
     run_writer.SECONDS_BETWEEN = every
-    joining.LEARN, remote.PROBE, transport.PAUSE = 0.1, 0.2, 0.1
+    joining.TRAINING_SECONDS, remote.PROBE_INTERVAL, transport.PAUSE = 0.1, 0.2, 0.1
     _log(folder / LOG)
     (folder / STOPPED).unlink(missing_ok=True)
     if die_at_save:
@@ -203,8 +203,8 @@ class Sites:
             die_at_save: the save at which it kills itself; 0 is none.
             every: seconds between two saves.
         """
-        told = (to_toml(self.config), self.folder / "nodes", "one", self.served, die_at_save, every)
-        self.server = FORKING.Process(target=be_server, args=told)
+        result = (to_toml(self.config), self.folder / "nodes", "one", self.served, die_at_save, every)
+        self.server = FORKING.Process(target=be_server, args=result)
         self.server.start()
 
     def end(self) -> dict[str, Any] | str:
@@ -281,10 +281,10 @@ class Unbroken:
         self.lines = releases(out)
 
     def audit(self, name: str) -> list[tuple[Any, ...]]:
-        return [told(line) for line in self.lines if line["node"] == name]
+        return [result(line) for line in self.lines if line["node"] == name]
 
 
-def told(line: Mapping[str, Any]) -> tuple[Any, ...]:
+def result(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a line says, but for the time of day."""
     return tuple(
         sorted(line[part].items()) if isinstance(line[part], dict) else line[part]
@@ -308,9 +308,9 @@ def same_figures(
                 assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
         if not audits:
             continue
-        mine = [told(line) for line in sites.audit(node.name)]
+        mine = [response(line) for line in sites.audit(node.name)]
         assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))  # each line once
-        there = [told(line) for line in sites.audit("server") if line["node"] == node.name]
+        there = [response(line) for line in sites.audit("server") if line["node"] == node.name]
         assert Counter(map(repr, there)) == Counter(map(repr, unbroken.audit(node.name)))
     if audits:
         for key in ("bytes", "queries", "queries_by_name"):

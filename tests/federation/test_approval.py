@@ -40,35 +40,37 @@ def owner(here: Sites, node: str, *words: str) -> tuple[int, str]:
     return Command(command, here.folder, [Path(__file__).parents[2]]).end()
 
 
-def test_a_run_needs_each_owner_and_is_what_they_approved(tmp_path: Path) -> None:
+def test_run_needs_approval_of_each_owner(tmp_path: Path) -> None:
     config = small(FEDKD + OWNERS)
     with sites(tmp_path, config) as here:
         here.start()
-        told = run(here)
-        assert isinstance(told, str)
-        assert told.startswith("QueryRefused: ")
+        value = run(here)
+        assert isinstance(value, str)
+        assert value.startswith("QueryRefused: ")
         for node in here.names:
-            assert node in told
+            assert node in value
             assert entries(here.folder / "nodes" / node) == []
-        (sha256,) = {found.replace(" ", "") for found in re.findall(r"run ((?:[0-9a-f]{4} ){16})waits", told)}
+        (sha256,) = {
+            found.replace(" ", "") for found in re.findall(r"run ((?:[0-9a-f]{4} ){16})waits", value)
+        }
         assert len(sha256) == 64
         for node in here.names:
             code, out = owner(here, node, "approve", sha256[:32])
             assert (code, "approved" in out) == (0, True), out
         # The server changes one option: it is another run, and nobody has approved that.
         here.config = small(FEDKD.replace("epochs = 1", "epochs = 2") + OWNERS)
-        told = run(here, "changed")
-        assert isinstance(told, str)
-        assert "waits until its owner approves it" in told
-        assert sha256 not in told.replace(" ", "")
+        value = run(here, "changed")
+        assert isinstance(value, str)
+        assert "waits until its owner approves it" in value
+        assert sha256 not in value.replace(" ", "")
         here.config = config
         result = run(here)
         assert isinstance(result, dict), result
         for node in here.names:
             folder = here.folder / "nodes" / node
             assert {entry["query"] for entry in entries(folder, "answer")} == {"count_labels", "predict"}
-            told = [line["event"] for line in SecurityLog(folder).lines()]
-            assert told == ["policy", "waits", "refused", "approved", "waits", "refused", "joined"]
+            value = [line["event"] for line in SecurityLog(folder).lines()]
+            assert value == ["policy", "waits", "refused", "approved", "waits", "refused", "joined"]
         # A line of the log is changed: its owner is told, by `log` and `check`.
         log = here.folder / "nodes" / here.names[0] / FILE
         log.write_text(log.read_text().replace('"event":"approved"', '"event":"rejected"'))
@@ -78,15 +80,15 @@ def test_a_run_needs_each_owner_and_is_what_they_approved(tmp_path: Path) -> Non
         assert (code, "line 4 is not as it was written" in out) == (2, True)
 
 
-def test_a_node_below_its_minimum_refuses(tmp_path: Path) -> None:
+def test_node_refuses_run_below_min_nodes(tmp_path: Path) -> None:
     with sites(
         tmp_path, small(FEDKD + OWNERS.replace("100", "100000").replace("each run", "policy"))
     ) as here:
         here.start()
-        told = run(here)
-        assert isinstance(told, str)
-        assert "query 'join' by rule min_records: 100000, and this node has fewer" in told
+        result = run(here)
+        assert isinstance(result, str)
+        assert "query 'join' by rule min_records: 100000, and this node has fewer" in result
         for node in here.names:
-            assert node in told
+            assert node in result
             assert entries(here.folder / "nodes" / node) == []
             assert not list((here.folder / "nodes" / node / "runs").glob("*/*.safetensors"))

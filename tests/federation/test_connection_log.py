@@ -19,11 +19,11 @@ class Clock:
         return self.now
 
 
-def test_each_change_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_each_connection_change_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
     contact = ServerConnection("here:1", clock)
-    tried = "it is tried every 10 s, until it answers or this process is ended"
+    tried = "retrying every 10 s until it answers or this process is ended"
 
     def said() -> list[str]:
         lines = [record.getMessage() for record in caplog.records]
@@ -35,19 +35,19 @@ def test_each_change_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert said() == ["connected to the server at here:1"]
     contact.set_unreachable()
     contact.set_unreachable()
-    assert said() == [f"the server at here:1 is gone, or the way to it; {tried}"]
+    assert said() == [f"lost the connection to the server at here:1; {tried}"]
     clock.now = 34.0
     contact.set_connected()
     assert said() == ["connected to the server at here:1 again, after 34.0 s"]
     contact.set_refused("Client 'a' is disabled")
     contact.set_refused("Client 'a' is disabled")
-    assert said() == ["the server at here:1 does not let this node in: it has revoked this node"]
+    assert said() == ["the server at here:1 refuses this node: it has revoked this node"]
     clock.now = 94.0
     contact.set_connected()
     assert said() == ["connected to the server at here:1 again, after 1 min 0 s"]
 
 
-def test_a_server_that_never_answers_is_said_at_once_and_seldom_again(
+def test_logs_unreachable_server_with_rare_reminders(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
@@ -62,7 +62,7 @@ def test_a_server_that_never_answers_is_said_at_once_and_seldom_again(
     assert {later - earlier for earlier, later in itertools.pairwise(times[7:])} == {3600}
 
 
-def test_only_replies_to_a_sign_of_life_say_how_it_stands(
+def test_only_heartbeat_replies_change_connection_state(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that may not come in ends; one that was in stays, and says so."""
@@ -98,7 +98,7 @@ def test_only_replies_to_a_sign_of_life_say_how_it_stands(
     assert reply(topics.Register, codes.TIMEOUT) == []
     assert reply(topics.Register, codes.OK) == ["connected to the server at here:1"]
     assert reply(topics.HEART_BEAT, codes.UNAUTHENTICATED) == [
-        "the server at here:1 does not let this node in: it is full"
+        "the server at here:1 refuses this node: it is full"
     ]
     assert left == []
     reply(topics.Register, codes.UNAUTHENTICATED)

@@ -103,7 +103,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("specs", [ALIKE, MIXED, RESNETS], ids=["alike", "mixed", "resnets"])
-def test_stacked_and_one_by_one_give_equal_figures(specs: Any, options: dict[str, Any]) -> None:
+def test_stacked_and_one_by_one_reach_equal_metrics(specs: Any, options: dict[str, Any]) -> None:
     config = FedIOD(**{**vars(CONFIG), **options})
     stacked, alone = (distilled(specs, config, engine) for engine in ("stacked", "one-by-one"))
     assert max(stacked["groups"]) > 1
@@ -111,7 +111,7 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: Any, options: dict[str
     same(stacked, alone)
 
 
-def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
+def test_metrics_depend_on_compared_option() -> None:
     """Or else equality above would say nothing."""
     metrics = [
         distilled(ALIKE, FedIOD(**{**vars(CONFIG), "importance": how}), "stacked")["losses"]
@@ -137,7 +137,7 @@ def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
         ("flare", "cpu", "mlp:8", 7, False),
     ],
 )
-def test_equal_architectures_are_stacked_on_a_gpu_where_they_are_products_or_where_that_is_asked_for(
+def test_should_stack_equal_architectures(
     engine: Any, device: str, network: str, count: int, stacked: bool
 ) -> None:
     compute: Any = SimpleNamespace(
@@ -155,7 +155,7 @@ def test_equal_architectures_are_stacked_on_a_gpu_where_they_are_products_or_whe
         ("small-cnn:4", True, False, True),
     ],
 )
-def test_on_a_gpu_wide_networks_and_recorded_training_are_computed_one_by_one(
+def test_should_not_stack_large_networks_or_captured_training_on_gpu(
     network: str, alone: bool, graphs: bool, stacked: bool
 ) -> None:
     compute = Compute(EngineConfig(cuda_graphs=graphs))
@@ -163,7 +163,7 @@ def test_on_a_gpu_wide_networks_and_recorded_training_are_computed_one_by_one(
     assert should_stack(compute, nodes_of((network,) * 2), local_training=alone) == stacked
 
 
-def test_networks_of_products_with_convolutional_critics_are_computed_at_once() -> None:
+def test_should_not_stack_nodes_with_convolutional_critics() -> None:
     compute, nodes = Compute(EngineConfig(name="auto")), nodes_of(("mlp:8",) * 7)
     compute.workers = Workers(2)
     assert should_stack(compute, nodes)
@@ -171,6 +171,6 @@ def test_networks_of_products_with_convolutional_critics_are_computed_at_once() 
     assert not should_stack(compute, nodes)
 
 
-def test_equal_architectures_are_groups() -> None:
+def test_group_nodes_by_architecture() -> None:
     groups = [[node.name for node in group] for group in group_nodes(nodes_of(MIXED), True)]
     assert groups == [["n0", "n2"], ["n1", "n4"], ["n3"]]

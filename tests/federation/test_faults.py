@@ -71,7 +71,7 @@ def queries(three: Sites, least: int) -> Callable[[], bool]:
     return lambda: three.steps() >= least
 
 
-def test_a_run_over_sockets_is_a_run_in_one_process(three: Sites, unbroken: Unbroken) -> None:
+def test_run_over_sockets_equals_simulation(three: Sites, unbroken: Unbroken) -> None:
     three.begin()
     same_figures(three, three.end(), unbroken)
 
@@ -79,7 +79,7 @@ def test_a_run_over_sockets_is_a_run_in_one_process(three: Sites, unbroken: Unbr
 # --- 1: a node is killed ------------------------------------------------------------------------------
 
 
-def test_a_node_killed_in_local_training_takes_up_its_own_steps(three: Sites, unbroken: Unbroken) -> None:
+def test_node_killed_in_local_training_resumes(three: Sites, unbroken: Unbroken) -> None:
     three.begin()
     until((three.own("node-2") / "training.safetensors").exists)
     three.kill("node-2")
@@ -92,9 +92,7 @@ def test_a_node_killed_in_local_training_takes_up_its_own_steps(three: Sites, un
     told_time("node killed in local training", since)
 
 
-def test_a_node_killed_again_and_again_in_distillation_takes_up_its_own_state(
-    three: Sites, unbroken: Unbroken
-) -> None:
+def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: Unbroken) -> None:
     for name, late in (("node-0", False), ("node-1", True)):
         three.begin()
         if late:  # what was answered since the mark is answered again, and not counted
@@ -113,7 +111,7 @@ def test_a_node_killed_again_and_again_in_distillation_takes_up_its_own_state(
 
 
 @pytest.mark.parametrize("moment", ["local training", "before its first save", "late"])
-def test_a_server_that_is_killed_goes_on(patient: Sites, unbroken: Unbroken, moment: str) -> None:
+def test_killed_server_resumes(patient: Sites, unbroken: Unbroken, moment: str) -> None:
     patient.begin(every=60.0 if moment == "before its first save" else 0.3)
     if moment == "local training":
         until((patient.own("node-1") / "training.safetensors").exists)
@@ -131,7 +129,7 @@ def test_a_server_that_is_killed_goes_on(patient: Sites, unbroken: Unbroken, mom
 
 
 @pytest.mark.parametrize("save", [2])
-def test_a_server_killed_after_its_nodes_have_remembered_and_before_itself(
+def test_server_killed_between_node_and_server_checkpoints_resumes(
     patient: Sites, unbroken: Unbroken, save: int
 ) -> None:
     patient.begin(die_at_save=save)
@@ -144,7 +142,7 @@ def test_a_server_killed_after_its_nodes_have_remembered_and_before_itself(
     same_figures(patient, patient.end(), unbroken)
 
 
-def test_everything_is_killed_at_once(patient: Sites, unbroken: Unbroken) -> None:
+def test_resumes_after_all_processes_are_killed(patient: Sites, unbroken: Unbroken) -> None:
     patient.begin()
     until(marked(patient))
     until(queries(patient, 15))
@@ -160,7 +158,7 @@ def test_everything_is_killed_at_once(patient: Sites, unbroken: Unbroken) -> Non
 # --- 3 and 4: a node that stays away, or is frozen -----------------------------------------------------
 
 
-def test_a_frozen_node_stops_a_run_that_wants_everyone(tmp_path: Path, unbroken: Unbroken) -> None:
+def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
     with sites(tmp_path, small(wait=6.0), delay=0.01) as three:
         three.start()
         three.begin()
@@ -176,7 +174,7 @@ def test_a_frozen_node_stops_a_run_that_wants_everyone(tmp_path: Path, unbroken:
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
-def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str) -> None:
+def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) -> None:
     longer = FEDIOD.replace(f"steps = {STEPS}", "steps = 60")  # so that it is back before the end
     with sites(tmp_path, small(longer, wait=6.0, quorum=0.6), delay=0.03) as three:
         three.start()
@@ -214,7 +212,7 @@ def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str)
         assert len(mine) == len(set(mine))
 
 
-def test_with_too_few_nodes_left_a_run_stops_and_can_go_on(tmp_path: Path, unbroken: Unbroken) -> None:
+def test_run_stops_below_quorum_and_resumes(tmp_path: Path, unbroken: Unbroken) -> None:
     with sites(tmp_path, small(wait=6.0, quorum=0.6), delay=0.01) as three:
         three.start()
         three.begin()
@@ -228,7 +226,7 @@ def test_with_too_few_nodes_left_a_run_stops_and_can_go_on(tmp_path: Path, unbro
         same_figures(three, three.end(), unbroken, audits=False)
 
 
-def test_a_run_that_goes_on_does_so_without_who_cannot_be_reached(tmp_path: Path) -> None:
+def test_resumed_run_excludes_unreachable_node(tmp_path: Path) -> None:
     with sites(tmp_path, small(wait=6.0, quorum=0.6), delay=0.01) as three:
         three.start()
         three.begin()
@@ -266,9 +264,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_node_whose_disk_is_full_releases_nothing_until_there_is_space(
-    three: Sites, unbroken: Unbroken, small_disk: Path
-) -> None:
+def test_node_with_full_disk_releases_nothing(three: Sites, unbroken: Unbroken, small_disk: Path) -> None:
     runs = three.folder / "nodes" / "node-1" / "runs"
     runs.symlink_to(small_disk)
     three.begin()

@@ -115,9 +115,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 @ENGINES
 @pytest.mark.parametrize("specs", [ALIKE, MIXED, ("mlp:8",)])
-def test_a_gradient_through_the_federation_is_that_of_plain_autograd(
-    specs: tuple[str, ...], stacked: bool
-) -> None:
+def test_federated_gradient_equals_plain_autograd(specs: tuple[str, ...], stacked: bool) -> None:
     world, w = World(specs, stacked=stacked), image()
     x = w.tanh()  # as a generator would make it
     responses = world.federation.query("predict_logits", x=x)
@@ -131,7 +129,7 @@ def test_a_gradient_through_the_federation_is_that_of_plain_autograd(
 
 
 @ENGINES
-def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
+def test_second_backward_is_equal_and_not_counted(stacked: bool) -> None:
     world, x = World(stacked=stacked), image()
     loss = loss_of(world.federation.query("predict_logits", x=x))
     (first,) = torch.autograd.grad(loss, x, retain_graph=True)
@@ -143,7 +141,7 @@ def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
         torch.autograd.grad(2 * loss, x)
 
 
-def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on() -> None:
+def test_responses_require_grad_only_with_grad_inputs() -> None:
     world = World(ALIKE)
     call = world.federation.query
     assert call("predict_logits", x=image())["logits"].requires_grad
@@ -155,7 +153,7 @@ def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on(
 
 
 @ENGINES
-def test_a_loss_that_is_no_number_is_no_nodes_fault(stacked: bool) -> None:
+def test_non_finite_loss_is_no_node_fault(stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked)
     logits = world.federation.query("predict_logits", x=image())["logits"]
     with pytest.raises(DataError, match=r"the method's gradients of logits hold NaN .* loss is not finite"):
@@ -167,7 +165,7 @@ def test_a_loss_that_is_no_number_is_no_nodes_fault(stacked: bool) -> None:
 
 
 @ENGINES
-def test_answers_come_in_the_order_of_the_nodes_though_groups_interleave(stacked: bool) -> None:
+def test_responses_keep_node_order_across_groups(stacked: bool) -> None:
     world = World(stacked=stacked)
     if stacked:
         assert [[node.name for node in group] for group in world.groups] == [
@@ -181,7 +179,7 @@ def test_answers_come_in_the_order_of_the_nodes_though_groups_interleave(stacked
 
 
 @ENGINES
-def test_a_few_nodes_can_be_asked_in_any_order_and_answer_in_theirs(stacked: bool) -> None:
+def test_query_of_some_nodes_keeps_node_order(stacked: bool) -> None:
     world = World(stacked=stacked)
     responses = world.federation.query("tell", nodes=["n4", "n0"])
     assert responses.nodes == ("n0", "n4")
@@ -190,7 +188,7 @@ def test_a_few_nodes_can_be_asked_in_any_order_and_answer_in_theirs(stacked: boo
 
 
 @ENGINES
-def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stacked: bool) -> None:
+def test_query_of_some_nodes_trains_only_them(stacked: bool) -> None:
     world, reference = World(ALIKE, stacked=stacked), World(ALIKE, stacked=False)
     metrics = []
     for one in (world, reference):
@@ -198,7 +196,7 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
         call("predict_logits", x=image(0))
         before = one.critics()
         x = image(1)
-        few = call("predict_logits", of=["n0", "n2"], x=x)  # parts a stacked group
+        few = call("predict_logits", nodes=["n0", "n2"], x=x)  # parts a stacked group
         per_node = len(before) // 3
         moved = [(p != q).any().item() for p, q in zip(before, one.critics(), strict=True)]
         assert not any(moved[per_node : 2 * per_node]), "n1 was not asked"
@@ -211,7 +209,7 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
         close(mine, expected)
 
 
-def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
+def test_repeats_query_after_group_was_split() -> None:
     world = World(ALIKE)
     first = world.federation.query("predict_logits", x=image())
     world.federation.query("predict_logits", nodes=["n1"], x=image(1))
@@ -226,12 +224,12 @@ def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
     ("of", "named"),
     [(["n9"], r"\['n9'\]"), (["n0", "clinic"], r"\['clinic'\]"), ([], r"\[\]"), ("n0", r"\['n', '0'\]")],
 )
-def test_unknown_nodes_are_named(of: Any, named: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"invalid of = {named} \(expected some of n0, n1, n2"):
+def test_rejects_unknown_nodes(of: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"invalid nodes = {named} \(expected some of n0, n1, n2"):
         World(ALIKE).federation.query("tell", nodes=of)
 
 
-def test_unknown_queries_tensors_and_parts_are_named() -> None:
+def test_rejects_unknown_queries_inputs_and_outputs() -> None:
     federation = World(ALIKE).federation
     with pytest.raises(
         ArgumentError, match=r"invalid query = 'gossip' \(expected one of predict_logits, tell"
@@ -249,7 +247,7 @@ def test_unknown_queries_tensors_and_parts_are_named() -> None:
 
 
 @ENGINES
-def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stacked: bool) -> None:
+def test_repeated_query_number_returns_stored_response(stacked: bool) -> None:
     world = World(stacked=stacked)
     first = world.federation.query("predict_logits", x=image())
     calls, critics, audit = world.calls, world.critics(), world.audit.summary()
@@ -276,7 +274,7 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
         (PolicyConfig(max_bytes=4), "max_bytes: 4 bytes"),
     ],
 )
-def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
+def test_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked, policies={"n0": policy})
     world.federation.query("tell")
     before, audit = world.critics(), world.audit.summary()
@@ -289,7 +287,7 @@ def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, st
     assert world.audit.summary() == audit
 
 
-def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
+def test_check_policies_reports_later_refusals() -> None:
     world = World(ALIKE, policies={"n1": PolicyConfig(queries=("tell",))})
     world.federation.check_policies(["tell"])
     with pytest.raises(QueryRefused, match="'n1' refuses query 'predict_logits' by rule queries: tell"):
@@ -308,7 +306,7 @@ def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
 
 
 @pytest.mark.parametrize("limit", [2, 3])
-def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None:
+def test_check_policies_reports_query_limits(limit: int) -> None:
     world = World(ALIKE, policies=dict.fromkeys(("n0", "n1"), PolicyConfig(max_queries=limit)))
     queries = {
         name: dataclasses.replace(query, times=times)
@@ -327,7 +325,7 @@ def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None
     assert world.audit.summary() == AuditLog().summary()
 
 
-def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> None:
+def test_output_independent_of_input_has_zero_gradient() -> None:
     world = World(ALIKE)
 
     def rate(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
@@ -344,7 +342,7 @@ def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> Non
     close(grad, torch.autograd.grad(weighted.sum(), y)[0])
 
 
-def test_a_user_module_of_any_kind_can_be_a_node() -> None:
+def test_custom_module_can_be_node_model() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.stack([x.mean((1, 2, 3)), x.amax((1, 2, 3)), x.amin((1, 2, 3))], 1)

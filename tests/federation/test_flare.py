@@ -103,7 +103,7 @@ class Started:
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
                     assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
-            mine = [told(line) for line in self.left(node.name)]
+            mine = [response(line) for line in self.left(node.name)]
             assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))
         if (self.out / "student.safetensors").exists():
             for key, value in unbroken.experiment.student.state_dict().items():
@@ -150,7 +150,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
 # --- the same figures ---------------------------------------------------------------------------------
 
 
-def test_the_simulator_gives_the_figures_of_one_process(tmp_path: Path) -> None:
+def test_flare_simulator_equals_simulation(tmp_path: Path) -> None:
     config = tiny("fediod")
     with started(tmp_path, config, "flare") as run:
         unbroken = Unbroken(config, tmp_path)
@@ -163,9 +163,7 @@ def test_the_simulator_gives_the_figures_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(2400)
-def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
-    tmp_path: Path, unbroken: Unbroken
-) -> None:
+def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unbroken: Unbroken) -> None:
     with started(tmp_path, small(nodes=2, wait=75.0), "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 20, pause=0.02)
         since = time.monotonic()
@@ -205,7 +203,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         assert find_open_files(folder, folder / "audit.sqlite") is None  # FLARE's processes write there, too
 
 
-def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path, unbroken: Unbroken) -> None:
+def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
     """It is started anew, and FLARE lets it into no job that runs: nobody waits for ``link.wait`` then."""
     config = small(nodes=2, wait=600.0, quorum=0.5)
     with started(tmp_path, config, "flare-poc") as run:
@@ -234,7 +232,7 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
 # --- the server's program, by itself ------------------------------------------------------------------
 
 
-def test_a_node_in_no_state_to_serve_says_so_and_no_more(
+def test_node_with_invalid_folder_replies_with_generic_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before, FLARE ended the whole job with an error of its own."""
@@ -265,7 +263,7 @@ class Scripted(ServerProgram):
         self._does(folder)
 
 
-def test_a_run_that_went_well_leaves_its_results(tmp_path: Path) -> None:
+def test_finished_run_stores_results(tmp_path: Path) -> None:
     folder = tmp_path / "one"
     folder.mkdir()
     (folder / "stopped.json").write_text("{}")  # of an earlier time
@@ -285,7 +283,7 @@ def test_a_run_that_went_well_leaves_its_results(tmp_path: Path) -> None:
         (KeyboardInterrupt(), "it failed where it should not: the server's log says how"),
     ],
 )
-def test_whatever_stops_a_run_leaves_word_of_it(error: BaseException, text: str, tmp_path: Path) -> None:
+def test_stopped_run_stores_reason(error: BaseException, text: str, tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         raise error
 
@@ -296,7 +294,7 @@ def test_whatever_stops_a_run_leaves_word_of_it(error: BaseException, text: str,
         assert json.loads((tmp_path / folder / "stopped.json").read_text())["text"] == text
 
 
-def test_a_second_job_of_a_run_touches_nothing_of_the_first(tmp_path: Path) -> None:
+def test_second_job_of_run_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "one"
 
     def other(_: Path) -> None:

@@ -39,7 +39,7 @@ class Client:
         return message + bytes(self.does)
 
 
-def test_a_message_goes_to_its_node_with_the_patience_that_is_left() -> None:
+def test_message_is_sent_with_remaining_timeout() -> None:
     clients = [Client("node-10", b"!"), Client("node-2", b"?")]
     link = FlareLink(clients, ["node-1", "node-2"])
     assert link.nodes == ["node-1", "node-2", "node-10"]
@@ -52,23 +52,21 @@ def test_a_message_goes_to_its_node_with_the_patience_that_is_left() -> None:
     [
         (CollabCallError("node-0", "serve", TimeoutError("late")), ReplyTimeout, "no answer in time"),
         (CollabCallError("node-0", "serve", ValueError("no\n  such thing")), LinkError, "no such thing"),
-        (RunAborted("stopped"), DeployError, "its job was ended"),
+        (RunAborted("stopped"), DeployError, "its job was aborted"),
     ],
 )
-def test_what_flare_says_becomes_an_error_of_ours(
-    fails: Exception, kind: type[FedstillError], line: str
-) -> None:
+def test_converts_flare_errors(fails: Exception, kind: type[FedstillError], line: str) -> None:
     with pytest.raises(kind, match=line) as caught:
         FlareLink([Client("node-0", fails)]).call("node-0", b"", 1.0)
     assert type(caught.value) is kind
 
 
-def test_who_was_not_there_when_it_began_is_out_of_reach() -> None:
+def test_node_missing_at_start_is_unreachable() -> None:
     with pytest.raises(Unreachable, match="not connected when this part of the run began"):
         FlareLink([Client("node-0", b"")], ["node-1"]).call("node-1", b"", 1.0)
 
 
-def test_nobody_waits_for_a_node_that_flare_does_not_let_back() -> None:
+def test_does_not_wait_for_dropped_node() -> None:
     began = threading.Event()
 
     def silent(timeout: float) -> Any:
@@ -113,7 +111,7 @@ def engine_of(jobs: dict[str, Any]) -> tuple[Any, Cell]:
 
 
 @pytest.mark.parametrize(
-    ("signs", "told"),
+    ("signs", "expected"),
     [
         ([("north", "new", [])], ["north"]),  # started anew
         ([("north", "new", [])] * 3, ["north"]),  # said once
@@ -124,8 +122,8 @@ def engine_of(jobs: dict[str, Any]) -> tuple[Any, Cell]:
         ([("south", "new", [])], []),  # has no part in it
     ],
 )
-def test_the_server_tells_a_job_which_node_is_back_without_it(
-    signs: list[tuple[str, str, list[str]]], told: list[str]
+def test_monitor_notifies_job_of_lost_node(
+    signs: list[tuple[str, str, list[str]]], expected: list[str]
 ) -> None:
     taking_part = {"old": Client("north", b""), "old 2": Client("east", b"")}
     engine, cell = engine_of({"job": {RunProcessKey.PARTICIPANTS: taking_part}})
@@ -137,10 +135,10 @@ def test_the_server_tells_a_job_which_node_is_back_without_it(
             keys = CellMessageHeaderKeys
             headers = {keys.CLIENT_NAME: node, keys.TOKEN: token, keys.JOB_IDS: at_work}
             assert hear(new_cell_message({MessageHeaderKey.TOPIC: topic, **headers}, None)) is None
-    assert cell.sent == [("fedstill", "lost", "server.job", {"node": node}) for node in told]
+    assert cell.sent == [("fedstill", "lost", "server.job", {"node": node}) for node in expected]
 
 
-def test_a_job_hears_of_its_losses_from_the_server_alone() -> None:
+def test_job_accepts_lost_nodes_from_server_only() -> None:
     engine, cell = engine_of({})
     lost: list[str] = []
     watch_lost_nodes(engine, lost.append)

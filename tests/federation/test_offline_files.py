@@ -82,7 +82,7 @@ def asked() -> Queries:
     plan = RunPlan(
         "queries", table, SPEC, public=public_fingerprint(public_data()), public_note=("made", "by hand")
     )
-    return Queries(plan, public_data(), tuple(CONFIG.calls(public_data(), SEED)))
+    return Queries(plan, public_data(), tuple(CONFIG.planned_queries(public_data(), SEED)))
 
 
 def with_levels(levels: int) -> Queries:
@@ -180,15 +180,15 @@ def replies(name: str, responses: Mapping[int, Any]) -> Replies:
 # --- what a method asks all at once --------------------------------------------------------------
 
 
-def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_file_has_planned_queries_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     federation, seen = live(), []
     call = federation.query
     monkeypatch.setattr(
-        federation, "ask", lambda name, **sent: (seen.append((name, sent)), call(name, **sent))[1]
+        federation, "query", lambda name, **sent: (seen.append((name, sent)), call(name, **sent))[1]
     )
     step(federation)
-    expected = CONFIG.calls(public_data(), SEED)
+    expected = CONFIG.planned_queries(public_data(), SEED)
     assert [name for name, _ in seen] == ["count_labels"] + ["predict"] * 6
     assert len(seen) == len(expected)
     for (name, sent), planned in zip(seen, expected, strict=True):
@@ -208,14 +208,14 @@ def step(federation: Any) -> Server:
     return server
 
 
-def test_the_student_from_files_is_the_student_of_the_live_run(world: World) -> None:
+def test_student_from_files_equals_live_run(world: World) -> None:
     by_file, by_wire = step(world.federation()), step(live())
     assert torch.equal(by_file.state.targets["z_hat"], by_wire.state.targets["z_hat"])
     for name, value in by_wire.student.state_dict().items():
         assert torch.equal(by_file.student.state_dict()[name], value), name
 
 
-def test_a_file_cannot_answer_what_it_was_not_asked(world: World) -> None:
+def test_response_file_rejects_other_queries(world: World) -> None:
     federation = world.federation()
     federation.query("count_labels")
     with pytest.raises(QueryMismatch):
@@ -227,7 +227,7 @@ def test_a_file_cannot_answer_what_it_was_not_asked(world: World) -> None:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_queries_come_back_as_they_were(world: World) -> None:
+def test_queries_file_round_trip(world: World) -> None:
     mine, again = asked(), world.queries
     assert (again.plan, again.contents()) == (mine.plan, mine.contents())
     assert again.public is not None
@@ -240,7 +240,7 @@ def test_queries_come_back_as_they_were(world: World) -> None:
     assert read_queries(world.path("queries"), [world.print("server")]).trusted
 
 
-def test_the_same_queries_give_the_same_file_and_others_do_not_replace_it(world: World) -> None:
+def test_equal_queries_write_equal_file(world: World) -> None:
     path, key = world.path("queries"), world.key("server")
     before = path.read_bytes(), signed_files.signature_path(path).read_bytes()
     assert write_queries(path, asked(), key) == world.queries.sha256
@@ -252,7 +252,7 @@ def test_the_same_queries_give_the_same_file_and_others_do_not_replace_it(world:
 
 @pytest.mark.parametrize("which", ["queries", "node-1"])
 @pytest.mark.parametrize("where", [0.001, 0.999])
-def test_a_changed_byte_is_refused_before_anything_is_parsed(
+def test_rejects_modified_file_before_parsing(
     world: World, which: str, where: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offline_files, "unpack", lambda blob: pytest.fail("parsed"))
@@ -267,7 +267,7 @@ def test_a_changed_byte_is_refused_before_anything_is_parsed(
         read_queries(path) if which == "queries" else world.read(which)
 
 
-def test_answers_are_no_queries_and_the_other_way_round(world: World) -> None:
+def test_rejects_swapped_queries_and_responses(world: World) -> None:
     with pytest.raises(BundleError, match=r"node-0\.safetensors holds answers \(expected queries"):
         read_queries(world.path("node-0"))
     with pytest.raises(BundleError, match=r"holds queries \(expected answers"):
@@ -277,7 +277,7 @@ def test_answers_are_no_queries_and_the_other_way_round(world: World) -> None:
         read_queries(world.path("x"))
 
 
-def test_queries_with_an_option_that_is_not_known_are_of_another_version(world: World) -> None:
+def test_rejects_queries_with_unknown_option(world: World) -> None:
     for change, said in (
         ({"surprise": 1}, "no plan that this version of fedstill can follow: unknown key 'method.surprise'"),
         ({"name": "magic"}, "method.name is 'magic'"),
@@ -318,7 +318,7 @@ def test_queries_with_an_option_that_is_not_known_are_of_another_version(world: 
         (lambda h, t: h.update(plan=None), "has no plan"),
     ],
 )
-def test_queries_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
+def test_rejects_inconsistent_queries(world: World, change: Any, said: str) -> None:
     header, tensors = unpack(world.path("queries").read_bytes())
     change(header, tensors)
     signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
@@ -330,7 +330,7 @@ def test_queries_that_do_not_hold_together_are_refused(world: World, change: Any
 # --- answers that are not believed ---------------------------------------------------------------
 
 
-def test_answers_are_trusted_only_with_the_nodes_own_key(world: World) -> None:
+def test_trusts_responses_with_node_key_only(world: World) -> None:
     assert not world.read().trusted
     assert world.read(keys=world.keys()).trusted
     with pytest.raises(BundleError, match="signed by a key that is not expected here"):
@@ -340,7 +340,7 @@ def test_answers_are_trusted_only_with_the_nodes_own_key(world: World) -> None:
         world.read(keys=swapped)
 
 
-def test_two_files_of_one_node_are_refused(world: World) -> None:
+def test_rejects_two_files_of_one_node(world: World) -> None:
     for name in (world.path("node-0"), signed_files.signature_path(world.path("node-0"))):
         copy = name.with_name(name.name.replace("node-0", "again"))
         copy.write_bytes(name.read_bytes())
@@ -362,7 +362,7 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         (lambda h, t: h.pop("node"), "node is empty"),
     ],
 )
-def test_answers_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
+def test_rejects_inconsistent_responses(world: World, change: Any, said: str) -> None:
     world.forge(change)
     with pytest.raises(BundleError, match=re.escape(said)) as caught:
         world.read()
@@ -379,7 +379,7 @@ def test_answers_that_do_not_hold_together_are_refused(world: World, change: Any
         (lambda t: t.update({"0.weights": torch.zeros(2)}), "answered .*'weights'"),
     ],
 )
-def test_answers_that_no_sound_node_gives_stop_the_run_and_name_the_node(
+def test_invalid_offline_responses_name_node(
     world: World, change: Callable[[dict[str, torch.Tensor]], None], said: str
 ) -> None:
     """As in a live run: what is in a file is checked like what comes over a link."""

@@ -79,7 +79,7 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
     )
     table = {"name": method, **vars(CONFIG)}
     plan = RunPlan(path.stem, table, SPEC, public=public_fingerprint(public), public_note=("made", "by hand"))
-    *calls, last = CONFIG.calls(public, 4)
+    *calls, last = CONFIG.planned_queries(public, 4)
     calls.append(replace(last, tensors={**last.tensors, **other}))
     key = signed_files.load_or_create_key(path.with_name("server.key"))
     write_queries(path, Queries(plan, public, tuple(calls)), key)
@@ -94,7 +94,7 @@ def own_module() -> Iterator[str]:
     sys.modules.pop("own_distillation", None)
 
 
-def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
+def test_imports_code_from_node_folder_only(
     tmp_path: Path, own_module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = f"{own_module}:OwnKD"
@@ -115,11 +115,11 @@ def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
     assert offline_node.answer_queries(node, queries).was_released
 
 
-def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_path: Path) -> None:
+def test_audit_hash_of_responses_is_keyed(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors")
     offline_node.answer_queries(node, queries, tmp_path / "answers")
-    (entry,) = [line for line in entries(node) if line["part"] == "kept"]
+    (entry,) = [line for line in entries(node) if line["part"] == "response file"]
     (kept,) = node.glob(f"runs/*/{offline_node.RELEASED_FILE}")
     blob = kept.read_bytes()
     tried = {hashlib.new(name, blob).hexdigest() for name in ("sha256", "blake2s", "sha3_256")}
@@ -129,9 +129,7 @@ def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_pa
         offline_node.answer_queries(node, queries, tmp_path / "again")
 
 
-def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = make_node(tmp_path / "clinic", 'approve = "each run"\n')
     queries, out = make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
     with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
@@ -148,15 +146,15 @@ def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
         cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
     with pytest.raises(QueryRefused, match="rejected by its owner"):
         offline_node.answer_queries(node, queries, out)  # not even what has left already
-    told = [(line["event"], line["actor"]) for line in SecurityLog(node).lines()]
+    result = [(line["event"], line["actor"]) for line in SecurityLog(node).lines()]
     signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
-    assert [event for event, _ in told] == [
+    assert [event for event, _ in result] == [
         *("policy", "waits", "refused", "approved", "joined", "rejected", "refused")
     ]  # fmt: skip
-    assert {who for event, who in told if event in ("waits", "joined")} == {signer}
+    assert {who for event, who in result if event in ("waits", "joined")} == {signer}
 
 
-def test_the_same_queries_under_another_key_neither_use_nor_undo_an_approval(tmp_path: Path) -> None:
+def test_approval_depends_on_server_key(tmp_path: Path) -> None:
     node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
     files = []
     for server in ("first", "second"):
@@ -182,9 +180,7 @@ def test_the_same_queries_under_another_key_neither_use_nor_undo_an_approval(tmp
 
 
 @pytest.mark.parametrize("at", ["training", "answers", "the end"])
-def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
-    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
     queries = make_queries(tmp_path / "queries.safetensors")
     with pytest.raises(QueryRefused):
@@ -222,7 +218,7 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     assert not list(node.glob(f"runs/*/{offline_node.RELEASED_FILE}"))
 
 
-def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
+def test_answers_files_of_allowed_keys_only(tmp_path: Path) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")
     signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
     one, other = (
@@ -234,7 +230,7 @@ def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
         offline_node.answer_queries(other, queries, tmp_path / "others")
 
 
-def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> None:
+def test_records_refusal_after_computation(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors", rows=torch.tensor([3, 1000]).int())
     with pytest.raises(QueryRefused, match="has rows outside the 23"):
@@ -245,7 +241,7 @@ def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> 
     assert "rows outside the 23" in refusal["rule"]
 
 
-def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> None:
+def test_records_refusal_of_max_bytes(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic", "max_bytes = 100\n")
     with pytest.raises(QueryRefused, match="max_bytes: 100"):
         offline_node.answer_queries(
@@ -255,10 +251,8 @@ def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> N
     assert refusal["rule"] == "max_bytes: 100 bytes"
 
 
-def test_what_is_left_of_a_limit_is_known_before_any_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = len(CONFIG.calls(PublicData("made", torch.zeros(23, *SHAPE)), 4))
+def test_checks_remaining_limit_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = len(CONFIG.planned_queries(PublicData("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"max_queries = {asked + 1}\n")
     offline_node.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("it trained for nothing"))
@@ -266,7 +260,7 @@ def test_what_is_left_of_a_limit_is_known_before_any_training(
         offline_node.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
 
-def test_what_fails_in_another_library_is_a_refusal_in_the_log(
+def test_records_errors_of_other_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*given: Any) -> Any:
@@ -283,7 +277,7 @@ def test_what_fails_in_another_library_is_a_refusal_in_the_log(
     assert not caplog.messages
 
 
-def test_a_folder_whose_name_is_no_text_is_one_line(
+def test_handles_folder_name_that_is_no_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")
@@ -303,13 +297,13 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
     ):
         with pytest.raises(SystemExit) as left:
             cli.main(words)
-        told = capsys.readouterr()
-        assert (left.value.code, told.out) == (2, "")
-        assert told.err.count("\n") == 1
-        assert "utf-8" in told.err.lower()
+        output = capsys.readouterr()
+        assert (left.value.code, output.out) == (2, "")
+        assert output.err.count("\n") == 1
+        assert "utf-8" in output.err.lower()
 
 
-def test_answers_to_other_queries_are_not_written_over(tmp_path: Path) -> None:
+def test_does_not_overwrite_other_responses(tmp_path: Path) -> None:
     node, out = make_node(tmp_path / "clinic"), tmp_path / "answers"
     first, second = (make_queries(tmp_path / name) for name in ("one.safetensors", "two.safetensors"))
     offline_node.answer_queries(node, first, out)

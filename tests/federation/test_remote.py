@@ -150,18 +150,18 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "options"), CASES)
-def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = tiny(method, options)
     experiment, metrics = here(config)
     away = Away(config, tmp_path)
     live = away.live()
-    told = live.run()
-    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
-    assert told["releases"] == metrics["releases"]
-    assert [node["bytes"] for node in told["nodes"]] == [node["bytes"] for node in metrics["nodes"]]
+    result = live.run()
+    assert (result["bytes"], result["queries"]) == (metrics["bytes"], metrics["queries"])
+    assert result["releases"] == metrics["releases"]
+    assert [node["bytes"] for node in result["nodes"]] == [node["bytes"] for node in metrics["nodes"]]
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     if METHODS[method].evaluated_model == "student":
-        assert told["accuracy"] == metrics["accuracy"]
+        assert result["accuracy"] == metrics["accuracy"]
     away.same_nodes(experiment)
 
 
@@ -182,18 +182,18 @@ PRIVATELY = [
 
 
 @pytest.mark.parametrize(("method", "mechanism"), PRIVATELY)
-def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, tmp_path: Path) -> None:
+def test_remote_run_with_mechanism_equals_simulation(method: str, mechanism: str, tmp_path: Path) -> None:
     privacy = {"mechanism": mechanism, **NOISE[mechanism]}
     config = tiny(method, {"z_max": 20.0}, privacy)
     experiment, metrics = here(config)
     away = Away(config, tmp_path)
     live = away.live()
-    told = live.run()
-    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
+    result = live.run()
+    assert (result["bytes"], result["queries"]) == (metrics["bytes"], metrics["queries"])
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["privacy"] == metrics["privacy"]
-    assert told["privacy"]["guarantee"]
-    assert all(node["epsilon"] > 0 for node in told["privacy"]["nodes"])
+    assert result["privacy"] == metrics["privacy"]
+    assert result["privacy"]["guarantee"]
+    assert all(node["epsilon"] > 0 for node in result["privacy"]["nodes"])
     for node in experiment.nodes:
         # The node's own audit of its data, which lasts, says the same as the run's.
         audit = AuditLog(tmp_path / "nodes" / node.name / "audit.sqlite", read_only=True)
@@ -204,25 +204,25 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
     away.same_nodes(experiment)
 
 
-def test_no_run_gets_at_the_data_of_nodes_of_their_own(tmp_path: Path) -> None:
+def test_remote_run_has_no_node_data(tmp_path: Path) -> None:
     with pytest.raises(QueryRefused, match="private data"):
         Away(tiny("centralized"), tmp_path).live().run()
 
 
-def test_short_forms_are_the_same_everywhere_and_near_to_float32(tmp_path: Path) -> None:
+def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
     options = {"steps": 40, "student_steps": 4, "student_batch": 64, "memory": 640}
     short = tiny("fediod", options, inputs="int8", gradients="int8")
     experiment, metrics = here(short)
     live = Away(short, tmp_path).live()
-    told = live.run()
+    result = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["bytes"] == metrics["bytes"]
+    assert result["bytes"] == metrics["bytes"]
     whole, of_whole = here(tiny("fediod", options))
-    assert told["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
+    assert result["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
     assert not torch.equal(to_vector(whole.student), to_vector(experiment.student))
     ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has a scale of 4 bytes beside 64 of one
     for kind, way in (("inputs", "down"), ("gradients", "up")):
-        assert told["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
+        assert result["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
 
 
 # --- a federation of scripted nodes ---------------------------------------------------------------------
@@ -260,24 +260,24 @@ class Scripted:
         self.heard.append((node, do))
         if (node, do) in self.fail:
             return self.fail[node, do]()
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         released: dict[str, torch.Tensor] = {}
         factor = self.nodes.index(node) + 1.0
         if do == "identify":
-            told = {"name": node, "protocol": PROTOCOL, "versions": {}}
+            result = {"name": node, "protocol": PROTOCOL, "versions": {}}
         elif do == "join":
             about = {"refused_queries": {}, "max_queries": self.most, "is_trained": True}
-            told = {**about, "checkpoints": self.marks[node], "last_query": self.last[node]}
+            result = {**about, "checkpoints": self.marks[node], "last_query": self.last[node]}
         elif do == "answer_query":
             self.last[node] = header["number"]
-            told, released = {"privacy": {}}, {"logits": factor * tensors["x"].flatten(1)[:, :2]}
+            result, released = {"privacy": {}}, {"logits": factor * tensors["x"].flatten(1)[:, :2]}
         elif do == "compute_gradients":
             gradient = torch.zeros(2, 1, 2, 2)
             gradient.view(2, 4)[:, :2] = factor * tensors["logits"]
-            told, released = {"privacy": {}}, {"d/dx": gradient}
+            result, released = {"privacy": {}}, {"d/dx": gradient}
         elif do == "load_checkpoint":
             self.last[node] = header["mark"] - 1
-        return pack({"body": told, "seconds": 0.25}, released)
+        return pack({"body": result, "seconds": 0.25}, released)
 
     def query(self) -> Any:
         return self.federation.query("weigh", x=X)
@@ -302,10 +302,10 @@ def answering(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "PAUSE", 0.02)
-    monkeypatch.setattr(remote, "PROBE", 0.0)
+    monkeypatch.setattr(remote, "PROBE_INTERVAL", 0.0)
 
 
-def test_answers_and_gradients_by_hand() -> None:
+def test_responses_and_gradients_by_hand() -> None:
     nodes = Scripted()
     x = X.clone().requires_grad_()
     responses = nodes.federation.query("weigh", x=x)
@@ -334,7 +334,7 @@ SICK: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("sickness", SICK)
-def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) -> None:
+def test_faulty_node_is_excluded(sickness: str) -> None:
     how, reason = SICK[sickness]
     nodes = Scripted(quorum=0.6)
     nodes.query()
@@ -365,9 +365,7 @@ def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) 
 @pytest.mark.parametrize(
     ("quorum", "unwilling", "goes_on"), [(0.6, 1, True), (0.6, 2, False), (1.0, 1, False)]
 )
-def test_who_refuses_at_the_start_is_left_out_where_the_quorum_allows_it(
-    quorum: float, unwilling: int, goes_on: bool
-) -> None:
+def test_refusing_node_is_excluded_above_quorum(quorum: float, unwilling: int, goes_on: bool) -> None:
     nodes = Scripted(quorum=quorum)
     for node in nodes.nodes[:unwilling]:
         about = nodes.federation.node_status[node]
@@ -385,7 +383,7 @@ def test_who_refuses_at_the_start_is_left_out_where_the_quorum_allows_it(
     assert nodes.query().nodes == ("two", "three")
 
 
-def test_what_a_node_says_of_its_protection_is_known() -> None:
+def test_server_knows_release_costs() -> None:
     said = Statement(
         "pate", "noisy votes", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",)
     )
@@ -394,7 +392,7 @@ def test_what_a_node_says_of_its_protection_is_known() -> None:
     assert parse_node_status(ABOUT, {}).privacy == Statement()
 
 
-def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
+def test_resends_lost_message_and_reports_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remote, "SAID", 0.01)
@@ -412,14 +410,14 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
     assert nodes.query().nodes == ("one", "two", "three")
     assert nodes.heard.count(("two", "answer_query")) == 4
     assert nodes.events() == []
-    told = [record.message for record in caplog.records if " to join for " not in record.message]
-    assert len(told) >= 2
-    assert all("no answer from two to weigh for " in line for line in told)
+    result = [record.message for record in caplog.records if " to join for " not in record.message]
+    assert len(result) >= 2
+    assert all("no answer from two to weigh for " in line for line in result)
     assert waited[0] == ["two"]
     assert not waited[-1]
 
 
-def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
+def test_unreachable_node_rejoins() -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.query()
     for do in ("identify", "answer_query"):
@@ -450,9 +448,7 @@ def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
         ([60], 59, 0),  # ahead, and no mark to go to but its beginning
     ],
 )
-def test_who_comes_back_is_behind_no_mark_and_not_ahead(
-    marks: list[int], last: int, recalled: int | None
-) -> None:
+def test_rejoining_node_restores_checkpoint(marks: list[int], last: int, recalled: int | None) -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.federation.number = 9
     nodes.breaks("two", "answer_query", nodes.lost)
@@ -478,7 +474,7 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
         (torch.ones(2, 1, 2, 2).to(torch.complex64), "complex64"),
     ],
 )
-def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: str) -> None:
+def test_invalid_gradient_adds_nothing(gradient: torch.Tensor, reason: str) -> None:
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "compute_gradients", lambda: pack({"body": {}, "seconds": 0.0}, {"d/dx": gradient}))
     x = X.clone().requires_grad_()
@@ -489,7 +485,7 @@ def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: st
     assert reason in nodes.federation.excluded["two"].reason
 
 
-def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
+def test_non_finite_method_gradient_is_no_node_fault() -> None:
     nodes = Scripted(quorum=0.6)
     logits = nodes.federation.query("weigh", x=X.clone().requires_grad_())["logits"]
     said = r"query 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
@@ -498,7 +494,7 @@ def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
     assert nodes.federation.excluded == {}
 
 
-def test_who_refuses_does_not_come_back() -> None:
+def test_refusing_node_may_not_rejoin() -> None:
     nodes = Scripted(quorum=0.6)
     error = {"kind": "QueryRefused", "rule": "max_queries: 1", "text": "x", "query": "weigh"}
     nodes.breaks("two", "answer_query", lambda: pack({"error": error}))
@@ -507,13 +503,13 @@ def test_who_refuses_does_not_come_back() -> None:
     assert "max_queries: 1" in nodes.federation.excluded["two"].reason
 
 
-def test_nodes_that_have_none_left_are_no_nodes_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_limit_zero_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Scripted().federation.query_limits() == {}
     monkeypatch.setattr(Scripted, "most", 0)
     assert Scripted().federation.query_limits() == {"one": 0, "two": 0, "three": 0}
 
 
-def test_all_who_refuse_are_named_with_their_rules() -> None:
+def test_error_names_all_refusing_nodes() -> None:
     nodes = Scripted()
     none = "queries: none"
     rules = {"one": none, "two": "max_queries: 1", "three": none}
@@ -528,7 +524,7 @@ def test_all_who_refuse_are_named_with_their_rules() -> None:
     )
 
 
-def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> None:
+def test_error_names_all_unreachable_nodes() -> None:
     nodes = Scripted(wait=0.1)
 
     def silent() -> bytes:
@@ -544,14 +540,14 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
     )
 
 
-def test_a_node_of_another_version_is_named() -> None:
+def test_rejects_node_of_other_protocol_version() -> None:
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "identify", lambda: pack({"body": {"protocol": 1, "versions": {}}, "seconds": 0.0}))
     nodes.federation.join()
     assert f"it speaks protocol 1, the server {PROTOCOL}" in nodes.federation.excluded["two"].reason
 
 
-def test_a_query_asked_again_after_others_is_counted_anew() -> None:
+def test_repeated_query_after_others_is_charged_again() -> None:
     """A node that went back and was asked in another order answers anew, and pays anew."""
     nodes = Scripted()
 
@@ -575,7 +571,7 @@ def test_a_query_asked_again_after_others_is_counted_anew() -> None:
         nodes.query()
 
 
-def test_who_is_out_is_remembered_with_the_run() -> None:
+def test_exclusions_are_saved_in_state_dict() -> None:
     nodes = Scripted(quorum=0.3, wait=0.1)
     nodes.breaks("two", "answer_query", nodes.lost)
     nodes.breaks("three", "answer_query", SICK["nan"][0])
@@ -589,7 +585,7 @@ def test_who_is_out_is_remembered_with_the_run() -> None:
     assert again.query().nodes == ("one", "two")
 
 
-def test_at_its_end_a_run_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_run_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Scripted(wait=30.0)
     nodes.breaks("two", "leave", nodes.lost)
     start = time.monotonic()
@@ -601,11 +597,11 @@ def test_at_its_end_a_run_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> N
 # --- whose weight, and what it cost ---------------------------------------------------------------------
 
 
-def test_a_label_histogram_of_some_nodes_by_hand() -> None:
+def test_label_histogram_by_hand() -> None:
     counts = torch.tensor([[8.0, 2.0], [10.0, 20.0], [0.0, 60.0]])
-    told = LabelHistogram(("one", "two", "three"), counts, counts.sum(1))
-    assert told.of(("one", "two", "three")) is told
-    part = told.of(("one", "three"))
+    result = LabelHistogram(("one", "two", "three"), counts, counts.sum(1))
+    assert result.of(("one", "two", "three")) is result
+    part = result.of(("one", "three"))
     assert part.names == ("one", "three")
     assert part.sizes.tolist() == [10.0, 60.0]
     pi = part.sizes / part.sizes.sum()
@@ -615,7 +611,7 @@ def test_a_label_histogram_of_some_nodes_by_hand() -> None:
     torch.testing.assert_close(weights.sum(0), torch.ones(2))
     average = weighted_mean(torch.tensor([[7.0], [0.0]]), part.sizes)
     torch.testing.assert_close(average, torch.tensor([1.0]))
-    assert told.of(("three", "one")).sizes.tolist() == [60.0, 10.0]
+    assert result.of(("three", "one")).sizes.tolist() == [60.0, 10.0]
     nodes = Scripted(quorum=0.3)
     late = LabelHistogram(("one", "three"), part.counts, part.sizes)  # two came after that
     assert late.present(nodes.federation) == ["one", "three"]
@@ -623,7 +619,7 @@ def test_a_label_histogram_of_some_nodes_by_hand() -> None:
     assert late.present(nodes.federation) == ["one"]
 
 
-def test_a_meter_by_hand() -> None:
+def test_link_costs_by_hand() -> None:
     meter = LinkCosts()
     meter.add(1.0, [0.2, 0.4, 0.6], 300)
     meter.add(0.5, [0.1, 0.1, 0.1], 100)
@@ -647,7 +643,7 @@ def test_a_meter_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("said", "believed"), [(1e9, "all"), (-5.0, "none"), (0.0, "none")])
-def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str) -> None:
+def test_node_seconds_are_clamped(said: float, believed: str) -> None:
     nodes = Scripted()
     nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
     nodes.query()
@@ -659,7 +655,7 @@ def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str
 
 
 @pytest.mark.parametrize("said", [float("nan"), 1e300, 10**400, "1", True, None])
-def test_seconds_that_are_no_number_are_a_fault(said: Any) -> None:
+def test_rejects_non_numeric_seconds(said: Any) -> None:
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
     assert nodes.query().nodes == ("one", "three")
@@ -674,13 +670,13 @@ def test_seconds_that_are_no_number_are_a_fault(said: Any) -> None:
         (functools.reduce(lambda inner, _: [inner], range(600), 1), "deeper than 20"),
     ],
 )
-def test_a_price_that_nobody_can_reckon_with_is_a_fault(price: Any, fault: str) -> None:
+def test_rejects_invalid_release_cost(price: Any, fault: str) -> None:
     with pytest.raises(DataError, match=fault):
         parse_release_cost({"privacy": {"mechanism": "pate", "cost": price}})
 
 
 @pytest.mark.parametrize("asked", [("one", "two", "three"), ("two",)])
-def test_who_stays_away_is_not_charged_to_the_link(asked: tuple[str, ...]) -> None:
+def test_absent_seconds_are_not_link_costs(asked: tuple[str, ...]) -> None:
     nodes = Scripted(quorum=0.6, wait=0.4)
     nodes.breaks("two", "answer_query", nodes.lost)
     with nullcontext() if len(asked) > 1 else pytest.raises(NodeFault):
@@ -698,7 +694,7 @@ def test_who_stays_away_is_not_charged_to_the_link(asked: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedmd", "fedavg", "fedmd-cg"])
-def test_methods_go_on_when_a_node_comes_late(method: str, tmp_path: Path) -> None:
+def test_methods_continue_without_late_node(method: str, tmp_path: Path) -> None:
     """It was away when everyone said how much data they have, and comes back later."""
     config = tiny(method, {"steps": 12, "rounds": 12}, quorum=0.6, wait=0.05)
     away = Away(config, tmp_path)
@@ -721,9 +717,7 @@ def test_methods_go_on_when_a_node_comes_late(method: str, tmp_path: Path) -> No
 # --- stopped and resumed over messages -------------------------------------------------------------------
 
 
-def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_keeps_link_costs_and_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny("fediod", {"steps": 6})
     experiment, metrics = here(config)
     away = Away(config, tmp_path)
@@ -739,9 +733,9 @@ def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
     with pytest.raises(FedstillError, match="the power is off"):
         away.live(Breaks(away.serve)).run()
     live = away.live()
-    told = live.run()
+    result = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert (told["accuracy"], told["bytes"]) == (metrics["accuracy"], metrics["bytes"])
+    assert (result["accuracy"], result["bytes"]) == (metrics["accuracy"], metrics["bytes"])
     assert live.federation.link_costs.queries >= 1 + 2 * 6
 
 
@@ -750,9 +744,9 @@ def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
 L = 2 * X.flatten(1)[:, :2]  # as node two answers
 
 
-def replying(told: Any = None, **tensors: torch.Tensor) -> Callable[[], bytes]:
+def replying(result: Any = None, **tensors: torch.Tensor) -> Callable[[], bytes]:
     named = {name.replace("__", ":"): tensor for name, tensor in tensors.items()}
-    return lambda: pack({"body": {"privacy": {}} if told is None else told, "seconds": 0.0}, named)
+    return lambda: pack({"body": {"privacy": {}} if result is None else result, "seconds": 0.0}, named)
 
 
 OF_X = {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}
@@ -791,7 +785,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_no_reply_ends_a_run_that_has_a_quorum(what: str) -> None:
+def test_malformed_replies_do_not_stop_run_above_quorum(what: str) -> None:
     how, reason = HOSTILE[what]
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "answer_query", how)
@@ -802,7 +796,7 @@ def test_no_reply_ends_a_run_that_has_a_quorum(what: str) -> None:
 
 
 @pytest.mark.parametrize("do", ["answer_query", "compute_gradients", "leave"])
-def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link may count silence only, as FLARE's does: what trickles in is not silent."""
     monkeypatch.setattr(remote, "SPARE", 0.1)
     monkeypatch.setattr(remote, "PROBE", 0.1)
@@ -834,7 +828,7 @@ ABOUT = {"refused_queries": {}, "max_queries": None, "is_trained": True, "checkp
 
 
 @pytest.mark.parametrize(
-    ("do", "told", "reason"),
+    ("do", "expected", "reason"),
     [
         ("identify", {}, "versions is missing"),
         ("identify", {"versions": {"torch": 2}, "protocol": PROTOCOL}, "versions.torch is 2"),
@@ -851,16 +845,16 @@ ABOUT = {"refused_queries": {}, "max_queries": None, "is_trained": True, "checkp
         ("join", {"needs_public_data": True}, "does not take the run's public data"),
     ],
 )
-def test_what_a_node_says_of_itself_is_read_at_once(do: str, told: Any, reason: str) -> None:
+def test_validates_node_replies(do: str, expected: Any, reason: str) -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", do, lambda: pack({"body": told, "seconds": 0.0}))
+    nodes.breaks("two", do, lambda: pack({"body": expected, "seconds": 0.0}))
     nodes.federation.join()
     assert reason in nodes.federation.excluded["two"].reason
     nodes.federation.check_policies(["weigh"])
     assert nodes.query().nodes == ("one", "three")
 
 
-def test_a_nodes_texts_are_one_short_line() -> None:
+def test_node_texts_are_truncated() -> None:
     nodes = Scripted(quorum=0.6)
     text = "\x1b[31mred\ud800\n" + "long " * 10**5
     nodes.breaks("two", "answer_query", lambda: pack({"error": {"kind": "X" * 10**5, "text": text}}))
@@ -879,7 +873,7 @@ def test_a_nodes_texts_are_one_short_line() -> None:
 
 
 @pytest.mark.parametrize("percent", [0, 100])
-def test_a_node_that_never_learns_is_not_waited_for(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excludes_node_without_training_progress(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Scripted(quorum=0.6, wait=0.2)
     unlearned = {"body": {**ABOUT, "is_trained": False}, "seconds": 0.0}
     nodes.breaks("two", "join", lambda: pack(unlearned))
@@ -893,7 +887,7 @@ def test_a_node_that_never_learns_is_not_waited_for(percent: int, monkeypatch: p
     assert shown[0] == percent
 
 
-def test_a_node_that_learns_slowly_has_the_time_it_needs() -> None:
+def test_slow_local_training_is_not_excluded() -> None:
     nodes = Scripted(wait=0.2)
     nodes.breaks("two", "join", lambda: pack({"body": {**ABOUT, "is_trained": False}}))
     steps = iter(range(0, 101, 10))
@@ -909,7 +903,7 @@ def test_a_node_that_learns_slowly_has_the_time_it_needs() -> None:
     assert nodes.federation.excluded == {}
 
 
-def test_a_probe_ends_with_the_run() -> None:
+def test_probe_ends_with_run() -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.breaks("two", "answer_query", nodes.lost)
     nodes.query()
@@ -930,13 +924,15 @@ BENT: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = [
 
 
 @pytest.mark.parametrize(("method", "part", "how"), BENT)
-def test_no_poison_passes_unseen(
+def test_detects_poisoned_responses(
     method: str, part: str, how: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
 ) -> None:
     def bend(serve: Serve) -> Serve:
         def serving(message: bytes) -> bytes:
-            told, released = unpack(serve(message))
-            return pack(told, {name: how(each) if name == part else each for name, each in released.items()})
+            result, released = unpack(serve(message))
+            return pack(
+                result, {name: how(each) if name == part else each for name, each in released.items()}
+            )
 
         return serving
 

@@ -60,14 +60,14 @@ def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_
     experiment, metrics = here(config)
     away = Away(config, tmp_path)
     live = away.live()
-    told = live.run()
-    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
-    assert told["releases"] == metrics["releases"]
+    result = live.run()
+    assert (result["bytes"], result["queries"]) == (metrics["bytes"], metrics["queries"])
+    assert result["releases"] == metrics["releases"]
     assert ("perceptual loss is off" in str(metrics.get("notes"))) == (not options)
-    assert told.get("notes") == metrics.get("notes"), "nodes told it as they joined"
-    assert ("label maps" in told["releases"]) == (not options)
+    assert result.get("notes") == metrics.get("notes"), "nodes told it as they joined"
+    assert ("label maps" in result["releases"]) == (not options)
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["dice"] == metrics["dice"]
+    assert result["dice"] == metrics["dice"]
     away.same_nodes(experiment)
 
 
@@ -106,8 +106,8 @@ def test_remote_nodes_use_equal_perceptual_features(tmp_path: Path, monkeypatch:
     away = Away(config, tmp_path)
     monkeypatch.chdir("/")
     live = away.live()
-    told = live.run()
-    assert told["notes"] == metrics["notes"] == []
+    result = live.run()
+    assert result["notes"] == metrics["notes"] == []
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert torch.equal(to_vector(live.server.state.generator), to_vector(experiment.server.state.generator))
 

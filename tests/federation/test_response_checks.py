@@ -39,17 +39,17 @@ def found(outlier: float = 100.0, **responses: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["logits", "rate"])
-def test_what_is_not_finite_is_found(wrong: float, name: str) -> None:
+def test_finds_non_finite_tensors(wrong: float, name: str) -> None:
     bad = sound(1)
     bad[name].view(-1)[0] = wrong
     numbers = bad[name].numel()
-    told = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
-    assert found(a=sound(0), b=bad, c=sound(2)) == told
-    assert find_non_finite({"a": sound(0), "b": bad}) == told
-    assert found(b=bad) == told  # also where nobody is there to compare with
+    result = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
+    assert found(a=sound(0), b=bad, c=sound(2)) == result
+    assert find_non_finite({"a": sound(0), "b": bad}) == result
+    assert found(b=bad) == result  # also where nobody is there to compare with
 
 
-def test_numbers_whose_squares_are_beyond_float32_are_finite() -> None:
+def test_large_finite_numbers_are_valid() -> None:
     assert find_non_finite({"a": {"logits": torch.tensor([1e30, -3e38])}}) == {}
 
 
@@ -60,16 +60,16 @@ def test_numbers_whose_squares_are_beyond_float32_are_finite() -> None:
         ({"logits": torch.zeros(B - 1, C)}, r"\(3, 3\)"),
         ({"logits": torch.zeros(B, C, dtype=torch.float64)}, "torch.float64"),
         ({"rate": torch.zeros(())}, r"shape \(\)"),
-        ({"more": torch.zeros(1)}, r"answered \['logits', 'more', 'rate'\], not \['logits', 'rate'\]"),
+        ({"more": torch.zeros(1)}, r"responded \['logits', 'more', 'rate'\], not \['logits', 'rate'\]"),
     ],
 )
-def test_another_form_than_the_others_is_found(changes: dict[str, Any], what: str) -> None:
-    told = found(a=sound(0), b=sound(1, **changes), c=sound(2))
-    assert list(told) == ["b"]
-    assert re.search(what, told["b"])
+def test_finds_shape_and_dtype_outliers(changes: dict[str, Any], what: str) -> None:
+    faults = found(a=sound(0), b=sound(1, **changes), c=sound(2))
+    assert list(faults) == ["b"]
+    assert re.search(what, faults["b"])
 
 
-def test_far_too_large_logits_are_found_by_the_others_median() -> None:
+def test_finds_oversized_logits() -> None:
     ones = torch.ones(B, C)
     responses = {
         name: sound(0, logits=ones * factor) for name, factor in zip("abc", (1, 3, 1000), strict=True)
@@ -86,7 +86,7 @@ def test_far_too_large_logits_are_found_by_the_others_median() -> None:
 
 
 @pytest.mark.parametrize("kind", ["critic", "parameters"])
-def test_scores_and_weights_are_compared_in_size(kind: str) -> None:
+def test_finds_oversized_scores_and_weights(kind: str) -> None:
     asked = Query("tell", lambda group, number: {}, releases={"w": kind})
     responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
@@ -104,13 +104,13 @@ def test_scores_and_weights_are_compared_in_size(kind: str) -> None:
     assert find_faults({"c": responses["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
 
 
-def test_of_two_nodes_that_differ_neither_is_blamed() -> None:
+def test_two_differing_nodes_stop_run() -> None:
     small, large = sound(0, logits=torch.ones(B, C)), sound(1, logits=torch.full((B, C), 1e3))
-    told = "logits of b are 1e+03 times as large as those of a: link.outlier 100"
-    with pytest.raises(NodeFault, match=re.escape(told)) as caught:
+    message = "logits of b are 1e+03 times as large as those of a: link.outlier is 100"
+    with pytest.raises(NodeFault, match=re.escape(message)) as caught:
         found(a=small, b=large)
     assert caught.value.node == "a, b"
-    with pytest.raises(NodeFault, match="not known which is wrong"):
+    with pytest.raises(NodeFault, match="unknown which one is wrong"):
         found(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
     assert found(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
     with pytest.raises(NodeFault, match="it is not known which") as caught:
@@ -118,13 +118,13 @@ def test_of_two_nodes_that_differ_neither_is_blamed() -> None:
     assert caught.value.node == "a, b"
 
 
-def test_nodes_that_say_nothing_make_no_outlier_of_one_that_does() -> None:
+def test_zero_responses_are_no_outliers() -> None:
     nothing = torch.zeros(B, C)
     assert found(a=sound(0, logits=nothing), b=sound(1, logits=nothing), c=sound(2)) == {}
 
 
 @given(st.integers(0, 2), st.sampled_from([float("nan"), float("inf"), 1e5]), st.integers(0, B * C - 1))
-def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, place: int) -> None:
+def test_names_only_faulty_node(row: int, wrong: float, place: int) -> None:
     responses = {name: sound(seed) for seed, name in enumerate("abc")}
     responses["abc"[row]]["logits"].view(-1)[place] = wrong
     assert list(find_faults(responses, ASKED, 100.0)) == ["abc"[row]]
@@ -136,30 +136,28 @@ def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, 
         ([3.0, 0.0, 7.0], 10.0, None),
         ([0.0, 0.0, 0.0], 0.0, None),
         ([33333333.0, 33333333.0, 0.0], 66666668.0, None),  # as near as float32 comes
-        ([3.0, 0.0, 7.0], 11.0, "counts are 10 labels in all, of 11 examples"),
+        ([3.0, 0.0, 7.0], 11.0, "counts are 10 labels of 11 examples"),
         ([-3.0, 6.0, 7.0], 10.0, "counts are not numbers from 0 up to 1e+12"),
         ([2.5, 0.5, 7.0], 10.0, None),  # shares of pictures
-        ([2.5, 0.5, 7.0], 11.0, "counts are 10 labels in all, of 11 examples"),
+        ([2.5, 0.5, 7.0], 11.0, "counts are 10 labels of 11 examples"),
         ([2e12, 0.0, 0.0], 2e12, "counts are not numbers"),
         ([1e38, 1e38, 0.0], 2e38, "counts are not numbers"),
         ([3.0, 0.0, 7.0], -10.0, "sizes are not numbers"),
     ],
 )
-def test_examples_are_counted_in_numbers_that_agree(
-    counts: list[float], size: float, wrong: str | None
-) -> None:
+def test_finds_inconsistent_counts(counts: list[float], size: float, wrong: str | None) -> None:
     asked = Query(
         "count", lambda group, number: {}, releases={"counts": "label counts", "sizes": "label counts"}
     )
     good = {"counts": torch.tensor([1.0, 2.0, 3.0]), "sizes": torch.tensor(6.0)}
-    told = find_faults(
+    faults = find_faults(
         {"a": good, "b": {"counts": torch.tensor(counts), "sizes": torch.tensor(size)}}, asked, 100.0
     )
-    assert list(told) == (["b"] if wrong else [])
-    assert (wrong or "") in told.get("b", "")
+    assert list(faults) == (["b"] if wrong else [])
+    assert (wrong or "") in faults.get("b", "")
 
 
-def test_sizes_that_are_told_by_themselves_are_whole_numbers_and_no_sum_of_labels() -> None:
+def test_sizes_without_counts_are_integers() -> None:
     told_apart = {"counts": "label counts", "sizes": "data sizes"}
     asked = Query("count", lambda group, number: {}, releases=told_apart)
     responses = {
@@ -173,7 +171,7 @@ def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
     return {name: {"d/dx": torch.full((2, 3), float(size))} for name, size in zip("abc", sizes, strict=False)}
 
 
-def test_far_too_large_gradients_are_found_and_tiny_ones_are_not() -> None:
+def test_finds_oversized_gradients_only() -> None:
     pulls = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
     # Allowed is 100 x 100 times the others' median, which is 1.5.
     assert list(oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask")) == ["c"]
@@ -194,18 +192,18 @@ def test_far_too_large_gradients_are_found_and_tiny_ones_are_not() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int8])
-def test_gradients_are_numbers_with_a_fraction(dtype: torch.dtype) -> None:
+def test_gradients_are_floating_point(dtype: torch.dtype) -> None:
     x = {"x": torch.zeros(2, 3)}
     assert mismatched_gradients({"a": {"d/dx": torch.zeros(2, 3).half()}}, x) == {}
     assert list(mismatched_gradients({"a": {"d/dx": torch.zeros(2, 3).to(dtype)}}, x)) == ["a"]
 
 
-def test_what_nothing_can_be_computed_with_is_strange() -> None:
+def test_finds_invalid_dtypes() -> None:
     ones = torch.ones(2)
     assert invalid_dtype_fault({"x": ones, "y": ones.half(), "y:scale": ones, "n": ones.long()}) is None
     for dtype in (torch.complex64, torch.float8_e4m3fn, torch.uint16):
         assert invalid_dtype_fault({"x": ones.to(dtype)}) == f"x are {dtype}"
     assert invalid_dtype_fault({"x": ones, "x:scale": ones.long()}) == "x:scale are torch.int64"
     assert invalid_dtype_fault({"x": ones, "x:scale": ones, "x:scale:scale": ones}) == (
-        "x:scale:scale scales what is a scale"
+        "x:scale:scale is the scale of a scale"
     )

@@ -14,7 +14,7 @@ from fedstill.federation.run_status import run_status_line
 from fedstill.federation.server_status import _runs
 
 COMPLETED = "FINISHED:COMPLETED"
-AGAIN = "; `fedstill run --resume` goes on with it, where it was started"
+RESUME_HINT = "; `fedstill run --resume` resumes it, on the machine where it was started"
 
 
 def stopped(folder: Path, error: str, at: float = 1000.0) -> None:
@@ -28,24 +28,24 @@ def stopped(folder: Path, error: str, at: float = 1000.0) -> None:
         ("QueryRefused", "refused: node 'a' says no"),
         ("MethodRefused", "refused: node 'a' says no"),
         ("ArgumentError", "stopped: node 'a' says no"),
-        ("NodeFault", f"stopped: node 'a' says no{AGAIN}"),
+        ("NodeFault", f"stopped: node 'a' says no{RESUME_HINT}"),
     ],
 )
-def test_a_run_that_stopped_says_why_though_its_job_completed(error: str, said: str, tmp_path: Path) -> None:
+def test_stopped_run_reports_reason(error: str, said: str, tmp_path: Path) -> None:
     stopped(tmp_path, error)
     assert run_status_line(tmp_path, COMPLETED, 999.0) == run_status_line(tmp_path) == said
     (tmp_path / "result.json").write_text("{}")
     assert run_status_line(tmp_path, COMPLETED, 999.0) == run_status_line(tmp_path) == "done"
 
 
-def test_why_an_earlier_job_stopped_is_not_why_this_one_did(tmp_path: Path) -> None:
+def test_ignores_stop_reason_of_earlier_job(tmp_path: Path) -> None:
     stopped(tmp_path, "NodeFault")
     said = run_status_line(tmp_path, "FINISHED:FAILED_TO_RUN", 1001.0)
-    assert said == f"no result, and not said why; FLARE's word for it is FAILED_TO_RUN{AGAIN}"
+    assert said == f"no result, for an unknown reason (FLARE's status: FAILED_TO_RUN){RESUME_HINT}"
 
 
-def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
-    waits = "waiting: it begins once all its nodes are there and free"
+def test_only_job_with_lock_is_running(tmp_path: Path) -> None:
+    waits = "waiting: it begins once all its nodes are connected and free"
     assert run_status_line(tmp_path / "none", "SUBMITTED") == waits
     assert run_status_line(tmp_path / "none", "RUNNING") == "starting"
     noted = ProgressFile(tmp_path / "progress.json")
@@ -58,7 +58,7 @@ def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
             "running, distillation 31 of 400, waits for north for "
         )
         noted.set_waiting([])
-    gone = f"the server ended before it did, distillation 31 of 400{AGAIN}"
+    gone = f"the server ended before the run did, distillation 31 of 400{RESUME_HINT}"
     assert (
         run_status_line(tmp_path, "RUNNING") == run_status_line(tmp_path) == gone
     )  # FLARE takes it for running for ever
@@ -66,7 +66,7 @@ def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
     assert run_status_line(tmp_path, "RUNNING", 1001.0) == "starting"
 
 
-def test_a_job_whose_name_is_no_runs_is_not_looked_for(tmp_path: Path) -> None:
+def test_ignores_jobs_with_invalid_names(tmp_path: Path) -> None:
     """What hands it in may write any name into it."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "secret").mkdir()

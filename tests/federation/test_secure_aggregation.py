@@ -81,24 +81,24 @@ class Four:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedkd", "fediod"])
-def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> None:
+def test_masks_change_no_bit_and_hide_responses(method: str, tmp_path: Path) -> None:
     config = summed(method)
     experiment, metrics = here(config)
 
     four = Four(config, tmp_path / "away")
     live = four.live()
-    told = live.run()
+    result = live.run()
 
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert (told["accuracy"], told["bytes"]) == (metrics["accuracy"], metrics["bytes"])
-    assert told["notes"][0] == metrics["notes"][0] == SECURE_AGGREGATION_NOTE
+    assert (result["accuracy"], result["bytes"]) == (metrics["accuracy"], metrics["bytes"])
+    assert result["notes"][0] == metrics["notes"][0] == SECURE_AGGREGATION_NOTE
     for _, do, tensors in four.seen:
         for tensor in tensors.values() if do in ("answer_query", "compute_gradients") else ():
             # Numbers that are all below a thousand; a masked one is, once in two million times.
             assert from_ring(tensor).abs().median() > 1e3
 
 
-def test_a_sum_is_read_without_a_node_that_dies_and_is_late(tmp_path: Path) -> None:
+def test_reads_sum_without_failed_and_late_nodes(tmp_path: Path) -> None:
     """It dies with its answer on the way, which the server finds afterwards."""
     late: list[bytes] = []
     models: dict[str, torch.Tensor] = {}
@@ -127,7 +127,7 @@ def test_a_sum_is_read_without_a_node_that_dies_and_is_late(tmp_path: Path) -> N
     assert from_ring(unpack(late[0])[1]["parameters"]).abs().median() > 1e6
 
 
-def test_without_their_owners_leave_a_run_stops_at_the_first_loss(tmp_path: Path) -> None:
+def test_run_stops_at_lost_node_without_permission(tmp_path: Path) -> None:
     def dies(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node == "node-3" and header.get("number", 0) >= 2:
             raise LinkError("it is gone")
@@ -140,7 +140,7 @@ def test_without_their_owners_leave_a_run_stops_at_the_first_loss(tmp_path: Path
 
 
 @pytest.mark.parametrize("when", ["confirm_survivors", "reveal_masks"])
-def test_a_sum_that_cannot_be_read_any_more_stops_the_run(when: str, tmp_path: Path) -> None:
+def test_unreadable_sum_stops_run(when: str, tmp_path: Path) -> None:
     def dies(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node == "node-1" and header["operation"] == when:
             raise LinkError("it is gone")
@@ -151,7 +151,7 @@ def test_a_sum_that_cannot_be_read_any_more_stops_the_run(when: str, tmp_path: P
         four.live().run()
 
 
-def test_outside_the_owners_hours_no_sum_is_made_readable(tmp_path: Path) -> None:
+def test_masks_are_not_revealed_outside_hours(tmp_path: Path) -> None:
     def closes(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] == "reveal_masks":
             host, now = four.hosts[node], datetime.now()
@@ -164,20 +164,20 @@ def test_outside_the_owners_hours_no_sum_is_made_readable(tmp_path: Path) -> Non
         four.live().run()
 
 
-def test_an_owner_who_wants_sums_refuses_answers_one_by_one(tmp_path: Path) -> None:
+def test_policy_refuses_unmasked_responses(tmp_path: Path) -> None:
     with pytest.raises(QueryRefused, match="sums_only"):
         Four(summed("fedavg", secure_aggregation=False), tmp_path / "away").live().run()
 
 
-def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> None:
+def test_node_refuses_sum_of_itself(tmp_path: Path) -> None:
     """It leaves the sum out of a query, or takes it for itself."""
     refusals: list[str] = []
 
     def calls(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node == "node-0" and header["operation"] == "answer_query":
-            told, tensors = unpack(message)
-            alone = {**told["sum"], "members": ["node-0"]}
-            for bent in ({**told, "sum": alone}, {name: told[name] for name in told if name != "sum"}):
+            result, tensors = unpack(message)
+            alone = {**result["sum"], "members": ["node-0"]}
+            for bent in ({**result, "sum": alone}, {name: result[name] for name in result if name != "sum"}):
                 response, released = unpack(serve(pack(bent, tensors)))
                 assert not released
                 refusals.append(response["error"]["rule"])
@@ -189,7 +189,7 @@ def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> N
     assert "sums: responses of this run are released under masks only" in refusals
 
 
-def test_nodes_meet_once_and_what_they_can_do_without_costs_no_figure(tmp_path: Path) -> None:
+def test_keys_are_exchanged_once(tmp_path: Path) -> None:
     config = summed("fedavg", quorum=0.7)
     experiment, _ = here(replace(config, link=replace(config.link, quorum=1.0)))
     cards: list[str] = []
@@ -207,14 +207,14 @@ def test_nodes_meet_once_and_what_they_can_do_without_costs_no_figure(tmp_path: 
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
 
 
-def test_a_server_that_shows_nodes_different_plans_has_them_not_meet(tmp_path: Path) -> None:
+def test_keys_depend_on_plan(tmp_path: Path) -> None:
     """One node trains for one round, and all others for so many that they hardly move, say."""
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node == "node-0" and header["operation"] == "join":
-            told, tensors = unpack(message)
-            told["plan"]["method"]["rounds"] = 1
-            return serve(pack(told, tensors))
+            result, tensors = unpack(message)
+            result["plan"]["method"]["rounds"] = 1
+            return serve(pack(result, tensors))
         return serve(message)
 
     with pytest.raises(QueryRefused, match="signature"):
@@ -235,7 +235,7 @@ def laid_otherwise(x: torch.Tensor) -> torch.Tensor:
         ("predict_logits", laid_otherwise),
     ],
 )
-def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
+def test_inconsistent_queries_make_sums_unreadable(
     when: str,
     change: Callable[[torch.Tensor], torch.Tensor],
     tmp_path: Path,
@@ -246,10 +246,10 @@ def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
     method = {"initialize_nodes": "fedper", "predict_logits": "fediod"}[when]
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        told, tensors = unpack(message)
-        if node == "node-0" and told.get("query") == when:
+        result, tensors = unpack(message)
+        if node == "node-0" and result.get("query") == when:
             name = {"initialize_nodes": "parameters", "predict_logits": "x"}[when]
-            return serve(pack(told, {**tensors, name: change(tensors[name])}))
+            return serve(pack(result, {**tensors, name: change(tensors[name])}))
         return serve(message)
 
     four = Four(summed(method), tmp_path / "away", bent)
@@ -261,7 +261,7 @@ def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
     assert sums.abs().median() > 1e3
 
 
-def test_an_honest_server_stops_at_a_sum_that_a_nodes_nan_has_spoilt(tmp_path: Path) -> None:
+def test_corrupted_sum_stops_run(tmp_path: Path) -> None:
     """No node refuses, as that would tell whose it is, and nobody goes on from random numbers."""
 
     def ill(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
@@ -276,19 +276,19 @@ def test_an_honest_server_stops_at_a_sum_that_a_nodes_nan_has_spoilt(tmp_path: P
         four.live().run()
 
 
-def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tmp_path: Path) -> None:
+def test_weights_use_first_released_counts(tmp_path: Path) -> None:
     """Noise is another each time; a server that has sums of other weights of the same answers tells these
     apart."""
     privacy = {"mechanism": "dp-sgd", "epsilon": 1000.0, "training": {"noise": 0.6}, "accountant": "rdp"}
     config = tiny("fedkd", WAYS["fedkd"], privacy=privacy, secure_aggregation=True)
     joining: list[bytes] = []
-    told: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
 
     def stopped(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] == "join" and node == "node-0":
             joining.append(message)
         if header.get("query") == "predict":
-            told.append(four.hosts["node-0"].session.node.told["counts"])  # type: ignore[union-attr]
+            result.append(four.hosts["node-0"].session.node.told["counts"])  # type: ignore[union-attr]
             raise RuntimeError("the server stops here")
         return serve(message)
 
@@ -307,10 +307,10 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None
-        assert torch.equal(host.session.node.released_counts["counts"], told[0])
+        assert torch.equal(host.session.node.released_counts["counts"], result[0])
 
 
-def test_counts_that_are_not_on_disk_do_not_leave_when_they_are_asked_for_again(tmp_path: Path) -> None:
+def test_unsaved_counts_are_not_released(tmp_path: Path) -> None:
     """The disk was full when they were to be kept; the server sends the same message once more."""
 
     def full(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
@@ -327,14 +327,14 @@ def test_counts_that_are_not_on_disk_do_not_leave_when_they_are_asked_for_again(
         four.live().run()
 
 
-def test_gradients_pulled_back_at_another_scale_are_refused(tmp_path: Path) -> None:
+def test_rejects_gradients_at_other_scale(tmp_path: Path) -> None:
     """They are linear in it: by what is too large to add a server would find how large one node's are."""
 
     def scaled(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] != "compute_gradients":
             return serve(message)
-        told, tensors = unpack(message)
-        return serve(pack(told, {name: 4.0 * tensor for name, tensor in tensors.items()}))
+        result, tensors = unpack(message)
+        return serve(pack(result, {name: 4.0 * tensor for name, tensor in tensors.items()}))
 
     with pytest.raises(FedstillError, match="at a scale of 1, the largest from a half"):
         Four(summed("fediod"), tmp_path / "away", scaled).live().run()
@@ -345,32 +345,32 @@ def between(
 ) -> bytes:
     """What a node answers at last to a server that leaves room between its queries, and between its sums,
     and asks one query more before one of a name: the same, but for what is told here."""
-    told, sent = unpack(message)
-    if told["operation"] != "answer_query":
+    result, sent = unpack(message)
+    if result["operation"] != "answer_query":
         return serve(message)
-    numbers = [told, *([told["sum"]] if "sum" in told else [])]
+    numbers = [result, *([result["sum"]] if "sum" in result else [])]
     for each in numbers:
         each["number"] = 2 * each["number"] + 1
-    if told["query"] == name:
-        earlier = {**told, "number": told["number"] - 1}
-        if "sum" in told:
-            earlier["sum"] = {**told["sum"], "number": told["sum"]["number"] - 1}
+    if result["query"] == name:
+        earlier = {**result, "number": result["number"] - 1}
+        if "sum" in result:
+            earlier["sum"] = {**result["sum"], "number": result["sum"]["number"] - 1}
         serve(pack({**earlier, **extra}, {**sent, **tensors}))
-    return serve(pack(told, sent))
+    return serve(pack(result, sent))
 
 
-def test_a_query_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_path: Path) -> None:
+def test_unsummed_query_keeps_exchange(tmp_path: Path) -> None:
     """One node starts from other weights; a query that calls itself a sum which is read without some, and
     is none, comes to all alike after that."""
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        told, sent = unpack(message)
+        result, sent = unpack(message)
         other = {"parameters": sent["parameters"] + 0.5} if header.get("query") == "initialize_nodes" else {}
         if other and node != "node-0":
             other = sent
         if other:
-            told["sum"] = {"number": 0, "members": [], "recover": True}
-            message = pack(told, sent)
+            result["sum"] = {"number": 0, "members": [], "recover": True}
+            message = pack(result, sent)
         return between(serve, message, "initialize_nodes", {}, other)
 
     four = Four(summed("fedper"), tmp_path / "away", bent)
@@ -380,9 +380,7 @@ def test_a_query_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_path
     assert from_ring(torch.stack(later[: len(NAMES)]).sum(0)).abs().median() > 1e3
 
 
-def test_a_query_that_fails_half_way_is_not_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_query_keeps_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One node learns from other weights, for a query whose answer then fails."""
     failing, plain = [False], _averaging.whole_numbers
 
@@ -423,7 +421,7 @@ def test_a_query_that_fails_half_way_is_not_forgotten(
         ({"epochs": 2}, ""),
     ],
 )
-def test_another_run_adds_the_same_responses_in_no_other_form(
+def test_rejects_other_weighting_of_equal_responses(
     tmp_path: Path, after: dict[str, Any], rule: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     four = Four(summed("fedkd"), tmp_path / "away")
@@ -434,8 +432,8 @@ def test_another_run_adds_the_same_responses_in_no_other_form(
     (tmp_path / "again").mkdir()
     again = replace(config, split=replace(config.split, nodes=len(NAMES)))
     (run := tmp_path / "again.toml").write_text(to_toml(again), encoding="utf-8")
-    told = " ".join(command("node", "check", four.hosts[NAMES[0]].folder, run)[1].split())
-    assert (f"sums: it {rule}" in told) is bool(rule)  # as its owner knows beforehand
+    result = " ".join(command("node", "check", four.hosts[NAMES[0]].folder, run)[1].split())
+    assert (f"sums: it {rule}" in result) is bool(rule)  # as its owner knows beforehand
     asked: list[str] = []
 
     def heard(serve: Serve) -> Serve:
@@ -482,13 +480,13 @@ def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: P
 
 
 @pytest.mark.parametrize("bent", [torch.zeros(9, dtype=torch.bfloat16), torch.zeros(3, 3, dtype=torch.uint8)])
-def test_a_card_that_is_no_bytes_is_the_servers_fault(bent: torch.Tensor, tmp_path: Path) -> None:
+def test_rejects_key_card_of_other_dtype(bent: torch.Tensor, tmp_path: Path) -> None:
     errors: list[dict[str, Any]] = []
 
     def shows(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] == "receive_keys" and node == "node-0":
-            told, cards = unpack(message)
-            errors.append(unpack(serve(pack(told, {**cards, "node-1": bent})))[0]["error"])
+            result, cards = unpack(message)
+            errors.append(unpack(serve(pack(result, {**cards, "node-1": bent})))[0]["error"])
         return serve(message)
 
     Four(summed("fedkd"), tmp_path / "away", shows).live().run()

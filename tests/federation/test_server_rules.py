@@ -25,46 +25,44 @@ def stopped(program: ServerProgram, server: Path) -> str:
     return str(json.loads((server / "kept/stopped.json").read_text())["text"])
 
 
-def test_a_job_brings_no_code_to_the_server(tmp_path: Path) -> None:
+def test_server_refuses_plugins_of_run(tmp_path: Path) -> None:
     (tmp_path / "brought").mkdir()
     (tmp_path / "brought" / "boom_of_a_job.py").write_text(OWN.format(str(tmp_path / "ran")))
     named = f"plugins = [{str(tmp_path / 'brought')!r}]\n[method]\nname = 'boom_of_a_job:Boom'\n"
-    assert "plugins is [" in stopped(ServerProgram(named, "one"), tmp_path / "server")
+    assert "invalid plugins = [" in stopped(ServerProgram(named, "one"), tmp_path / "server")
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("where", ["method", "task", "data", "public", "student"])
-def test_a_job_names_no_code_at_the_server_unless_its_owner_does(where: str, tmp_path: Path) -> None:
+def test_server_refuses_unlisted_modules(where: str, tmp_path: Path) -> None:
     key = "model" if where == "student" else "name"
     text = f"[method]\nname = 'fedkd'\n[{where}]\n{key} = 'os:system'\n"
     if where == "method":
         text = "[method]\nname = 'os:system'\n"
-    told = stopped(ServerProgram(text, "one"), tmp_path / "server")
-    assert told.startswith(f"{where}.{key} is 'os:system'")
-    assert str(tmp_path / "server" / FILE) in told
+    result = stopped(ServerProgram(text, "one"), tmp_path / "server")
+    assert result.startswith(f"invalid {where}.{key} = 'os:system'")
+    assert str(tmp_path / "server" / FILE) in result
 
 
-def test_what_its_owner_lists_a_run_finds(tmp_path: Path) -> None:
+def test_server_allows_listed_modules(tmp_path: Path) -> None:
     server, code = tmp_path / "server", tmp_path / "code"
     code.mkdir()
     (code / "listed_at_server.py").write_text(OWN.format(str(tmp_path / "ran")))
     (server / "runs").mkdir(parents=True)
     (server / FILE).write_text("plugins = ['../code']\nmodules = ['listed_at_server:Boom']\n")
-    told = stopped(ServerProgram("[method]\nname = 'listed_at_server:Boom'\n", "one"), server)
-    assert told.startswith("method")  # it is none, as it turns out
-    assert FILE not in told
+    result = stopped(ServerProgram("[method]\nname = 'listed_at_server:Boom'\n", "one"), server)
+    assert result.startswith("invalid method")  # it is none, as it turns out
+    assert FILE not in result
     assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("run", ["../provision", "/etc", "a/b", "..", "", "x" * 101, "a\n"])
-def test_a_runs_name_leads_nowhere_else(run: str) -> None:
+def test_rejects_run_names_with_paths(run: str) -> None:
     with pytest.raises(ArgumentError, match="run is "):
         ServerProgram("", run)
 
 
-def test_files_are_read_from_the_owners_folders_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_files_from_allowed_folders_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("study", "ledgers", "usual", "here"):
         (tmp_path / folder).mkdir()
     (tmp_path / "here" / "secret.npz").touch()
@@ -105,7 +103,7 @@ def test_files_are_read_from_the_owners_folders_alone(
     assert refused("data", "root", "digits")
 
 
-def test_nothing_is_downloaded_unless_the_owner_lets_it(tmp_path: Path) -> None:
+def test_downloads_need_permission(tmp_path: Path) -> None:
     hub = {"student": {"model": "hf:distilbert-base-uncased"}}
     data = {"data": {"name": "cifar10", "download": True}}
     for table in (hub, data, {"public": {"download": True}}, {"data": {"vocabulary": "hf:gpt2"}}):
@@ -117,16 +115,16 @@ def test_nothing_is_downloaded_unless_the_owner_lets_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", presets.names())
-def test_no_preset_needs_a_rule(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_need_no_rules(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ServerRules().check(toml.parse(server_config_toml(load(preset))), tmp_path / FILE)
 
 
-def test_a_run_comes_complete(tmp_path: Path) -> None:
+def test_server_refuses_extends(tmp_path: Path) -> None:
     assert "extends" in stopped(ServerProgram("extends = '/etc/x.toml'", "one"), tmp_path / "server")
 
 
-def test_what_is_no_rule_is_said(tmp_path: Path) -> None:
+def test_rejects_unknown_rules(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("folders = ['/']\n")
     with pytest.raises(FedstillError, match=f"{FILE}.*folders"):
         server_rules.read(tmp_path)
@@ -134,11 +132,11 @@ def test_what_is_no_rule_is_said(tmp_path: Path) -> None:
     assert server_rules.read(tmp_path) == ServerRules()
 
 
-def test_an_ordinary_run_needs_no_rules_and_a_rehearsal_lets_in_its_own(tmp_path: Path) -> None:
+def test_rules_for_run_allow_its_resources(tmp_path: Path) -> None:
     plain = server_config_toml(from_dict({"method": {"name": "fediod"}, "name": "digits-fediod"}))
     job = write_run_job(read_toml(plain), "one", ["a"], ["a"], tmp_path / "job")
-    told = json.loads((job / "app/config/config_fed_server.json").read_text())["components"][0]["args"]
-    assert told["config"] == plain
+    result = json.loads((job / "app/config/config_fed_server.json").read_text())["components"][0]["args"]
+    assert result["config"] == plain
     table = {"method": {"name": "fedkd"}, "data": {"root": str(tmp_path)}, "track": ["a:B"]}
     rules = server_rules.rules_for_run({**table, "plugins": [str(tmp_path)]})
     assert rules == ServerRules(

@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "file"
 
 
-def test_a_key_is_made_once_for_its_owner_alone_and_the_public_part_beside_it(tmp_path: Path) -> None:
+def test_creates_private_and_public_key_once(tmp_path: Path) -> None:
     key = signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key"))
     assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
     assert signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key")) == key
@@ -33,7 +33,7 @@ def test_a_key_is_made_once_for_its_owner_alone_and_the_public_part_beside_it(tm
     assert len(signed_files.fingerprint(key).replace(" ", "")) == 32
 
 
-def test_a_key_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creates_key_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -54,7 +54,7 @@ def test_a_key_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     assert signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key")) == theirs
 
 
-def test_a_public_part_of_another_key_is_put_right(tmp_path: Path) -> None:
+def test_replaces_stale_public_key(tmp_path: Path) -> None:
     keys = {
         name: signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / f"{name}.key"))
         for name in "ab"
@@ -68,7 +68,7 @@ def test_a_public_part_of_another_key_is_put_right(tmp_path: Path) -> None:
         assert signed_files.read_public(tmp_path / f"{name}.pub") == key
 
 
-def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+def test_rejects_key_readable_by_others(tmp_path: Path) -> None:
     signed_files.load_or_create_key(tmp_path / "a.key")
     (tmp_path / "a.key").chmod(0o644)
     with pytest.raises(BundleError, match="can be read by others: chmod 600"):
@@ -78,7 +78,7 @@ def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"nothing", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
 )
-def test_what_is_no_key_is_said_in_one_line(tmp_path: Path, text: bytes) -> None:
+def test_rejects_files_without_key(tmp_path: Path, text: bytes) -> None:
     for name in ("a.key", "a.pub"):
         (tmp_path / name).write_bytes(text)
         (tmp_path / name).chmod(0o600)
@@ -88,7 +88,7 @@ def test_what_is_no_key_is_said_in_one_line(tmp_path: Path, text: bytes) -> None
         signed_files.read_public(tmp_path / "a.pub")
 
 
-def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file: Path) -> None:
+def test_reads_signed_file_of_expected_key(file: Path) -> None:
     mine = signed_files.parse_fingerprint(str(file.with_name("a.pub")))
     assert signed_files.read(file) == (b"what was said", mine)
     assert signed_files.read(file, [mine]) == (b"what was said", mine)
@@ -101,16 +101,16 @@ def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file
         signed_files.read(file, [])
 
 
-def test_a_key_is_named_by_its_file_or_by_what_was_read_out(file: Path) -> None:
+def test_parses_fingerprint_or_key_file(file: Path) -> None:
     mine = signed_files.fingerprint(signed_files.read_public(file.with_name("a.pub")))
     for spoken in (mine, mine.upper(), mine.replace(" ", ""), mine.replace(" ", "-")):
         assert signed_files.parse_fingerprint(spoken) == mine
     for wrong in (mine[:-1], "g" + mine[1:], "", str(file.with_name("c.pub"))):
-        with pytest.raises(BundleError, match="is no public key: allowed are"):
+        with pytest.raises(BundleError, match="is no public key"):
             signed_files.parse_fingerprint(wrong)
 
 
-def test_one_changed_bit_is_refused_wherever_it_is(file: Path) -> None:
+def test_rejects_any_changed_bit(file: Path) -> None:
     """Of the file, and of its signature, which has one form only: no capitals, no other spaces."""
     signature = signed_files.signature_path(file)
     for path, size in ((file, 13), (signature, 245)):
@@ -134,22 +134,22 @@ def test_one_changed_bit_is_refused_wherever_it_is(file: Path) -> None:
     ["", "[]", "{}", "null", "[" * 4000, '{"algorithm": "none", "key": "", "signature": ""}',
      '{"algorithm": "Ed25519", "key": 3, "signature": "zz"}', "x" * 10_000],
 )  # fmt: skip
-def test_what_is_no_signature_is_said_in_one_line(file: Path, text: str) -> None:
+def test_rejects_malformed_signatures(file: Path, text: str) -> None:
     signed_files.signature_path(file).write_text(text)
     with pytest.raises(BundleError, match="is no signature that fedstill has written"):
         signed_files.read(file)
 
 
-def test_what_is_missing_is_said(file: Path) -> None:
+def test_reports_missing_files(file: Path) -> None:
     signed_files.signature_path(file).unlink()
     with pytest.raises(BundleError, match=r"file\.sig is missing"):
         signed_files.read(file)
     file.unlink()
-    with pytest.raises(BundleError, match="there is no such file"):
+    with pytest.raises(BundleError, match="file not found"):
         signed_files.read(file)
 
 
-def test_openssl_finds_the_signature_good_too(file: Path, tmp_path: Path) -> None:
+def test_openssl_verifies_signature(file: Path, tmp_path: Path) -> None:
     """So that nobody needs to believe fedstill alone."""
     table = json.loads(signed_files.signature_path(file).read_text())
     (tmp_path / "raw").write_bytes(bytes.fromhex(table["signature"]))

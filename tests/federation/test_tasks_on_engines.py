@@ -132,21 +132,21 @@ def tiny(
 
 
 @pytest.mark.parametrize(("task", "method"), CASES)
-def test_messages_change_nothing(task: str, method: str, tmp_path: Path) -> None:
+def test_remote_run_equals_simulation(task: str, method: str, tmp_path: Path) -> None:
     config = tiny(task, method, tmp_path)
     experiment, metrics = here(config)
     live = Away(config, tmp_path / "away").live() if (tmp_path / "away").mkdir() is None else None
     assert live is not None
-    told = live.run()
-    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
+    result = live.run()
+    assert (result["bytes"], result["queries"]) == (metrics["bytes"], metrics["queries"])
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     for metric in experiment.task.metrics:
-        assert told[metric.key] == metrics[metric.key] == metrics["student"][metric.key]
-    assert told["sites"] is None or told["sites"]["global_model"] == metrics["sites"]["global_model"]
-    assert (told["labels"] or {}).get("global_model") == (metrics["labels"] or {}).get("global_model")
+        assert result[metric.key] == metrics[metric.key] == metrics["student"][metric.key]
+    assert result["sites"] is None or result["sites"]["global_model"] == metrics["sites"]["global_model"]
+    assert (result["labels"] or {}).get("global_model") == (metrics["labels"] or {}).get("global_model")
 
 
-def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
+def test_instance_metrics_use_whole_pictures(tmp_path: Path) -> None:
     """The figures above are of pictures put together again from their patches, by site too."""
     experiment, metrics = here(tiny("instances", "fedavg", tmp_path))
     cases = experiment.test.cases
@@ -161,7 +161,7 @@ def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "method"), CASES)
-def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path) -> None:
+def test_stacked_equals_one_by_one(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
     first = build.build_simulation(tiny(task, method, tmp_path))[0].student
@@ -172,23 +172,21 @@ def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_under_dp_sgd_a_budget_is_kept_and_messages_change_nothing(task: str, tmp_path: Path) -> None:
+def test_dp_sgd_keeps_budget_on_every_engine(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
     config = tiny(task, "fedavg", tmp_path, privacy=privacy)
     experiment, metrics = here(config)
     (tmp_path / "away").mkdir()
     live = Away(config, tmp_path / "away").live()
-    told = live.run()
+    result = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["privacy"] == metrics["privacy"]
-    assert all(0 < node["epsilon"] <= 20.0 for node in told["privacy"]["nodes"])
+    assert result["privacy"] == metrics["privacy"]
+    assert all(0 < node["epsilon"] <= 20.0 for node in result["privacy"]["nodes"])
 
 
 @pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
 @pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
-def test_maps_are_refused_by_mechanisms_that_cannot_protect_them(
-    task: str, mechanism: str, tmp_path: Path
-) -> None:
+def test_mechanisms_refuse_label_maps(task: str, mechanism: str, tmp_path: Path) -> None:
     own = {"pate": {"teachers": 2}} if mechanism == "pate" else {"outputs": {"bound": 5.0}}
     privacy = {"mechanism": mechanism, "epsilon": 5.0, **own}
     with pytest.raises(FedstillError, match="dp-sgd"):
@@ -196,12 +194,12 @@ def test_maps_are_refused_by_mechanisms_that_cannot_protect_them(
 
 
 @pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
-def test_under_a_budget_label_maps_do_not_leave(task: str, tmp_path: Path) -> None:
+def test_budget_refuses_label_maps(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
     with pytest.raises(FedstillError, match=r"conditions = .?.?drawn"):
         build.build_simulation(tiny(task, fediod(task), tmp_path, privacy=privacy))
 
 
-def test_texts_are_refused_where_inputs_are_made(tmp_path: Path) -> None:
+def test_generating_methods_refuse_texts(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"FedIOD cannot run here: .*texts"):
         build.build_simulation(tiny("text", "fediod", tmp_path))

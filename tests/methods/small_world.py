@@ -209,7 +209,7 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=atol)
 
 
-def in_training(node: Node, at: NodeSetting, *roles: str) -> NodeGroup:
+def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeGroup:
     """A group of one whose networks of some roles learn."""
     group = NodeGroup([node]).for_query(at)
     for role in node.modules:

@@ -104,7 +104,7 @@ def test_all_of_a_state_is_kept_and_taken_up(stop: int, tmp_path: Path) -> None:
     save_state(tmp_path / "state", first.state_dict())
     second = made()
     second.load_state_dict(load_state(tmp_path / "state"))
-    assert (second.done, second.total, second.unit) == (stop, 4, "round")
+    assert (second.completed_steps, second.total, second.unit) == (stop, 4, "round")
     assert [second.step() for _ in range(4 - stop)] == expected[stop:]
     for name in ("numbers", "pair", "none"):
         assert getattr(second.state, name) == getattr(whole.state, name), name

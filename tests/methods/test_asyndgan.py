@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import NodeFault
 from fedstill.federation.link_config import LinkConfig
-from fedstill.methods._label_maps import told
+from fedstill.methods._label_maps import map_order
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 from tests.methods.small_world import answering, gone_on
@@ -35,7 +35,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
         optimizer.step()
         gan = gan + sizes[k] / 24 * F.softplus(D(fake)).mean()
-        own = node.data.inputs[told(node)][wish.source[:, 1]]
+        own = node.data.inputs[map_order(node)][wish.source[:, 1]]
         unlike = unlike + sizes[k] / 24 * 3.0 * (x - own).abs().mean()
     assert losses == pytest.approx({"gan": gan.item(), "difference": unlike.item()}, rel=1e-4)
     (gan + unlike).backward()

@@ -294,7 +294,7 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
         return response()
 
     answering(one, listening)
-    part = config.shared
+    part = config.shared_part
     names = [node.name for node in one.nodes]
     teams = []
     for round in range(5):
@@ -303,7 +303,7 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
         asked = heard[-1]
-        assert list(asked) == FedAvg(participation=0.5).drawn(names, SEED, round)
+        assert list(asked) == FedAvg(participation=0.5).sample_participants(names, SEED, round)
         assert len(asked) == 2
         moved = [
             name for name, old, new in zip(names, before, vectors(one), strict=True) if (old != new).any()
@@ -324,5 +324,5 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
 )
 def test_a_share_of_the_nodes_and_at_least_one(nodes: int, share: float, expected: int) -> None:
     names = [str(index) for index in range(nodes)]
-    assert len(FedAvg(participation=share).drawn(names, 0, 0)) == expected
-    assert FedAvg(participation=1.0).drawn(names, 0, 0) == names
+    assert len(FedAvg(participation=share).sample_participants(names, 0, 0)) == expected
+    assert FedAvg(participation=1.0).sample_participants(names, 0, 0) == names

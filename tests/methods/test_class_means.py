@@ -10,7 +10,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import LabelHistogram, Method, Responses
-from fedstill.methods._node_buffers import memory
+from fedstill.methods._node_buffers import get_buffers
 from fedstill.methods.fd import FD, others
 from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedtgp import FedTGP, contrast, margin
@@ -65,9 +65,9 @@ def test_fd_learns_from_the_mean_of_those_others_that_hold_the_label() -> None:
             rest = [each[label] for at, each in enumerate(told) if at != index and each[label] is not None]
             close(found[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
     assert told[0][2] is told[1][2] is None  # so the third is alone with class 2
-    assert not others(F_sum, memory(here.nodes[2], "told"), 1)[2].any()
+    assert not others(F_sum, get_buffers(here.nodes[2], "told"), 1)[2].any()
     # Who did not tell in the round before takes nothing away.
-    close(others(F_sum, memory(here.nodes[2], "told"), 2)[2], told[2][2])
+    close(others(F_sum, get_buffers(here.nodes[2], "told"), 2)[2], told[2][2])
 
 
 def test_fd_counts_holders_before_what_noise_made_negative_is_cut_off() -> None:

@@ -126,7 +126,7 @@ PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
 
 
 def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path: Path) -> None:
-    policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
+    policy, private = PolicyConfig(architectures=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
     with pytest.raises(QueryRefused, match="epsilon"):
         Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
     loose = DPSGD(sums_noise=1e-6)
@@ -155,12 +155,12 @@ def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path:
 def test_owners_let_sums_out_by_name_alone() -> None:
     with pytest.raises(QueryRefused, match=r"no column sums, unless its owner names it in policy\.kinds"):
         Simulation(setting(PolicyConfig(), PARTS))
-    Simulation(setting(PolicyConfig(kinds=("column sums",)), PARTS))
+    Simulation(setting(PolicyConfig(architectures=("column sums",)), PARTS))
     assert not COLUMN_SUMS.output
 
 
 def test_without_a_schema_nothing_is_summed() -> None:
-    policy = PolicyConfig(kinds=("column sums",))
+    policy = PolicyConfig(architectures=("column sums",))
     with pytest.raises(ArgumentError, match="schema"):
         Simulation(setting(policy, PARTS, schema=Schema()))
 

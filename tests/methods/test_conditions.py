@@ -12,7 +12,7 @@ import torch
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.federation.link_config import LinkConfig
-from fedstill.methods._label_maps import GeneratesFromMaps, Maps, told, whose
+from fedstill.methods._label_maps import GeneratesFromMaps, MapSource, map_order, owner_id
 from fedstill.methods._server import Server
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -30,7 +30,7 @@ def at(one: World, **changes: Any) -> Server:
 
 
 def gathered(one: World, **options: Any) -> Maps:
-    maps = Maps(GeneratesFromMaps(**options), one.server)
+    maps = MapSource(GeneratesFromMaps(**options), one.server)
     maps.gather(one.server)
     return maps
 
@@ -39,11 +39,11 @@ def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
     one = world()
     maps = gathered(one)
     for node in one.nodes:
-        mine = maps.owner == whose(node.name)
-        expected = TASK.label_maps(node.data)[told(node)]
+        mine = maps.owner == owner_id(node.name)
+        expected = TASK.label_maps(node.data)[map_order(node)]
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
-    assert told(one.nodes[2]).tolist() != list(range(11))
+    assert map_order(one.nodes[2]).tolist() != list(range(11))
     maps.gather(one.server)  # once is enough
     assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
 
@@ -53,10 +53,10 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     one = world()
     maps = gathered(one, map_augment=augment)
     wish = maps.draw(60, "w", 3)
-    by_name = {whose(node.name): node for node in one.nodes}
+    by_name = {owner_id(node.name): node for node in one.nodes}
     for drawn, (owner, row, pose) in zip(wish.maps, wish.source.tolist(), strict=True):
         node = by_name[owner]
-        real = TASK.label_maps(node.data)[told(node)][row]
+        real = TASK.label_maps(node.data)[map_order(node)][row]
         real = real.flip(-1) if pose % 2 else real
         assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
     assert set(wish.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
@@ -65,7 +65,7 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     assert torch.equal(again.maps, wish.maps)
     assert not torch.equal(other.maps, wish.maps)
     mine = maps.draw(20, "w", of="n1")
-    assert set(mine.source[:, 0].tolist()) == {whose("n1")}
+    assert set(mine.source[:, 0].tolist()) == {owner_id("n1")}
 
 
 def test_drawn_maps_ask_nobody() -> None:
@@ -79,20 +79,20 @@ def test_drawn_maps_ask_nobody() -> None:
 def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
     public = PublicData("held-out", data.inputs, data.targets)
-    maps = Maps(GeneratesFromMaps(conditions="public"), at(one, public=public))
+    maps = MapSource(GeneratesFromMaps(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.label_maps(data))
     for lacking in (None, PublicData("noise", data.inputs)):
         with pytest.raises(
             ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"
         ):
-            Maps(GeneratesFromMaps(conditions="public"), at(one, public=lacking))
+            MapSource(GeneratesFromMaps(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid method\.map_augment = 'turn' \(expected none or mirror"
     ):
-        Maps(GeneratesFromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
+        MapSource(GeneratesFromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
     one = broken(LinkConfig(quorum=0.5))
     maps = gathered(one)
     assert one.federation.present == ("n0", "n2")
-    assert set(maps.owner.tolist()) == {whose("n0"), whose("n2")}
+    assert set(maps.owner.tolist()) == {owner_id("n0"), owner_id("n2")}
     with pytest.raises(NodeFault, match=said):
         gathered(broken(LinkConfig(quorum=1.0)))
 
@@ -158,7 +158,7 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
 def test_what_was_gathered_is_remembered() -> None:
     one = world()
     maps = gathered(one)
-    other = Maps(GeneratesFromMaps(), one.server)
+    other = MapSource(GeneratesFromMaps(), one.server)
     assert not other.ready
     other.load(maps.state(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)

@@ -13,8 +13,8 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._critics import Critics, seeing
-from fedstill.methods._label_maps import told, whose
+from fedstill.methods._critics import Critics, with_data
+from fedstill.methods._label_maps import map_order, owner_id
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.critics import PatchGAN
 from fedstill.models.module_utils import to_vector
@@ -44,7 +44,7 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
     a, b = one.nodes[:2]
     # Two maps of a (the second turned by pose 3), one of b, one that nobody told.
     source = torch.tensor(
-        [[whose("n0"), 1, 0], [whose("n0"), 4, 3], [whose("n1"), 0, 0], [whose("n0"), 99, 0]]
+        [[owner_id("n0"), 1, 0], [owner_id("n0"), 4, 3], [owner_id("n1"), 0, 0], [owner_id("n0"), 99, 0]]
     )
     x = X.expand(2, *X.shape[1:]).clone().requires_grad_()
     response = critics.train_and_score(
@@ -108,12 +108,12 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     )
     with pytest.raises(ArgumentError, match=allowed):
         critics.prepare([node])  # 16 x 16
-    rows = seeing(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))
+    rows = with_data(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))
     with pytest.raises(ArgumentError, match=allowed):
         critics_of(FedIOD(critic_form="patchgan"), TabularClassification(2)).prepare([rows])
     images, maps = node.data.inputs, node.data.targets
     large = TensorData(images.repeat(1, 1, 2, 2), maps.repeat(1, 2, 2))
-    node = seeing(node, large)
+    node = with_data(node, large)
     critics.prepare([node])
     critic = node.modules["critic"]
     assert isinstance(critic, PatchGAN)

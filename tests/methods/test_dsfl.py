@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.methods._node_buffers import memory
+from fedstill.methods._node_buffers import get_buffers
 from fedstill.methods.dsfl import DSFL
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig

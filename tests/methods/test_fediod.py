@@ -172,12 +172,12 @@ class Plain:
         own = [node.sample(min(some, config.batch), "critic", self.number).inputs for node in self.nodes]
         reals = self.draw()
         for D, optimizer, real in zip(self.D, self.d_opt, own, strict=False):
-            on_real, on_fake = D(real), D(x.detach()[:some])
+            real_loss, fake_loss = D(real), D(x.detach()[:some])
             if config.gan_form == "eq2":
-                loss = on_real.sigmoid().mean() + (1 - on_fake.sigmoid()).mean()
+                loss = real_loss.sigmoid().mean() + (1 - fake_loss.sigmoid()).mean()
             else:  # real is class 0, generated is class 1
-                loss = F.binary_cross_entropy_with_logits(on_real, torch.zeros_like(on_real))
-                loss = loss + F.binary_cross_entropy_with_logits(on_fake, torch.ones_like(on_fake))
+                loss = F.binary_cross_entropy_with_logits(real_loss, torch.zeros_like(real_loss))
+                loss = loss + F.binary_cross_entropy_with_logits(fake_loss, torch.ones_like(fake_loss))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.federation import Responses
-from fedstill.methods._label_maps import told, whose
+from fedstill.methods._label_maps import map_order, owner_id
 from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._student import Augment, Replay
 from fedstill.methods.fediod import FedIOD
@@ -40,7 +40,7 @@ FULL = replace(FIOD, perceptual_loss=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic
 
 
 def real_of(node: Any, row: int, pose: int) -> torch.Tensor:
-    image = node.data.inputs[told(node)][row]
+    image = node.data.inputs[map_order(node)][row]
     return torch.rot90(image.flip(-1) if pose % 2 else image, pose // 2, (-2, -1))
 
 
@@ -71,7 +71,7 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
         gan = gan + pi[k] * F.softplus(D(fake)).flatten(1).sum(1).mean()
         z.append(node.model(x))
         for row, (owner, place, pose) in enumerate(wish.source.tolist()):
-            if owner == whose(node.name):
+            if owner == owner_id(node.name):
                 target = real_of(node, place, pose)
                 unlike = unlike + 2.0 * (x[row] - target).abs().mean() / config.batch
                 far = perceptual_loss(features, x[row : row + 1], target.unsqueeze(0))

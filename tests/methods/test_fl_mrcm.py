@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 
 TASK = Reconstruction()
 LOCAL = LocalConfig(epochs=2, batch=4, lr=5e-3)
-CONFIG = FLMRCM(rounds=2, told=6)
+CONFIG = FLMRCM(rounds=2, target_examples=6)
 SIZES = (6, 11, 8)
 ENGINES = ["stacked", "one-by-one"]
 

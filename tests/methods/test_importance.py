@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Normal
 
 from fedstill.federation.federation import Responses
-from fedstill.methods._critics import on_fake, on_real
+from fedstill.methods._critics import fake_loss, real_loss
 from fedstill.methods.fediod import FedIOD
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
@@ -38,7 +38,7 @@ def learned(own: Normal) -> torch.Tensor:
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
-        total = on_real(seen(real) @ weights, "bce").mean() + on_fake(seen(fake) @ weights, "bce").mean()
+        total = real_loss(seen(real) @ weights, "bce").mean() + fake_loss(seen(fake) @ weights, "bce").mean()
         total.backward()
         return total
 

@@ -147,7 +147,7 @@ class Counting(CountsLabels, Idle):
 
     own: bool = False
 
-    def queries(self, at: NodeSetting) -> Iterable[Query]:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
         for asked in super().queries(at):
             yield replace(asked, handler=lambda *given, **sent: {}) if self.own else asked
 

@@ -25,7 +25,7 @@ class Judging(FedIOD):
         releases={"critic": payload_kinds.CRITIC},
         differentiable=("x",),
         times=40,
-        rows=lambda self, at: self.batch,
+        rows=lambda self, setting: self.batch,
         depends_on_records=(),
         trains=("critic",),
     )

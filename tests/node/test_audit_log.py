@@ -151,7 +151,7 @@ def test_refused_charge_is_not_written(path: Path) -> None:
     "wrong",
     [
         {"run": ""},
-        {"part": "settled"},
+        {"part": "accepted"},
         {"cost": {"": 1}},
         {"cost": {"rubbish": 1}},
         {"cost": {"gaussian(1.1)": 0}},
@@ -407,11 +407,11 @@ def test_edited_log_is_refused_until_accepted(kind: str, path: Path) -> None:
             with pytest.raises(AuditError, match=f"{message}.*fedstill audit accept"):
                 audit.charge(entry(number))
         assert sum(1 for _ in audit.entries()) == rows
-        audit.settle("I did that")
+        audit.accept("I did that")
         audit.verify()
         assert audit.charge(entry(99))
         *_, settled, _ = audit.entries()
-        assert (settled["part"], settled["rule"], settled["entry"]) == ("settled", "I did that", 7)
+        assert (settled["part"], settled["rule"], settled["entry"]) == ("accepted", "I did that", 7)
     with closing(AuditLog(path)) as audit:
         audit.verify()
         spent = audit.spending("clinic", "first")
@@ -437,7 +437,7 @@ def test_restored_copy_regains_no_budget(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         with pytest.raises(AuditError, match="it ends at entry 3, and its head at 7"):
             audit.charge(entry(50))
-        audit.settle("the disk was restored from a backup")
+        audit.accept("the disk was restored from a backup")
         again = [audit.spending(node, run) for node in ("clinic", "other") for run in ("first", "second")]
         assert again == wanted
         assert [row["entry"] for row in audit.entries()] == [1, 2, 3, 8, 9, 10]
@@ -469,7 +469,7 @@ def test_deleted_entries_are_detected_by_open_process(path: Path) -> None:
         with pytest.raises(AuditError, match="entry 3"):
             audit.charge(entry(4))
         with closing(AuditLog(path)) as owner:
-            owner.settle("a mistake")
+            owner.accept("a mistake")
         assert audit.charge(entry(4))  # the owner has settled it meanwhile
         audit.verify()
         assert audit.spending("clinic", "first").total_events["gaussian(1.1)"] == 4
@@ -497,7 +497,7 @@ def test_damaged_head_is_reported(damage: Any, message: str, path: Path) -> None
     with closing(AuditLog(path)) as audit:
         with pytest.raises(AuditError, match=message):
             audit.charge(entry(9))
-        audit.settle("looked at it")
+        audit.accept("looked at it")
         audit.verify()
         assert audit.spending("clinic", "first").total_events == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
     with closing(AuditLog(path)) as audit:
@@ -510,10 +510,10 @@ def test_missing_log_is_charged_again_from_head(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         with pytest.raises(AuditError, match="ends at entry 0, and its head at 4"):
             audit.charge(entry(9))
-        audit.settle("a cleaner")
+        audit.accept("a cleaner")
         assert audit.spending("clinic", "first").run_events == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
         with pytest.raises(AuditError, match="nothing is wrong"):
-            audit.settle("once more")
+            audit.accept("once more")
     with closing(AuditLog(path)) as audit:
         audit.verify()
 
@@ -523,7 +523,7 @@ def test_kill_between_acceptance_and_head_keeps_acceptance(path: Path) -> None:
     before = head(path).read_bytes()
     edit(path, "DELETE FROM entries WHERE entry > 3")
     with closing(AuditLog(path)) as audit:
-        audit.settle("a mistake")
+        audit.accept("a mistake")
         spent = audit.spending("clinic", "first")
     head(path).write_bytes(before)  # it names entry 5, which is gone
     with closing(AuditLog(path)) as audit:
@@ -622,6 +622,6 @@ def test_privacy_unit_survives_lost_log(path: Path) -> None:
         assert audit.totals.units("clinic") == audit.totals.units("clinic", "second") == {unit}
     path.unlink()
     with closing(AuditLog(path)) as audit:
-        audit.settle("the disk broke")
+        audit.accept("the disk broke")
         assert audit.totals.units("clinic") == audit.totals.units("clinic", "second") == {unit}
         assert audit.spending("clinic", "first").run_events == {"laplace(10.0)": 2, "gaussian(1.1)": 1}

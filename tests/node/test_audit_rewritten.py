@@ -31,7 +31,7 @@ def settles(path: Path, message: str) -> Spending:
         with pytest.raises(AuditError, match=message):
             audit.charge(entry(50))
         assert all(isinstance(row["number"], int) for row in audit.entries())
-        audit.settle("looked at it")
+        audit.accept("looked at it")
         audit.verify()
         spent = audit.spending("clinic", "first")
         assert audit.charge(entry(50))
@@ -159,13 +159,13 @@ def test_acceptance_without_free_number_gives_advice(path: Path) -> None:
     message = "no entry can follow number .*: move this log or its head away, and settle"
     edit(path, f"INSERT INTO entries VALUES ({2**63 - 1}, 'x', 'y')")
     with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=message):
-        audit.settle("looked at it")
+        audit.accept("looked at it")
     for file in set(path.parent.glob(f"{path.name}*")) - {head(path)}:
         file.unlink()
     assert settles(path, "ends at entry 0, and its head at 3").total_events["gaussian(1.1)"] == 3
     head(path).write_text(totals(entry=2**62), encoding="utf-8")
     with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=message):
-        audit.settle("looked at it")
+        audit.accept("looked at it")
     head(path).unlink()
     assert settles(path, "head audit.sqlite.head is missing").total_events["gaussian(1.1)"] == 5
 
@@ -203,4 +203,4 @@ def test_unstored_entry_blocks_release(path: Path, monkeypatch: pytest.MonkeyPat
 def test_acceptance_needs_a_reason(because: str, path: Path) -> None:
     head(path).unlink()
     with closing(AuditLog(path)) as audit, pytest.raises(ArgumentError, match="because"):
-        audit.settle(because)
+        audit.accept(because)

@@ -61,7 +61,7 @@ def test_copied_checkpoint_file_is_named_in_error(tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize(
     "change",
-    [{"steps": None}, {"steps": 10**30}, {"steps": -1}, {"learned": 1}, {"node": {}}, {"node": "x"}],
+    [{"steps": None}, {"steps": 10**30}, {"steps": -1}, {"is_trained": 1}, {"node": {}}, {"node": "x"}],
     ids=str,
 )
 def test_state_of_another_format_gives_one_line_error(

@@ -51,7 +51,7 @@ def asked(number: int = 0, content: str = "c0", query: str = "predict_logits") -
 def release(
     door: Gate,
     what: ReceivedQuery | None = None,
-    part: str = "answer",
+    part: str = "response",
     tensors: Mapping[str, torch.Tensor] = ANSWER,
     query: Query = QUERY,
     sent: Mapping[str, torch.Tensor] | None = None,
@@ -303,7 +303,7 @@ def test_first_release_reports_training_cost() -> None:
     assert journal.calls[-2:] == ["charge training", "charge response"]
     assert (audit.last.cost, door.release_cost(0, "response").cost) == (PAID, PAID | trained)
     release(door, asked(1))
-    assert door.release_cost(1, "answer").cost == PAID
+    assert door.release_cost(1, "response").cost == PAID
     release(door, asked(0))
     assert door.release_cost(0, "response").cost == PAID | trained, "as in the first reply"
     assert total_charged(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
@@ -327,7 +327,7 @@ def test_release_reports_its_own_training_cost() -> None:
     journal.learned = {"critic": None}
     door.charge_training(asked(1), QUERY, {})
     release(door, asked(1))
-    assert door.release_cost(1, "answer").cost is None
+    assert door.release_cost(1, "response").cost is None
 
 
 def test_training_is_charged_once_at_admission() -> None:
@@ -397,7 +397,7 @@ def noisy() -> Gate:
 
 def examined(door: Gate, logits: torch.Tensor, part: str) -> torch.Tensor:
     """What leaves in place of some logits."""
-    what, name = ReceivedQuery(0, "predict_logits", "c0", "", {}), "logits" if part == "answer" else "d/dx"
+    what, name = ReceivedQuery(0, "predict_logits", "c0", "", {}), "logits" if part == "response" else "d/dx"
     return door.release(what, part, {name: logits}, replace(QUERY, depends_on_records=()), {})[name]
 
 

@@ -87,7 +87,7 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
     assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound again"
 
     with closing(AuditLog(log)) as audit:
-        audit.settle("the disk was replaced", is_lost=change == "gone with its head")
+        audit.accept("the disk was replaced", is_lost=change == "gone with its head")
     if change != "gone with its head":  # with which nobody knows what was spent
         after = spent(clinic)
         assert (after.run, after.bare_run, after.queries) == (before.run, before.bare_run, before.queries)
@@ -165,7 +165,7 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
         gate.budgets = RunBudgets(mechanism, audit, "run", NODE_DATA)
         asked = ReceivedQuery(0, "predict", "content", "", {})
         gate.admit(asked, query, x)
-        left.append(gate.release(asked, "answer", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
+        left.append(gate.release(asked, "response", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
         paid.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))
         assert not audit.spending(name, "run").run_events
     assert not torch.equal(left[0], left[1])

@@ -196,10 +196,10 @@ def test_training_progress_is_percent_only(tmp_path: Path, monkeypatch: Any) -> 
     assert (
         clinic.query(0)["text"] == "node 'clinic', query 'predict_logits': its local training is not done yet"
     )
-    assert clinic.say("train_locally", seconds=0)[0] == {"percent": 0, "learned": False}
+    assert clinic.say("train_locally", seconds=0)[0] == {"percent": 0, "is_trained": False}
     # 4 epochs of 40 examples, 8 at a time, are 20 steps.
-    assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 30, "learned": False}
-    assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 70, "learned": False}
+    assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 30, "is_trained": False}
+    assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 70, "is_trained": False}
     assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "is_trained": True}
     assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "is_trained": True}
 
@@ -278,7 +278,7 @@ def test_restored_checkpoint_gives_same_responses_without_charge(clinic: Clinic)
     clinic.again()
     assert "run" in clinic.query(5)["text"]  # it has not joined
     about, _ = clinic.say("join", plan=PLAN.to_dict())
-    assert (about["checkpoints"], about["learned"]) == ([3], True)
+    assert (about["checkpoints"], about["is_trained"]) == ([3], True)
     clinic.say("load_checkpoint", checkpoint=3)
     for number, (response, gradient) in zip((3, 4), replies, strict=True):
         same(clinic.query(number)[1], response)
@@ -471,7 +471,7 @@ def test_training_is_charged_if_response_is_too_large(
         assert refused["kind"] == REFUSED
     assert "privacy budget" in refused["rule"], "in the end it learns no more"
     assert len(taken) > 7
-    assert paid(clinic) == {"training": before + len(taken), "learned": 0, "answer": 0}
+    assert paid(clinic) == {"training": before + len(taken), "training result": 0, "response": 0}
     prices = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert 0.9 * 4 < compute_epsilon(prices, 1e-5) <= 4
 
@@ -489,7 +489,7 @@ def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             )
         assert clinic.say("load_checkpoint", checkpoint=1) == ({}, {})
     assert len(taken) > 3
-    assert paid(clinic) == {"training": before + len(taken), "answer": 0, "learned": 0}
+    assert paid(clinic) == {"training": before + len(taken), "response": 0, "training result": 0}
 
 
 def test_failed_round_is_charged_and_needs_checkpoint(

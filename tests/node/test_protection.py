@@ -428,7 +428,7 @@ class Greedy(CriticOptions):
     title: ClassVar[str] = "Greedy"
     early: bool = False
 
-    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         super().prepare(nodes, at)
         if self.early:
             train_round(NodeGroup([*nodes]).for_query(at), 0, 3)

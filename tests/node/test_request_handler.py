@@ -347,7 +347,7 @@ def test_partly_released_response_can_be_repeated() -> None:
     expected = Office().query()
     office = Office()
     audit = full(office)
-    audit.full = ("b", "answer")
+    audit.full = ("b", "response")
     with pytest.raises(OSError, match="no space"):
         office.query()
     critics = office.critics()
@@ -369,7 +369,7 @@ def test_partly_released_response_is_lost_after_next_query() -> None:
     """Not released as an answer of nothing, at no price."""
     office = Office()
     audit = full(office)
-    audit.full = ("b", "answer")
+    audit.full = ("b", "response")
     with pytest.raises(OSError, match="no space"):
         office.query(0)
     audit.full = None

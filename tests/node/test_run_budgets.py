@@ -78,7 +78,7 @@ class Node:
         """As the request handler does."""
         asked = ReceivedQuery(number, (query or self.query).name, f"c{number}", "", {})
         self.gate.admit(asked, query or self.query, X)
-        return self.gate.release(asked, "answer", tensors or LOGITS, query or self.query, X)
+        return self.gate.release(asked, "response", tensors or LOGITS, query or self.query, X)
 
     def spent(self) -> Spent:
         return self.audit.spending("clinic", self.run)
@@ -122,7 +122,7 @@ def test_refused_query_is_not_computed_or_charged() -> None:
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.admit(asked, node.query, X)
     with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
-        node.gate.release(asked, "answer", LOGITS, node.query, X)
+        node.gate.release(asked, "response", LOGITS, node.query, X)
     assert node.spent() == spent
     assert node.gate.audit.spending("clinic", ALL_RUNS).total_queries == answered
 
@@ -244,9 +244,9 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     rows = list(audit.entries())
     assert [(row["part"], row["number"]) for row in rows] == [
         ("training", -1),
-        ("answer", 0),
-        ("answer", 1),
-        ("answer", 2),
+        ("response", 0),
+        ("response", 1),
+        ("response", 2),
     ]
     assert rows[0]["price"] == {str(STEP): 20}
     assert all(row["cost"] == {} and not row["no_guarantee"] for row in rows[1:])
@@ -265,7 +265,7 @@ def test_unaffordable_training_blocks_releases() -> None:
         node.query(0)
     asked = ReceivedQuery(0, "predict", "c0", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.gate.release(asked, "answer", LOGITS, node.query, X)
+        node.gate.release(asked, "response", LOGITS, node.query, X)
     assert node.spent() == Spent({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=total * 1.01)
     assert Node(enough, audit).planned_queries(most=3) == 3
@@ -282,7 +282,7 @@ def test_repeated_release_is_allowed_after_spent_budget() -> None:
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
     asked = ReceivedQuery(0, "predict", "c0", "", {})
-    released = again.gate.release(asked, "answer", LOGITS, again.query, X)
+    released = again.gate.release(asked, "response", LOGITS, again.query, X)
     assert torch.equal(released["logits"], left[0]["logits"])
     assert again.spent() == node.spent()
 
@@ -293,7 +293,7 @@ def test_equal_noised_release_of_another_value_is_charged() -> None:
     close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
     same = replace(node.query, postprocess=lambda response, sent: {"logits": torch.zeros(1)})
     for z in (one, close, one):
-        node.gate.release(asked, "answer", {"logits": z}, same, X)
+        node.gate.release(asked, "response", {"logits": z}, same, X)
     assert list(node.spent().run.values()) == [2]
 
 
@@ -307,7 +307,7 @@ def test_equal_responses_have_different_hashes() -> None:
     """Under masks a server that compared them would find where a node's network bends."""
     node = Node(TRAINED)
 
-    def left(number: int, part: str = "answer") -> str:
+    def left(number: int, part: str = "response") -> str:
         asked = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
         node.gate.release(asked, part, LOGITS, node.query, X)
         return str(node.gate.release_cost(number, part, is_masked=True).release_hash)
@@ -339,7 +339,7 @@ def test_training_is_charged_at_admission() -> None:
         admitted(node)
     assert len(charged(node)) == 2
     node.query(0)
-    assert charged(node)[2:] == [("predict", "answer", 0, {})], "what leaves has no more to pay"
+    assert charged(node)[2:] == [("predict", "response", 0, {})], "what leaves has no more to pay"
     node.query(0)
     assert len(charged(node)) == 3
     for other in ({"number": 1}, {"content_hash": "c1"}, {"history_hash": "c0"}):
@@ -382,7 +382,7 @@ def test_release_without_guarantee_is_counted_and_refused_under_budget() -> None
         with pytest.raises(QueryRefused, match="no guarantee for logit range"):
             strict.query(0, RANGE, BARE)
         with pytest.raises(QueryRefused, match="without any guarantee"):
-            strict.gate.release(ReceivedQuery(0, "max_logit", "c", "", {}), "answer", BARE, RANGE, X)
+            strict.gate.release(ReceivedQuery(0, "max_logit", "c", "", {}), "response", BARE, RANGE, X)
         assert strict.spent() == Spent({}, {})
 
 

@@ -49,8 +49,8 @@ class Asks(Method):
         sends={"x": "inputs", "round": "schedule"},
         releases={"logits": LOGITS},
         differentiable=("x",),
-        times=lambda self, at: self.rounds,
-        rows=lambda self, at: at.task.classes,
+        times=lambda self, setting: self.rounds,
+        rows=lambda self, setting: at.task.classes,
         depends_on_records=(),
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
         postprocess=lambda self, told, sent: {"logits": told["logits"] * self.rounds},
@@ -58,7 +58,7 @@ class Asks(Method):
     def told(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
         return {"logits": x.sum((2, 3, 4)) + round + nodes.number}
 
-    @query(name="begin", releases={"counts": LABEL_COUNTS}, when=lambda self, at: self.often)
+    @query(name="begin", releases={"counts": LABEL_COUNTS}, when=lambda self, setting: self.often)
     def count(self, nodes: Any) -> dict[str, torch.Tensor]:
         return {}
 

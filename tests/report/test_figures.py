@@ -122,10 +122,8 @@ def test_comparison_figures_plot_means_over_seeds(folder: Path) -> None:
 
 
 def test_runs_without_budget_are_right_of_largest_epsilon() -> None:
-    reached = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
-    figure = compare_figures.plot_against_epsilon(
-        [MethodCurve(1, "one", reached), MethodCurve(2, "none", {})]
-    )
+    values = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
+    figure = compare_figures.plot_against_epsilon([MethodCurve(1, "one", values), MethodCurve(2, "none", {})])
     assert lines_of(figure)["one"] == [(1.0, 70.0), (8.0, 80.0)]
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "\u221e"]
@@ -146,12 +144,12 @@ def test_leakage_axis_includes_guessing_and_ten_points(leak: float) -> None:
 
 
 def test_areas_are_bytes_and_lines_connect_one_method() -> None:
-    spots = [
+    points = [
         Point(1, "a", Spread(60), 1e6, Spread(50)),
         Point(2, "b", Spread(80), 0.25e6, Spread(60)),
         Point(1, "a", Spread(90), 0, Spread(70), connected=True),
     ]
-    lines = compare_figures.plot_against_leakage(spots, AUC).axes[0].lines
+    lines = compare_figures.plot_against_leakage(points, AUC).axes[0].lines
     sizes = {tuple(line.get_xydata()[0]): 0.0 for line in lines if len(line.get_xydata()) == 1}
     for line in lines:
         at = tuple(line.get_xydata()[0])
@@ -165,18 +163,18 @@ def test_areas_are_bytes_and_lines_connect_one_method() -> None:
 
 @pytest.mark.parametrize("width", plotting.WIDTHS)
 def test_labels_do_not_overlap_at_any_width(width: int) -> None:
-    spots = []
-    for place, step in itertools.product(range(1, 7), (1, 5)):
-        reached, leaked = Spread(80 + place % 3 + 2 * step), Spread(52 + place * 0.8 + step)
-        spots.append(Point(place, f"m{place}", reached, 10.0**place, leaked, f"e {step}"))
-    axes = compare_figures.plot_against_leakage(spots, AUC, width=width).axes[0]
+    points = []
+    for number, step in itertools.product(range(1, 7), (1, 5)):
+        reached, leaked = Spread(80 + number % 3 + 2 * step), Spread(52 + number * 0.8 + step)
+        points.append(Point(number, f"m{number}", reached, 10.0**number, leaked, f"e {step}"))
+    axes = compare_figures.plot_against_leakage(points, AUC, width=width).axes[0]
     boxes = []
     for text in axes.texts:
         if text.get_text() != "random guessing":
             x, y = plotting.to_pixels(axes, text.xy)
             half = (3.0 * len(text.get_text()), 9.0)
             boxes.append((x + text.xyann[0], y + text.xyann[1], *half))
-    assert len(boxes) == len(spots)
+    assert len(boxes) == len(points)
     for (x, y, wide, high), (other_x, other_y, other_wide, other_high) in itertools.combinations(boxes, 2):
         assert abs(x - other_x) >= wide + other_wide or abs(y - other_y) >= high + other_high
 
@@ -202,14 +200,14 @@ def test_names_are_escaped_and_svg_is_deterministic() -> None:
 
 
 def test_svg_colors_are_variables_of_style_sheet() -> None:
-    spots = [Point(place, f"m{place}", Spread(50.0 + place), 10.0**place) for place in range(1, 10)]
+    points = [Point(number, f"m{number}", Spread(50.0 + number), 10.0**number) for number in range(1, 10)]
     with plotting.plot_style():
-        told = plotting.to_svg(compare_figures.plot_traffic(spots), "a")
+        svg = plotting.to_svg(compare_figures.plot_traffic(points), "a")
     style = (Path(plotting.__file__).parent / "style.css.j2").read_text()
     style += (Path(plotting.__file__).parent / "compare.html.j2").read_text()
-    assert told.count("<use ") == len(spots)
+    assert svg.count("<use ") == len(points)
     for color, variable in plotting.CSS_VARIABLES.items():
-        assert color not in told
+        assert color not in svg
         assert f"--{variable}: {color};" in style
 
 

@@ -78,7 +78,7 @@ PAIRS = [
 
 
 def generated(**changes: Any) -> dict[str, Any]:
-    """What is told of generated images, as of a run of FedIOD."""
+    """Return attack results on generated images, as of a run of FedIOD."""
     distances = {
         "extractor": "features of the student",
         "dimensions": 64,
@@ -134,10 +134,10 @@ def of_copying() -> Stacks:
     }
 
 
-def attacked(folder: Path, told: object, stacks: Stacks | None = None, **result: Any) -> Page:
+def attacked(folder: Path, leakage: object, stacks: Stacks | None = None, **result: Any) -> Page:
     """The page of a run whose folder holds what attacks got."""
     a_folder(folder, {**a_result(), **result})
-    (folder / "leakage.json").write_text(told if isinstance(told, str) else json.dumps(told))
+    (folder / "leakage.json").write_text(leakage if isinstance(leakage, str) else json.dumps(leakage))
     if stacks is not None:
         save_file(stacks, folder / "leakage.safetensors")
     return read(folder)
@@ -176,7 +176,7 @@ def test_section_reports_disagreement_with_audit_log(tmp_path: Path) -> None:
 
 def test_inversion_table_has_baseline_without_attack(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion())
-    for told in (
+    for expected in (
         "Sent by a node all parameters "
         "The adversary also knows the weights sent to the node, and the protocol "
         "Attacked round 0, 1 local step of sgd; 4 victims with 1 image each",
@@ -186,7 +186,7 @@ def test_inversion_table_has_baseline_without_attack(tmp_path: Path) -> None:
         "victim 1 victim 2 victim 3 victim 4 original DLG 30.1 dB 31.1 dB 32.1 dB 31.8 dB "
         "Inverting gradients 22.0 dB 23.5 dB 20.5 dB 22.0 dB",
     ):
-        assert told in page.text, told
+        assert expected in page.text, expected
     assert "<b>31.2 \u00b1 4.0 dB</b>" in (tmp_path / "report.html").read_text()  # the best attack
 
 
@@ -216,7 +216,7 @@ def test_images_beyond_maximum_are_counted(tmp_path: Path) -> None:
 
 def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(**generated()), of_copying())
-    for told in (
+    for expected in (
         "student The adversary sees the student's outputs about any input. It was tested on 1,437 members "
         "and 360 others, with 16 shadow models",
         "answers of south The adversary sees what south answered.",
@@ -227,7 +227,7 @@ def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path) -> N
         "Baseline without attack 50% 1% 0.1%",
         "0.1% false alarms need at least 1,000 others",
     ):
-        assert told in page.text, told
+        assert expected in page.text, expected
     assert (
         page.text.count("not significantly different from guessing") == 2
     )  # loss, of both targets: LiRA's is above 0.5
@@ -239,7 +239,7 @@ def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path) -> N
 
 def test_memorization_is_compared_with_held_out_images(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(**generated()), of_copying())
-    for told in (
+    for expected in (
         "1,000 images inputs that the server sent to nodes; the adversary is anyone who sees them",
         "pixels 1,000 images 58.2% (55.1 to 61.2) 1,000 generated, 1,437 private, 360 held-out "
         "0.034 999 permutations -3.2 p 0.00066 0.64 0.71",
@@ -247,7 +247,7 @@ def test_memorization_is_compared_with_held_out_images(tmp_path: Path) -> None:
         "The 10 closest pairs, by pixels ratio 0.64, north, closer than any held-out image ratio 0.66, south",
         "ratio 0.82, south generated nearest private nearest held-out",
     ):
-        assert told in page.text, told
+        assert expected in page.text, expected
     assert page.text.count("closer than any held-out image") == 4  # 0.642, 0.662, 0.682, 0.702; then 0.722
     order = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
     rows = ("generated", "nearest private", "nearest held-out")
@@ -256,14 +256,14 @@ def test_memorization_is_compared_with_held_out_images(tmp_path: Path) -> None:
 
 def test_section_shows_inception_scores_and_label_counts(tmp_path: Path) -> None:
     text = attacked(tmp_path, a_head(**generated())).text
-    for told in (
+    for expected in (
         "the nodes' own models, on average 5.10 of 1,000 images the student 7.70 of 1,000 images north 4.80 "
         "south 5.41",
         "2 nodes of 1 of 2 0.0% to 5.0%",
         "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 no class is absent "
         "reported as absent, but present: one",
     ):
-        assert told in text.replace("baseline 1 at least ", ""), told
+        assert expected in text.replace("baseline 1 at least ", ""), expected
     nobody = generated()
     nobody["memorization"]["scores"]["student"] = None
     assert "the student 7.70" not in attacked(tmp_path, a_head(**nobody)).text
@@ -274,14 +274,14 @@ def test_nodes_have_display_names(tmp_path: Path) -> None:
         {**node, "site": site} for node, site in zip(a_result()["nodes"], ("Utrecht", "Ghent"), strict=True)
     ]
     text = attacked(tmp_path, a_head(**generated()), of_copying(), nodes=nodes).text
-    for told in (
+    for expected in (
         "LiRA answers of south \u00b7 Ghent",
         "ratio 0.64, north \u00b7 Utrecht",
         "north \u00b7 Utrecht 30.01",
         "north \u00b7 Utrecht 4.80",
         "north \u00b7 Utrecht exact",
     ):
-        assert told in text, told
+        assert expected in text, expected
 
 
 # --- what is not there ---
@@ -308,17 +308,17 @@ def test_skipped_attacks_have_reasons(tmp_path: Path) -> None:
 
 
 def test_missing_images_are_reported(tmp_path: Path) -> None:
-    told = a_head(inversion=an_inversion(), **generated())
-    page = attacked(tmp_path, told)
+    leakage = a_head(inversion=an_inversion(), **generated())
+    page = attacked(tmp_path, leakage)
     missing = "No images: leakage.safetensors is not in the run\u2019s folder."
     assert page.text.count(missing) == 2
     assert "31.2 \u00b1 4.0" in page.text
-    page = attacked(tmp_path, told, of_inversion())
+    page = attacked(tmp_path, leakage, of_inversion())
     assert "the file has no images of this attack that can be shown" in page.text
     assert len(drawn(page, "original")) == 4
     assert drawn(page, "generated") == []
     two = {name: np.repeat(stack, 2, axis=1) for name, stack in of_inversion().items()}
-    assert drawn(attacked(tmp_path, told, two), "original") == []  # of two channels: not to be shown
+    assert drawn(attacked(tmp_path, leakage, two), "original") == []  # of two channels: not to be shown
 
 
 # --- broken and hostile files ---
@@ -331,14 +331,14 @@ def test_broken_image_file_raises_error(tmp_path: Path) -> None:
 
 
 def test_values_of_wrong_type_raise_one_line_errors(tmp_path: Path) -> None:
-    """Each part in its turn, the kinds of junk in theirs: each kind at each part would take a minute."""
+    """Each part in its turn, the kinds of junk in theirs: by_part kind at by_part part would take a minute."""
     parts = generated()
     parts["membership"] = parts["membership"][:1]
     parts["memorization"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
-    told = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
+    leakage = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
     kinds = (None, "x", 7, [3, None], {"a": [1]}, float("nan"))
-    each = zip(*(corruptions(told, junk) for junk in kinds), strict=True)  # (parts, kinds)
-    broken = [versions[place % len(kinds)] for place, versions in enumerate(each)]
+    by_part = zip(*(corruptions(leakage, junk) for junk in kinds), strict=True)  # (parts, kinds)
+    broken = [versions[index % len(kinds)] for index, versions in enumerate(by_part)]
     assert len(broken) > 200
     refused = []
     for changed in broken:
@@ -365,9 +365,9 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
         return HOSTILE if isinstance(value, str) else value
 
     whole = a_head(inversion=an_inversion(), **generated(), audit="other")
-    told = poisoned(json.loads(json.dumps(whole)))
-    told["skipped"] = [{"attack": HOSTILE, "reason": HOSTILE}]
-    page = attacked(tmp_path, told, {**of_inversion(), **of_copying()})
+    leakage = poisoned(json.loads(json.dumps(whole)))
+    leakage["skipped"] = [{"attack": HOSTILE, "reason": HOSTILE}]
+    page = attacked(tmp_path, leakage, {**of_inversion(), **of_copying()})
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object", "a"})
     assert page.text.count(HOSTILE) > 40
     assert any(HOSTILE in (alt or "") for alt in page.attributes("alt"))

@@ -18,14 +18,14 @@ def a_run(folder: Path, cases: dict[str, Any] | None) -> str:
     return str(folder)
 
 
-def told(*central: float | None, **others: Any) -> dict[str, Any]:
+def case_scores(*central: float | None, **others: Any) -> dict[str, Any]:
     return {"names": [f"p{place}" for place in range(len(central))], "global_model": list(central), **others}
 
 
 def test_variation_between_cases_cancels_in_differences(tmp_path: Path) -> None:
     """Patients differ by 80 points, models by 2 or 4 on each: the interval is of the latter alone."""
-    first = a_run(tmp_path / "a", told(10.0, 50.0, 90.0, 30.0))
-    second = a_run(tmp_path / "b", told(8.0, 46.0, 88.0, 26.0))
+    first = a_run(tmp_path / "a", case_scores(10.0, 50.0, 90.0, 30.0))
+    second = a_run(tmp_path / "b", case_scores(8.0, 46.0, 88.0, 26.0))
     found = paired_difference([first], [second])
     # Means of four draws of {2, 4}: 2 with chance 1/16 at either end, so the 2.5th percentile is the end.
     assert found == CaseDifference(3.0, 2.0, 4.0, 4)
@@ -35,13 +35,16 @@ def test_variation_between_cases_cancels_in_differences(tmp_path: Path) -> None:
 
 
 def test_seeds_are_averaged_and_cases_without_score_excluded(tmp_path: Path) -> None:
-    seeds = [a_run(tmp_path / "a", told(10.0, 20.0, None)), a_run(tmp_path / "b", told(14.0, 24.0, 1.0))]
-    other = a_run(tmp_path / "c", told(11.0, 21.0, 2.0))
+    seeds = [
+        a_run(tmp_path / "a", case_scores(10.0, 20.0, None)),
+        a_run(tmp_path / "b", case_scores(14.0, 24.0, 1.0)),
+    ]
+    other = a_run(tmp_path / "c", case_scores(11.0, 21.0, 2.0))
     assert paired_difference(seeds, [other]) == CaseDifference(1.0, 1.0, 1.0, 2)
 
 
 def test_compares_two_models_of_one_run(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "a", told(10.0, 20.0, ensemble=[11.0, 21.0]))
+    run = a_run(tmp_path / "a", case_scores(10.0, 20.0, ensemble=[11.0, 21.0]))
     assert paired_difference([run], [run], second_model="ensemble").mean == -1.0
     with pytest.raises(ArgumentError, match="centralized"):
         paired_difference([run], [run], first_model="centralized")
@@ -82,9 +85,12 @@ def test_seed_difference_pairs_runs_by_seed(tmp_path: Path) -> None:
 
 
 def test_rejects_runs_that_cannot_be_paired(tmp_path: Path) -> None:
-    run, other = a_run(tmp_path / "a", told(1.0, 2.0)), a_run(tmp_path / "b", told(1.0, 2.0, 3.0))
+    run, other = (
+        a_run(tmp_path / "a", case_scores(1.0, 2.0)),
+        a_run(tmp_path / "b", case_scores(1.0, 2.0, 3.0)),
+    )
     bare = a_run(tmp_path / "c", None)
-    unsaid = a_run(tmp_path / "d", told(None, None))
+    unsaid = a_run(tmp_path / "d", case_scores(None, None))
     for first, second, allowed in (
         ([run], [other], "2 cases"),
         ([run, other], [run], "2 cases"),

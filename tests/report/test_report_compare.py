@@ -151,14 +151,14 @@ def test_csv_has_one_row_per_run(folder: Path) -> None:
     status = [row["status"] for row in rows]
     assert [status.count(word) for word in ("finished", "refused", "not finished")] == [9, 3, 12]
     [third] = [row for row in rows if row["folder"] == "50-skew_ed/fedavg-seed2"]
-    told = {"accuracy": "88.0", "local_accuracy": "74.0", "bytes_up": "4000", "bytes_down": "500"}
-    told |= {
+    expected = {"accuracy": "88.0", "local_accuracy": "74.0", "bytes_up": "4000", "bytes_down": "500"}
+    expected |= {
         "queries": "41",
         "iteration_unit": "round",
         "iterations": "20",
         "releases": "data sizes; parameters",
     }
-    assert third.items() >= {**told, "method": "fedavg", "seed": "2", "status": "finished"}.items()
+    assert third.items() >= {**expected, "method": "fedavg", "seed": "2", "status": "finished"}.items()
 
 
 def test_learning_curve_is_mean_over_seeds_by_fraction(folder: Path) -> None:
@@ -210,8 +210,8 @@ def printed(summary: Summary, width: int) -> str:
 def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None:
     text = printed(summarize(folder, compare.read_folder(folder)), width)
     line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
-    told = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
-    assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip()) == told
+    expected = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
+    assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip()) == expected
     assert "FedAvg, accuracy: paper 82.5 ± 0.7, gap +1.5" in text
     assert "FedAvg, local accuracy: paper 75.0, gap -3.0" in text
     assert re.search(r"FedAvg +data sizes, parameters +same architecture", text)
@@ -255,7 +255,7 @@ def test_page_has_content_of_run_folders(folder: Path) -> None:
     page = Page(source)
     refuse_loading(page, source)
     assert str(folder) not in source
-    for told in (
+    for expected in (
         "50% skew_ed",
         "2 FedAvg student 84.0 ± 4.0 72.0 ± 2.0 2.0 kB 500 B 41 12.5 82.5 ± 0.7 +1.5 75.0 -3.0 "
         "releases: data sizes, parameters needs: same architecture seed 0 seed 1 seed 2",
@@ -267,7 +267,7 @@ def test_page_has_content_of_run_folders(folder: Path) -> None:
         "fedavg, local accuracy 75.0: A & B 2020, Table 4",
         "mean ± sample standard deviation over 3 seeds",
     ):
-        assert told in page.text, told
+        assert expected in page.text, expected
     labels = page.attributes("aria-label")
     assert (
         "Accuracy against bytes. Standalone 62.0%, 0 B; FedAvg 84.0%, 2.5 kB; FedIOD 91.0%, 40.0 kB."
@@ -396,8 +396,8 @@ def test_best_mean_behind_on_common_seeds_is_not_best(folder: Path) -> None:
         methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[], seeds=[0, 1, 2, 3]
     )
     [setting] = summarize(folder, plan).settings
-    [told] = setting.verdicts()
-    assert told.startswith("Accuracy: FedIOD is not significantly better than FedAvg (-2.0 [")
+    [verdict] = setting.verdicts()
+    assert verdict.startswith("Accuracy: FedIOD is not significantly better than FedAvg (-2.0 [")
     assert setting.best(setting.metric) == set(), "nor is it bold"
 
 

@@ -181,7 +181,7 @@ def test_refused_runs_have_no_values_in_any_format(folder: Path) -> None:
 def test_page_has_leakage_figure_columns_and_sentences(folder: Path) -> None:
     source = write_comparison(folder, a_plan()).read_text(encoding="utf-8")
     page = Page(source)
-    for told in (
+    for expected in (
         "Accuracy against leakage",
         "Membership AUC % TPR % at 1% Responses\u2019 AUC % PSNR dB Memorization p",
         "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - ",
@@ -193,7 +193,7 @@ def test_page_has_leakage_figure_columns_and_sentences(folder: Path) -> None:
         "stronger ones may get more, so no method is called safe.",
         "Without both metrics, not shown: Standalone.",
     ):
-        assert told in page.text, told
+        assert expected in page.text, expected
     label = (
         "Accuracy against the AUC of the strongest membership attack. "
         "FedAvg: 84.0%, membership AUC 64.0%, 2.5 kB; FedIOD: 91.0%, membership AUC 55.0%, 40.0 kB."

@@ -53,11 +53,13 @@ def test_time_bar_has_parts_and_accessible_text() -> None:
 def test_terminal_prints_time_by_activity_and_excluded_nodes() -> None:
     console = Console(record=True, width=200)
     print_table(RESULT, console)
-    told = console.export_text()
-    assert "time by activity:  start and end 4.0 s, local training 1.0 s, nodes 2.0 s, waiting 0.5 s" in told
-    assert "10 message rounds, 500 ms and 2.0 kB each; the link took 12.5% of the run's time" in told
-    assert "north:             left out at query 7: logits hold <NaN>" in told
-    assert "east:              back at query 9" in told
+    output = console.export_text()
+    assert (
+        "time by activity:  start and end 4.0 s, local training 1.0 s, nodes 2.0 s, waiting 0.5 s" in output
+    )
+    assert "10 message rounds, 500 ms and 2.0 kB each; the link took 12.5% of the run's time" in output
+    assert "north:             left out at query 7: logits hold <NaN>" in output
+    assert "east:              back at query 9" in output
 
 
 def test_page_shows_communication_and_escapes_events(tmp_path: Path) -> None:
@@ -91,9 +93,9 @@ def test_refused_query_is_not_traffic(tmp_path: Path) -> None:
 
 def test_waiting_for_absent_nodes_is_not_link_time() -> None:
     waited = {**RESULT, "link": {**RESULT["link"], "absent": 5.0}}
-    told = {part.key: part for part in communication_time.time_parts(Result.from_record(waited))}
-    assert (told["absent"].seconds, told["absent"].share) == (5.0, 0.2)
-    assert told["link"].share == 0.1
+    parts = {part.key: part for part in communication_time.time_parts(Result.from_record(waited))}
+    assert (parts["absent"].seconds, parts["absent"].share) == (5.0, 0.2)
+    assert parts["link"].share == 0.1
     assert "absent nodes 5.0 s, link 2.5 s" in str(
         communication_time.time_parts_text(Result.from_record(waited))
     )

@@ -71,7 +71,7 @@ def test_page_shows_metrics_of_the_task(tmp_path: Path) -> None:
     lines = [{"phase": "distillation", "step": step, "losses": {}, "dice": 60.0 + step} for step in (1, 2)]
     measured(folder, lines)
     page = read(folder)
-    for told in (
+    for expected in (
         "Student Dice 75.4% on 360 test examples",
         "Gain over standalone +10.3 points a standalone node reaches 65.0% ± 3.3",
         "Model Dice Sens. Spec. HD95 ↓ Dice, 0 to 100%",
@@ -82,7 +82,7 @@ def test_page_shows_metrics_of_the_task(tmp_path: Path) -> None:
         "north small-cnn 24,330 703 61.7%",
         "Classes in each node's images",
     ):
-        assert told in page.text, told
+        assert expected in page.text, expected
     assert "ccuracy" not in page.text
     assert any(
         label.startswith("Dice on the test data over 2 steps.") for label in page.attributes("aria-label")
@@ -218,8 +218,10 @@ def test_latex_and_page_have_a_column_per_metric(folder: Path) -> None:
 def test_csv_has_a_column_per_metric(folder: Path) -> None:
     write_comparison(folder, a_plan(1))
     [run] = [row for row in records(folder / "compare.csv") if row["method"] == "fedavg"]
-    told = {"dice": "74.0", "local_dice": "72.5", "local_dice_all_tests": "70.0", "centralized": "74.85"}
-    assert run.items() >= {**told, "hd95": "10.0", "local_hd95": "20.0", "centralized_hd95": "12.85"}.items()
+    expected = {"dice": "74.0", "local_dice": "72.5", "local_dice_all_tests": "70.0", "centralized": "74.85"}
+    assert (
+        run.items() >= {**expected, "hd95": "10.0", "local_hd95": "20.0", "centralized_hd95": "12.85"}.items()
+    )
     assert run["specificity"] == ""  # not measured, and no number made up for it
     [row] = [row for row in records(folder / "compare-summary.csv") if row["method"] == "fediod"]
     assert (row["hd95_mean"], row["paper_hd95"], row["dice_mean"]) == ("11.0", "111.76", "75.0")
@@ -270,8 +272,8 @@ def test_main_metric_is_first_and_majority_class_is_baseline(tmp_path: Path) -> 
 def test_page_has_confusion_matrix_and_reliability_diagram(tmp_path: Path) -> None:
     page = read(a_folder(tmp_path, classified()))
     assert "True class clear <ill> Recall clear 2 1 66.7% <ill> 0 17 100.0%" in page.text
-    told = "Reliability diagram: confidence 55.0%, accuracy 50.0%; confidence 98.0%, accuracy 100.0%."
-    assert told in page.attributes("aria-label")
+    expected = "Reliability diagram: confidence 55.0%, accuracy 50.0%; confidence 98.0%, accuracy 100.0%."
+    assert expected in page.attributes("aria-label")
     assert "18 predictions, confidence 98.0%: accuracy 100.0%" in page.text
     del (result := classified())["confusion"], result["calibration"]
     (other := tmp_path / "older").mkdir()

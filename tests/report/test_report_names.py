@@ -43,8 +43,10 @@ def test_page_uses_display_names_everywhere(tmp_path: Path) -> None:
     }
     result["events"] = [{"node": "north", "number": 3, "event": "left out", "reason": "silent"}]
     result["pictures"] = [a_case(models=[{"name": "student", "score": 1.0}, {"name": "north", "score": 2.0}])]
-    told = {"guarantee": True, "epsilon": 2.0, "delta": 1e-5, "mechanism": "dpsgd", "unit": "a record"}
-    result["privacy"] = {"nodes": [{"name": "north", **told, "rules": ["one"]}, {"name": "south", **told}]}
+    privacy = {"guarantee": True, "epsilon": 2.0, "delta": 1e-5, "mechanism": "dpsgd", "unit": "a record"}
+    result["privacy"] = {
+        "nodes": [{"name": "north", **privacy, "rules": ["one"]}, {"name": "south", **privacy}]
+    }
     folder = a_folder(tmp_path, result)
     image = np.zeros((1, 6, 8), np.uint8)
     tensors = {"0/image": image, "0/truth": TRUTH, "0/output/0": FOUND, "0/output/1": FOUND.copy()}
@@ -107,13 +109,13 @@ def a_run(folder: Path, **split: Any) -> dict[str, Any]:
 
 def test_run_split_by_site_records_sites(tmp_path: Path) -> None:
     result = a_run(tmp_path, name="column", column="site", nodes=0)
-    told = [(node["name"], node["site"]) for node in result["nodes"]]
-    assert told == [("node-0", "east"), ("node-1", "west")]
+    messages = [(node["name"], node["site"]) for node in result["nodes"]]
+    assert messages == [("node-0", "east"), ("node-1", "west")]
     assert result["nodes"][0]["examples"] > result["nodes"][1]["examples"]  # east has two of three patients
     assert result["split"]["values"] == ["east", "west"]
     assert result["sites"]["names"] == ["east", "west"]  # of the test part, as before
-    told = str(entries(tmp_path / "out"))
-    assert "node-0" in told
-    assert "west" not in told
+    messages = str(entries(tmp_path / "out"))
+    assert "node-0" in messages
+    assert "west" not in messages
     page = Page(write_report(tmp_path / "out").read_text(encoding="utf-8")).text
     assert "node-1 \u00b7 west" in page

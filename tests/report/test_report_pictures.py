@@ -31,8 +31,8 @@ HOSTILE = '"><script>alert(1)</script>'
 def a_case(rank: str = "only", kind: str = "map", **changes: Any) -> dict[str, Any]:
     models = [{"name": "student", "score": 66.667}, {"name": "north", "score": None}]
     seen = {"part": 4, "parts": 30, "window": [0, 0, 6, 8], "size": [6, 8]}
-    told = {"case": "patient 7", "site": "Utrecht", "rank": rank, "kind": kind, "models": models}
-    return {**told, **seen, **changes}
+    case = {"case": "patient 7", "site": "Utrecht", "rank": rank, "kind": kind, "models": models}
+    return {**case, **seen, **changes}
 
 
 def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_outlines_are_drawn_over_the_image(tmp_path: Path) -> None:
     segmented(tmp_path, a_case("best"), a_case("worst", case="patient 9", window=[0, 0, 6, 8], size=[60, 80]))
     source = write_report(tmp_path).read_text(encoding="utf-8")
     page = Page(source)
-    for told in (
+    for expected in (
         "Best case patient 7, Utrecht, slice 5 of 30",
         "Worst case patient 9, Utrecht, slice 5 of 30, 6 \u00d7 8 of 60 \u00d7 80 pixels",
         "student Dice of the patient 66.7%",
@@ -61,7 +61,7 @@ def test_outlines_are_drawn_over_the_image(tmp_path: Path) -> None:
         "best, median and worst test case of the student, by Dice",
         "orange: truth only blue: prediction only white: both agree",
     ):
-        assert told in page.text, told
+        assert expected in page.text, expected
     images = [attrs["href"] or "" for tag, attrs in page.tags if tag == "image" and "id" in attrs]
     assert len(images) == 2  # once a case, used by all its panels
     lines = [attrs["href"] or "" for tag, attrs in page.tags if attrs.get("class") == "lines"]
@@ -119,8 +119,8 @@ def test_score_titles_name_patient_or_whole_image(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case(), a_case(part=None, parts=None), a_case(part=None, size=[60, 80]))
     found = build_image_section(tmp_path, Result.from_record(result))
     assert found is not None
-    told = [case["metric"] for case in found["cases"]]
-    assert told == ["Dice of the patient", "Dice", "Dice of the whole image"]
+    titles = [case["metric"] for case in found["cases"]]
+    assert titles == ["Dice of the patient", "Dice", "Dice of the whole image"]
 
 
 def test_missing_image_file_is_reported(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
     assert "error of student" in page.attributes("alt")
 
 
-# --- what a generator was told ---
+# --- generated inputs ---
 
 
 def test_generated_images_are_above_their_label_maps(tmp_path: Path) -> None:

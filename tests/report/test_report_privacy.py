@@ -48,9 +48,12 @@ def unprotected_node(name: str, **changes: Any) -> dict[str, Any]:
     return a_node(name, None, **{**said, "budget": None, "releases_without_guarantee": 9, **changes})
 
 
-def told(*nodes: dict[str, Any]) -> dict[str, Any]:
+def result_with(*nodes: dict[str, Any]) -> dict[str, Any]:
     every = all(node["guarantee"] for node in nodes)
-    return {**a_result(), "privacy": {"guarantee": every or None, "text": "as told", "nodes": list(nodes)}}
+    return {
+        **a_result(),
+        "privacy": {"guarantee": every or None, "text": "as reported", "nodes": list(nodes)},
+    }
 
 
 def folder_of(folder: Path, result: dict[str, Any]) -> Page:
@@ -76,15 +79,18 @@ def test_max_guess_accuracy_is_that_of_optimal_test() -> None:
     # Randomized response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
     assert max_guess_accuracy(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
     assert max_guess_accuracy(0.0, 0.0) == 0.5
-    # Epsilon 0: whoever looks is right half the time, and always in a share delta of the cases.
+    # Epsilon 0: a guess is right half the time, and always in a share delta of the cases.
     assert max_guess_accuracy(0.0, 0.5) == pytest.approx(0.75)
     assert max_guess_accuracy(1e6, 0.0) == 1.0
 
 
 def test_run_guarantee_is_that_of_weakest_node() -> None:
-    result = told(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
+    result = result_with(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
     assert run_guarantee(Result.from_record(result)) == (5.0, 1e-5)
-    assert run_guarantee(Result.from_record(told(a_node("north", 3.0), unprotected_node("south")))) is None
+    assert (
+        run_guarantee(Result.from_record(result_with(a_node("north", 3.0), unprotected_node("south"))))
+        is None
+    )
     assert run_guarantee(Result.from_record({"privacy": {"guarantee": None, "text": "no guarantee"}})) is None
 
 
@@ -92,7 +98,7 @@ def test_run_guarantee_is_that_of_weakest_node() -> None:
 
 
 def test_page_lists_cost_budget_and_releases_of_each_node(tmp_path: Path) -> None:
-    page = folder_of(tmp_path, told(a_node("north", 3.0), a_node("south", 5.0)))
+    page = folder_of(tmp_path, result_with(a_node("north", 3.0), a_node("south", 5.0)))
     assert "The releases of each node have a formal privacy guarantee" in page.text
     # 1 - (1 - 1e-5) / (e^3 + 1) = 0.952575, up; e^5: 0.993307, up
     kinds = "label counts 80 B , logits 10.0 kB , gradients 30.0 kB"
@@ -114,13 +120,13 @@ def test_page_lists_cost_budget_and_releases_of_each_node(tmp_path: Path) -> Non
 
 def test_nodes_with_different_mechanisms_have_own_entries(tmp_path: Path) -> None:
     other = a_node("south", 5.0, rules=["logits of predict: something else"])
-    page = folder_of(tmp_path, told(a_node("north", 3.0), other))
+    page = folder_of(tmp_path, result_with(a_node("north", 3.0), other))
     assert "Mechanism of north" in page.text
     assert "Mechanism of south" in page.text
 
 
 def test_node_without_guarantee_is_named(tmp_path: Path) -> None:
-    page = folder_of(tmp_path, told(a_node("north", 3.0), unprotected_node("south")))
+    page = folder_of(tmp_path, result_with(a_node("north", 3.0), unprotected_node("south")))
     assert "There is no formal privacy guarantee for south" in page.text
     assert "none no guarantee 9 releases without none set" in page.text
     assert "Mechanism of north" in page.text
@@ -128,14 +134,14 @@ def test_node_without_guarantee_is_named(tmp_path: Path) -> None:
 
 def test_nodes_without_mechanism_have_one_sentence(tmp_path: Path) -> None:
     plain = page_of(tmp_path / "plain")
-    result = told(unprotected_node("north"), unprotected_node("south"))
+    result = result_with(unprotected_node("north"), unprotected_node("south"))
     result["privacy"]["text"] = "no guarantee"
     assert page_of(tmp_path / "bare", result).text == plain.text
     assert "There is no formal privacy guarantee (see Privacy below)" in plain.text
 
 
 def test_disagreement_on_cost_with_audit_log_is_reported(tmp_path: Path) -> None:
-    result = told(a_node("north", 3.0), a_node("south", 5.0))
+    result = result_with(a_node("north", 3.0), a_node("south", 5.0))
     folder_of(tmp_path, result)
     result["privacy"]["nodes"][1]["events"] = {"laplace(10.0)": 1}
     (tmp_path / "result.json").write_text(json.dumps(result))
@@ -144,13 +150,13 @@ def test_disagreement_on_cost_with_audit_log_is_reported(tmp_path: Path) -> None
 
 
 def test_result_without_audit_log_shows_cost(tmp_path: Path) -> None:
-    page = only_result(tmp_path, told(a_node("north", 3.0)))
+    page = only_result(tmp_path, result_with(a_node("north", 3.0)))
     assert "north not measured pate 3 1e-05" in page.text
     assert "disagree" not in page.text
 
 
 def test_page_distinguishes_simulations(tmp_path: Path) -> None:
-    noisy = told(a_node("north", 3.0), a_node("south", 5.0))
+    noisy = result_with(a_node("north", 3.0), a_node("south", 5.0))
     losses = "not measured : losses depend on a node's records, so they stay with the node."
     text = only_result(tmp_path / "a", noisy).text
     assert "but comes from the seed in this report" in text
@@ -173,28 +179,28 @@ def test_rejects_privacy_values_of_wrong_type(tmp_path: Path, odd: object) -> No
         if name != "guarantee" and isinstance(odd, dict):
             continue
         with pytest.raises(RunFolderError, match=rf"result\.json: privacy\.nodes\[0\]\.{name} is "):
-            only_result(tmp_path, told(node))
+            only_result(tmp_path, result_with(node))
 
 
 def test_noisy_counts_are_reported(tmp_path: Path) -> None:
-    result = told(a_node("north", 3.0), a_node("south", 5.0))
+    result = result_with(a_node("north", 3.0), a_node("south", 5.0))
     assert "released its number of examples per class (with noise)" in page_of(tmp_path, result).text
     follows = "The exact number of records of south follows from the privacy cost of training"
     assert follows not in page_of(tmp_path, result).text
     drawn = a_node("south", 5.0, events={"gaussian(2.0, rate=0.25)": 4, "laplace(10.0)": 1})
-    assert follows in page_of(tmp_path, told(a_node("north", 3.0), drawn)).text
+    assert follows in page_of(tmp_path, result_with(a_node("north", 3.0), drawn)).text
     exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
-    page = page_of(tmp_path, told(a_node("north", 3.0), exact)).text
+    page = page_of(tmp_path, result_with(a_node("north", 3.0), exact)).text
     assert "released its number of examples per class (north with noise)" in page
     assert "training (as reported" not in page, "counts of a simulation are exact"
-    away = {**told(a_node("north", 3.0), exact), "files": {"queries": {}}}
+    away = {**result_with(a_node("north", 3.0), exact), "files": {"queries": {}}}
     assert "training (as reported by nodes, north with noise)" in page_of(tmp_path, away).text
 
 
 def test_infinite_epsilon_is_shown(tmp_path: Path) -> None:
     node = a_node("north", math.inf, budget=None, left=None)
-    assert run_guarantee(Result.from_record(told(node))) == (math.inf, 1e-5)
-    assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, told(node)).text
+    assert run_guarantee(Result.from_record(result_with(node))) == (math.inf, 1e-5)
+    assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, result_with(node)).text
 
 
 # --- the audit, the terminal ---
@@ -216,24 +222,24 @@ def test_charges_are_read_from_audit_log(tmp_path: Path) -> None:
 
 
 def test_terminal_prints_privacy_cost() -> None:
-    every = told(a_node("north", 3.0), a_node("south", 5.0))
+    every = result_with(a_node("north", 3.0), a_node("south", 5.0))
     assert (
         describe_privacy(Result.from_record(every))
         == f"at most epsilon 5 at delta 1e-05 at each node (pate), for {UNIT}"
     )
-    some = told(a_node("north", 3.0), unprotected_node("south"))
+    some = result_with(a_node("north", 3.0), unprotected_node("south"))
     assert (
         describe_privacy(Result.from_record(some))
         == f"epsilon 3 at delta 1e-05 at north (pate), for {UNIT}; no guarantee at south"
     )
-    assert describe_privacy(Result.from_record(told(unprotected_node("north")))) == "as told"
-    mixed = told(a_node("a", 3.0), a_node("b", 5.0, delta=0.01), a_node("c", 4.0))
+    assert describe_privacy(Result.from_record(result_with(unprotected_node("north")))) == "as reported"
+    mixed = result_with(a_node("a", 3.0), a_node("b", 5.0, delta=0.01), a_node("c", 4.0))
     own = f"at most epsilon 4 at delta 1e-05 at a and c (pate), for {UNIT}"
     assert (
         describe_privacy(Result.from_record(mixed))
         == f"{own}; epsilon 5 at delta 0.01 at b (pate), for {UNIT}"
     )
-    groups = told(a_node("a", 3.0), a_node("b", 2.0, unit="a group", mechanism="dp-sgd"))
+    groups = result_with(a_node("a", 3.0), a_node("b", 2.0, unit="a group", mechanism="dp-sgd"))
     said = "epsilon 2 at delta 1e-05 at b (dp-sgd), for a group"
     assert (
         describe_privacy(Result.from_record(groups))
@@ -253,7 +259,10 @@ def _crossed(method: str, *up: str, down: int = 7) -> dict[str, Any]:
 
 def test_page_has_notes_on_released_images(tmp_path: Path) -> None:
     result = _crossed("fediod", "label maps", "difference", "gradients")
-    every = [result, {**told(a_node("north", 3.0), unprotected_node("south")), "bytes": result["bytes"]}]
+    every = [
+        result,
+        {**result_with(a_node("north", 3.0), unprotected_node("south")), "bytes": result["bytes"]},
+    ]
     for number, one in enumerate(every):  # without any mechanism, and with one at a node
         text = only_result(tmp_path / str(number), one).text
         assert "Label maps, which show the outlines in private images, were released: one per image." in text
@@ -264,10 +273,10 @@ def test_page_has_notes_on_released_images(tmp_path: Path) -> None:
 
 def test_image_notes_depend_on_releases() -> None:
     assert image_notes(Result.from_record(_crossed("fediod", "logits", "gradients"))) == []
-    (told_maps,) = image_notes(Result.from_record(_crossed("fediod", "label maps", down=0)))
-    assert "other nodes" not in told_maps  # no query has maps with it
+    (maps_note,) = image_notes(Result.from_record(_crossed("fediod", "label maps", down=0)))
+    assert "other nodes" not in maps_note  # no query has maps with it
     returned = {"returned": ["label maps"]}
-    (told_maps,) = image_notes(Result.from_record({**_crossed("asyndgan", "label maps"), **returned}))
-    assert told_maps.endswith("Each was returned to its own node only.")
-    (compared,) = image_notes(Result.from_record(_crossed("fediod", "difference")))
-    assert "gradients" not in compared.lower()
+    (maps_note,) = image_notes(Result.from_record({**_crossed("asyndgan", "label maps"), **returned}))
+    assert maps_note.endswith("Each was returned to its own node only.")
+    (difference_note,) = image_notes(Result.from_record(_crossed("fediod", "difference")))
+    assert "gradients" not in difference_note.lower()

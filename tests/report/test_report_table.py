@@ -126,7 +126,7 @@ def test_markdown_escapes_vertical_bars() -> None:
 
 @pytest.mark.parametrize(("width", "tables"), [(16, 3), (18, 3), (19, 2), (28, 2), (29, 1), (80, 1)])
 def test_narrow_terminal_splits_tables(width: int, tables: int) -> None:
-    """Columns that have no room stand below, beside the same names."""
+    """Columns that do not fit are printed as further tables with the same row names."""
     cells = {"all": ["240", "86.7", None], "rome": ["80", "1", "2"]}
     rows = [Row(name, [Cell(value) for value in values]) for name, values in cells.items()]
     text = StringIO()

@@ -1,4 +1,4 @@
-"""The report of a run while it goes on: unfinished, written again, whole at the end, no markup of others."""
+"""The report of an unfinished run: progress, escaped texts, and the full report at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.report.test_report_page import a_result, measured, read
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def unfinished_run(folder: Path, **told: object) -> Path:
+def unfinished_run(folder: Path, **changes: object) -> Path:
     about = {
         "title": "FedIOD",
         "metric": "accuracy",
@@ -29,7 +29,7 @@ def unfinished_run(folder: Path, **told: object) -> Path:
     note = ProgressSnapshot(
         "distillation", 31, 400, updated_at=130.0, phase_started_at=100.0, phase_start_count=1, run_info=about
     )
-    (folder / PROGRESS_FILE).write_text(json.dumps({**json.loads(note.to_json()), **told}))
+    (folder / PROGRESS_FILE).write_text(json.dumps({**json.loads(note.to_json()), **changes}))
     return folder
 
 
@@ -101,7 +101,7 @@ def test_run_writes_progress_page(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     run.run(tiny("fedavg", {"rounds": 2}), out, command="", progress=False, report=report)
-    assert set(seen) == {False}  # while it goes on, and not once there is a result
+    assert set(seen) == {False}  # during the run only
     assert "FedAvg" in (out / "report.html").read_text()
     assert "not finished" in (out / "report.html").read_text()
     assert not (out / PROGRESS_FILE).exists()

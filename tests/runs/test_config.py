@@ -81,7 +81,7 @@ def offer_toy(patch: pytest.MonkeyPatch) -> None:
 
 
 @given(outer=OUTER)
-def test_any_value_survives_toml_exactly(outer: Outer) -> None:
+def test_value_round_trips_through_toml(outer: Outer) -> None:
     with pytest.MonkeyPatch.context() as patch:
         offer_toy(patch)
         run = config.RunConfig(method=Toy(outer))
@@ -100,7 +100,7 @@ def test_any_value_survives_toml_exactly(outer: Outer) -> None:
     every=st.integers(0, 10**9),
     centralized=st.booleans(),
 )
-def test_any_run_survives_toml_exactly(
+def test_config_round_trips_through_toml(
     name: str,
     seed: int,
     nodes: int,
@@ -124,13 +124,13 @@ def test_any_run_survives_toml_exactly(
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_has_defaults_that_survive(method: str) -> None:
+def test_method_defaults_round_trip(method: str) -> None:
     run = config.from_dict({"method": {"name": method}})
     assert type(run.method) is METHODS[method]
     assert config.read_toml(config.to_toml(run)) == run
 
 
-def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
+def test_accepts_integers_and_infinity_as_floats() -> None:
     run = config.read_toml('method = {name = "fediod", tau = inf}\nsplit.alpha = 1')
     assert run.method.tau == math.inf
     assert type(run.split.alpha) is float
@@ -161,7 +161,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"nodes": {"policy": {"max_bytes": -1}}}, r"invalid nodes.policy.max_bytes = -1 \(expected "),
     ],
 )
-def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) -> None:
+def test_errors_name_option_paths(table: dict[str, Any], line: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{re.escape(line)}") as caught:
         config.from_dict({**FEDIOD, **table})
     assert "\n" not in str(caught.value)
@@ -179,29 +179,29 @@ def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) 
         ({"inner": {"rate": -1}}, r"invalid x.inner.rate = -1.0 \(expected 0 or more"),
     ],
 )
-def test_every_kind_of_value_is_checked(values: dict[str, Any], line: str) -> None:
+def test_checks_every_kind_of_value(values: dict[str, Any], line: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{re.escape(line)}$"):
         config_tables.read_table(Outer, values, "x.")
 
 
-def test_a_refusal_about_another_part_keeps_its_name() -> None:
+def test_error_of_other_table_keeps_its_name() -> None:
     error = ArgumentError("split.nodes", 0, "1 or more")
     assert config_tables.with_full_name(error, ["nodes", "split"]) is error
     assert config_tables.with_full_name(error, ["split.nodes", "a.split.nodes"]) is error
     assert config_tables.with_full_name(error, ["a.split.nodes", "b.split.nodes"]) is error
 
 
-def test_what_is_no_method_cannot_be_written() -> None:
+def test_rejects_writing_invalid_method() -> None:
     with pytest.raises(ArgumentError, match=r"^invalid method = 'fedavg' \(expected one of Standalone, "):
         config.to_toml(config.RunConfig(method="fedavg"))
 
 
-def test_a_method_without_a_name_is_written_by_where_it_is() -> None:
+def test_unregistered_method_is_written_by_path() -> None:
     assert config.to_dict(config.RunConfig(method=Toy()))["method"]["name"] == f"{Toy.__module__}:Toy"
 
 
 @pytest.mark.usefixtures("toy_method")
-def test_options_are_the_leaves() -> None:
+def test_options_are_leaves_of_tables() -> None:
     known = config_tables.option_types(config.RunConfig(method=Toy()))
     assert known["method.outer.inner.size"] == int | None
     assert known["nodes.models"] == tuple[str, ...]
@@ -209,7 +209,7 @@ def test_options_are_the_leaves() -> None:
     assert "split" not in known
 
 
-def test_every_type_of_every_option_can_be_described() -> None:
+def test_describes_every_option_type() -> None:
     for method in METHODS:
         for name, kind in config_tables.option_types(config.from_dict({"method": {"name": method}})).items():
             assert config_tables.describe_type(kind), name
@@ -235,7 +235,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-def test_presets_extend_each_other_table_by_table() -> None:
+def test_presets_extend_tables() -> None:
     child = config.load("child")
     assert (child.name, child.seed, child.method.tau) == ("child", 1, 2.0)
     assert (child.split.nodes, child.split.alpha, child.student.model) == (7, 0.1, "mlp")
@@ -245,14 +245,14 @@ def test_presets_extend_each_other_table_by_table() -> None:
 
 
 @pytest.mark.usefixtures("folder", "toy_method")
-def test_another_method_leaves_the_options_of_the_first() -> None:
+def test_other_method_drops_options() -> None:
     run = config.read_toml('extends = "base"\nmethod.name = "toy"')
     assert run.method == Toy()
     assert run.split.nodes == 7
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_may_extend_a_preset_and_is_called_after_itself(tmp_path: Path) -> None:
+def test_file_extends_preset_under_its_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('extends = "base"\nseed = 9', encoding="utf-8")
     assert config.load(str(file)) == config.load_toml(file)
@@ -261,14 +261,14 @@ def test_a_file_may_extend_a_preset_and_is_called_after_itself(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("folder")
-def test_presets_are_listed_and_described() -> None:
+def test_lists_and_describes_presets() -> None:
     assert presets.names() == ["bare", "base", "child", "grandchild"]
     assert presets.describe("base") == "What all share."
     assert presets.describe("bare") == ""
     assert presets.path("base").name == "base.toml"
 
 
-def test_unknown_presets_are_refused(folder: Path) -> None:
+def test_rejects_unknown_presets(folder: Path) -> None:
     for name in ("bass", "../base", "bases"):
         with pytest.raises(UnknownName, match=f"^unknown preset '{re.escape(name)}': did you mean 'base'"):
             presets.path(name)
@@ -280,13 +280,13 @@ def test_unknown_presets_are_refused(folder: Path) -> None:
         config.read_toml("extends = 3")
 
 
-def test_a_circle_of_presets_is_refused(folder: Path) -> None:
+def test_rejects_circular_extends(folder: Path) -> None:
     (folder / "base.toml").write_text('extends = "grandchild"', encoding="utf-8")
     with pytest.raises(FedstillError, match="in a circle: child -> base -> grandchild -> child"):
         config.read_toml('extends = "child"')
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_rejects_unreadable_files(tmp_path: Path) -> None:
     missing = tmp_path / "no.toml"
     with pytest.raises(FedstillError, match=r"^cannot read '.*no\.toml': No such file"):
         config.load_toml(missing)
@@ -300,14 +300,14 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_of_ours_is_a_run(name: str) -> None:
+def test_presets_are_valid(name: str) -> None:
     run = config.load(name)
     assert run.name == name
     assert presets.describe(name)
     assert config.read_toml(config.to_toml(run)) == run
 
 
-def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
+def test_paper_preset_has_published_widths_and_weights() -> None:
     run = config.load("paper")
     assert (run.data.registered_name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
     assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default

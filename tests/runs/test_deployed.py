@@ -23,7 +23,7 @@ class Connected:
         return {"north": 1.0, "south": 2.0}
 
 
-def test_a_node_that_left_before_the_job_began_is_named() -> None:
+def test_names_node_that_left_before_job() -> None:
     admin = cast(Admin, Connected())
     assert _waiting_reason(admin, ["north", "east", "south", "west"]).startswith(
         "waiting for east, west, which"
@@ -31,7 +31,7 @@ def test_a_node_that_left_before_the_job_began_is_named() -> None:
     assert _waiting_reason(admin, ["north"]) == "waiting: FLARE begins once all these nodes are free"
 
 
-def test_what_a_server_does_not_test_on_is_said(tmp_path: Path) -> None:
+def test_notes_unused_training_data(tmp_path: Path) -> None:
     """Of a file of its own, four fifths: they would be the nodes' training examples in a simulation."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (50, 8, 8), dtype=np.uint8)

@@ -39,7 +39,7 @@ def evaluation(data: TensorData) -> Evaluation:
 ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # class 0 for everyone
 
 
-def test_figures_of_all_and_of_each_site() -> None:
+def test_metrics_in_total_and_by_site() -> None:
     look = evaluation(parted())
     assert look.sites == ["A", "B"]
     assert look.compute_metrics(ALL_ZERO)["accuracy"] == look.main_metric(ALL_ZERO) == 50.0
@@ -53,13 +53,13 @@ def test_figures_of_all_and_of_each_site() -> None:
 
 def test_data_without_cases_have_no_sites() -> None:
     data = parted()
-    told = evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ())
-    assert [told[name] for name in ("cases", "sites", "labels")] == [None] * 3
-    assert told["confusion"] == [[4, 0], [4, 0]]
+    result = evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ())
+    assert [result[name] for name in ("cases", "sites", "labels")] == [None] * 3
+    assert result["confusion"] == [[4, 0], [4, 0]]
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 4])
-def test_shares_part_no_patient_and_leave_none_out(of: int) -> None:
+def test_shares_keep_patients_and_cover_all(of: int) -> None:
     data = parted()
     look = evaluation(data)
     assert data.cases is not None
@@ -69,21 +69,21 @@ def test_shares_part_no_patient_and_leave_none_out(of: int) -> None:
     assert sum(map(len, patients)) == len(set().union(*patients)) == 4
 
 
-def test_of_fewer_cases_than_nodes_some_nodes_share() -> None:
+def test_fewer_cases_than_nodes_are_shared() -> None:
     look = evaluation(parted())
     assert sorted(look.test_share(5, 6).tolist()) == sorted(look.test_share(1, 6).tolist())
 
 
-def test_what_cannot_be_said_is_left_out_of_means_and_is_none_in_files() -> None:
-    told = [{"dice": 40.0, "hd95": math.nan}, {"dice": 60.0, "hd95": 3.0}]
-    assert mean(told) == {"dice": 50.0, "hd95": 3.0}
-    assert replace_nonfinite(told[0]) == {"dice": 40.0, "hd95": None}
+def test_undefined_metrics_are_skipped_in_means() -> None:
+    result = [{"dice": 40.0, "hd95": math.nan}, {"dice": 60.0, "hd95": 3.0}]
+    assert mean(result) == {"dice": 50.0, "hd95": 3.0}
+    assert replace_nonfinite(result[0]) == {"dice": 40.0, "hd95": None}
     assert standard_deviation([1.0, 3.0, math.nan]) == 1.0
     assert math.isnan(mean([{"hd95": math.nan}])["hd95"])
     assert math.isnan(standard_deviation([math.nan]))
 
 
-def test_models_are_told_apart_case_by_case() -> None:
+def test_metrics_by_case() -> None:
     """Dice of two patients, of two slices each, of which one has nothing to be found."""
     truth = torch.zeros(4, 2, 2, dtype=torch.int64)
     truth[0, 0] = 1  # two pixels of the first patient
@@ -91,21 +91,21 @@ def test_models_are_told_apart_case_by_case() -> None:
     data = TensorData(torch.zeros(4, 1, 2, 2), truth, cases=cases)
     look = Evaluation(SegmentationConfig().make(2), data, Compute(), seed=0)
     everything = torch.stack([torch.zeros(4, 2, 2), torch.ones(4, 2, 2)], 1)
-    told = look.details(Outputs(everything, ensemble=-everything), ())["cases"]
-    assert told["names"] == ["p1", "p3"]
-    assert told["global_model"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
-    assert told["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
-    assert told["centralized"] is None
+    result = look.details(Outputs(everything, ensemble=-everything), ())["cases"]
+    assert result["names"] == ["p1", "p3"]
+    assert result["global_model"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
+    assert result["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
+    assert result["centralized"] is None
 
 
-def test_labels_are_told_one_by_one() -> None:
+def test_metrics_by_label() -> None:
     task = MultiLabelConfig().make(2)
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 1], [1, 1], [0, 1]]))
     outputs = torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0], [0.0, 0.0]])
-    told = Evaluation(task, data, Compute(), seed=0).details(
+    result = Evaluation(task, data, Compute(), seed=0).details(
         Outputs(outputs, {"a": -outputs}), ("Edema", "Mass")
     )
-    assert told["labels"] == {
+    assert result["labels"] == {
         "names": ["Edema", "Mass"],
         "global_model": [100.0, None],  # nobody is without a mass
         "centralized": None,
@@ -113,7 +113,7 @@ def test_labels_are_told_one_by_one() -> None:
     }
 
 
-def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
+def test_node_models_are_evaluated_on_known_labels() -> None:
     """What no example of its data says anything of has no trained output, which guesses."""
     task = MultiLabelConfig().make(2)
     cases = CaseIndex(torch.tensor([0, 1, 2, 3]), NAMES, ("A",) * 4)
@@ -125,21 +125,21 @@ def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
     assert look.compute_metrics(outputs) == look.compute_metrics(outputs, node="b") == {"auc": 50.0}
     assert look.compute_metrics(outputs, node="a") == {"auc": 100.0}
     assert look.compute_metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
-    told = look.details(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
-    assert told["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
-    assert told["labels"]["global_model"] == told["labels"]["centralized"] == [100.0, 0.0]
-    assert told["sites"]["global_model"] == {"A": {"auc": 50.0}}
-    assert told["sites"]["nodes"] == {"a": {"A": {"auc": 100.0}}, "b": {"A": {"auc": 50.0}}}
+    result = look.details(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
+    assert result["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
+    assert result["labels"]["global_model"] == result["labels"]["centralized"] == [100.0, 0.0]
+    assert result["sites"]["global_model"] == {"A": {"auc": 50.0}}
+    assert result["sites"]["nodes"] == {"a": {"A": {"auc": 100.0}}, "b": {"A": {"auc": 50.0}}}
 
 
-def test_of_other_tasks_all_is_asked_of_all() -> None:
+def test_other_tasks_use_all_targets() -> None:
     data = parted()
     one_class = data.subset(torch.tensor([0]))
     look = Evaluation(Classification(2), data, Compute(), 0, {"a": one_class})
     assert look.compute_metrics(ALL_ZERO, node="a")["accuracy"] == 50.0
 
 
-def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
+def test_only_image_tasks_have_pictures() -> None:
     look = evaluation(parted())
     assert look.save_example_predictions(Outputs(ALL_ZERO), (0.5,), (0.5,), RunWriter(None)) is None
 
@@ -147,7 +147,7 @@ def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
 # --- intervals ---
 
 
-def test_draws_take_whole_units_and_are_the_same_for_all_runs() -> None:
+def test_resamples_keep_units_and_are_equal_for_all_runs() -> None:
     data = parted()
     of = bootstrap_weights.units(data)
     assert of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # patients
@@ -160,14 +160,16 @@ def test_draws_take_whole_units_and_are_the_same_for_all_runs() -> None:
     assert (weights == bootstrap_weights.weights(of)).all()
 
 
-def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
+def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
     count = 400
     targets = torch.arange(count) % 2
     data = TensorData(torch.zeros(count, 1, 4, 4), targets)
     right = F.one_hot(targets, 2).float()
     wrong = torch.arange(count)[:, None] < 80  # 80 of 400 answers
-    told = Outputs(torch.where(wrong, 1 - right, right), {"a": right, "b": 1 - right}, right)
-    found = Evaluation(Classification(2), data, Compute(), 0).resampled(told, RunWriter(tmp_path))
+    result = Outputs(torch.where(wrong, 1 - right, right), {"a": right, "b": 1 - right}, right)
+    found = Evaluation(Classification(2), data, Compute(), 0).confidence_intervals(
+        result, RunWriter(tmp_path)
+    )
     assert found is not None
     assert (found["level"], found["cases"], found["ensemble"]) == (95, count, None)
     assert found["centralized"] == [100.0, 100.0]
@@ -179,14 +181,14 @@ def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
     assert judged.std().item() == pytest.approx(2.0, rel=0.1)
 
 
-def test_one_case_has_no_interval() -> None:
+def test_single_case_has_no_interval() -> None:
     one = parted().subset(torch.tensor([0, 1]))
     look = evaluation(one)
     assert look.confidence_intervals(Outputs(ALL_ZERO[:2]), RunWriter(None)) is None
 
 
 @pytest.mark.parametrize("name", ["segmentation", "reconstruction", "multi-label"])
-def test_other_tasks_leading_figures_are_weighed_as_they_are_counted(name: str) -> None:
+def test_weighted_metrics_equal_repeated_cases(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     task = TASKS[name]().make(2 if name != "reconstruction" else 1)
     cases = CaseIndex(torch.tensor([0, 0, 0, 2, 2, 3]), NAMES, SITES)  # the second patient is elsewhere

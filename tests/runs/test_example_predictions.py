@@ -42,14 +42,14 @@ def patients() -> tuple[TensorData, torch.Tensor]:
     return TensorData(images, truth, None, cases), strips([2, 4, 2, 3, 2, 1, 2, 2])
 
 
-def test_best_median_and_worst_are_the_central_models(patients: tuple[TensorData, torch.Tensor]) -> None:
+def test_ranks_cases_by_global_model(patients: tuple[TensorData, torch.Tensor]) -> None:
     test, seen = patients
     outputs = {"student": certain(seen), "north": certain(seen.flip(0))}
     found = choose_example_predictions(segmentation(), test, outputs, *ONE)
     assert found is not None
     # Dice of all pixels of both slices: 12/12; 10/11; 6/9; 8/10. The median of four is the better one.
-    told = [(case["rank"], case["case"], case["site"]) for case in found[1]]
-    assert told == [("best", "a", "x"), ("median", "b", "x"), ("worst", "c", "y")]
+    result = [(case["rank"], case["case"], case["site"]) for case in found[1]]
+    assert result == [("best", "a", "x"), ("median", "b", "x"), ("worst", "c", "y")]
     scores = [{model["name"]: model["score"] for model in case["models"]} for case in found[1]]
     assert [each["student"] for each in scores] == pytest.approx([100, 1000 / 11, 600 / 9])
     assert scores[0]["north"] == pytest.approx(100 * 2 * 4 / (6 + 4))  # what d's prediction is to a's truth
@@ -59,7 +59,7 @@ def test_best_median_and_worst_are_the_central_models(patients: tuple[TensorData
     assert [case["case"] for case in by_north[1]] != [case["case"] for case in found[1]]
 
 
-def test_a_case_of_slices_shows_the_one_with_the_largest_truth(
+def test_shows_slice_with_largest_truth(
     patients: tuple[TensorData, torch.Tensor],
 ) -> None:
     test, seen = patients
@@ -74,7 +74,7 @@ def test_a_case_of_slices_shows_the_one_with_the_largest_truth(
     assert torch.equal(found[0]["2/image"], image)
 
 
-def test_a_case_that_nothing_can_be_said_of_is_left_out() -> None:
+def test_skips_case_without_score() -> None:
     assert ranked([math.nan, 1.0, 3.0, 2.0]) == [("best", 2), ("median", 3), ("worst", 1)]
     assert ranked([math.nan]) == []
     # Cases of the whole data set that are not in this part have no score: they are never chosen.
@@ -85,7 +85,7 @@ def test_a_case_that_nothing_can_be_said_of_is_left_out() -> None:
     assert [case["case"] for case in found[1]] == ["e", "c"]
 
 
-def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
+def test_stitches_patches_and_crops_to_truth() -> None:
     """Four patches of a slide of 400 x 400; all nuclei lie in its lower right corner."""
     side = 200
     objects = np.zeros((400, 400), np.int32)
@@ -115,7 +115,7 @@ def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
     assert found[0]["0/image"].unique().tolist() == [128]  # 0 * 0.5 + 0.5
 
 
-def test_images_are_in_units_of_the_truths_white() -> None:
+def test_scales_images_by_white_of_truth() -> None:
     task = ReconstructionConfig().make(1)
     truth = torch.full((1, 1, 16, 16), -1.0)
     truth[..., 4:12, 4:12] = 0.0  # half of what a scanner could give: white here

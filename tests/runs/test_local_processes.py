@@ -74,10 +74,10 @@ class Server:
         return self.known
 
     def submit(self, job: Path) -> str:
-        told = json.loads((job / "meta.json").read_text())
-        self.handed_in.append(told)
+        result = json.loads((job / "meta.json").read_text())
+        self.handed_in.append(result)
         number = f"job-{len(self.known)}"
-        self.known.insert(0, {"job_id": number, "name": told["name"], "status": "FINISHED:COMPLETED"})
+        self.known.insert(0, {"job_id": number, "name": result["name"], "status": "FINISHED:COMPLETED"})
         return number
 
     def status(self, job: str) -> str:
@@ -102,8 +102,8 @@ class Server:
     def download(self, job: str, to: Path) -> Path:
         place = to / job / "workspace" / "fedstill"
         place.mkdir(parents=True)
-        for name, told in self.left.items():
-            (place / name).write_text(json.dumps(told))
+        for name, result in self.left.items():
+            (place / name).write_text(json.dumps(result))
         (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TURNS))
         return to / job
 
@@ -123,7 +123,7 @@ def begin(*words: str, progress: bool = False) -> None:
     run.run(config, Path("out"), command="fedstill run", progress=progress)
 
 
-def told() -> dict[str, Any]:
+def result() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path("out/live.json").read_text())
     return found
 
@@ -131,32 +131,32 @@ def told() -> dict[str, Any]:
 # --- at a deployed federation -------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_with_the_nodes_that_it_began_with(server: Server) -> None:
+def test_resumes_with_initial_nodes(server: Server) -> None:
     server.left = {"stopped.json": {"error": "NodeFault", "text": "node-2 is gone"}}
     with pytest.raises(FedstillError, match="node-2 is gone"):
         begin("--link.quorum", "0.5")
     names = ["node-0", "node-1", "node-2", "node-10"]
-    assert told()["nodes"] == names
+    assert result()["nodes"] == names
     server.there.append("node-3")  # one more has come since
     server.left = {"result.json": RESULT}
     assert run.resume(Path("out"), progress=False)["accuracy"] == 80.0
     assert [job["deploy_map"]["app"] for job in server.handed_in] == [["server", *names]] * 2
     assert [job["mandatory_clients"] for job in server.handed_in] == [names] * 2  # also under a quorum
-    assert {job["name"] for job in server.handed_in} == {told()["run"]}
+    assert {job["name"] for job in server.handed_in} == {result()["run"]}
 
 
-def test_whoever_waits_reads_how_far_a_run_is(
+def test_shows_progress_of_waiting_run(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
     server.at_work = ["SUBMITTED", "RUNNING", "RUNNING"]
     begin(progress=True)
-    told = "  submitted\n  running\ndistillation 3 of 60, waits for node-2 for 12.0 s\n"
-    assert capsys.readouterr().err.endswith(told)
+    message = "  submitted\n  running\ndistillation 3 of 60, waits for node-2 for 12.0 s\n"
+    assert capsys.readouterr().err.endswith(message)
     assert not Path("out/progress.json").exists()  # of a run that is not finished
 
 
-def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
+def test_run_waits_for_missing_node(server: Server) -> None:
     server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
@@ -169,7 +169,7 @@ def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
     assert len(server.handed_in) == 1
 
 
-def test_under_a_quorum_a_run_goes_on_without_a_node_that_is_away(server: Server) -> None:
+def test_run_above_quorum_begins_without_missing_node(server: Server) -> None:
     server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin("--link.quorum", "0.5")
@@ -178,22 +178,22 @@ def test_under_a_quorum_a_run_goes_on_without_a_node_that_is_away(server: Server
     run.resume(Path("out"), progress=False)
     there = ["node-0", "node-1", "node-10"]
     assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *there]
-    assert told()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]  # it still belongs to the run
+    assert result()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]  # it still belongs to the run
 
 
-def test_a_job_that_nobody_waits_for_any_more_is_ended_before_the_run_goes_on(server: Server) -> None:
+def test_aborts_earlier_job_before_resuming(server: Server) -> None:
     server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
     other = {"job_id": "theirs", "name": "another", "status": "RUNNING"}
-    mine = {"job_id": "mine", "name": told()["run"], "status": "RUNNING"}
+    mine = {"job_id": "mine", "name": result()["run"], "status": "RUNNING"}
     server.known, server.left = [other, mine], {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
     assert server.ended == ["mine"]  # and not another run's
     assert len(server.handed_in) == 2
 
 
-def test_who_stops_waiting_ends_the_job(server: Server) -> None:
+def test_interrupting_aborts_job(server: Server) -> None:
     server.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         begin()
@@ -208,17 +208,13 @@ def test_who_stops_waiting_ends_the_job(server: Server) -> None:
         ("NodeFault", r"stopped: x\. To go on: fedstill run --resume out"),
     ],
 )
-def test_a_run_that_would_only_be_refused_again_is_not_said_to_go_on(
-    server: Server, kind: str, said: str
-) -> None:
+def test_refused_run_has_no_resume_hint(server: Server, kind: str, said: str) -> None:
     server.left = {"stopped.json": {"error": kind, "text": "x"}}
     with pytest.raises(FedstillError, match=said):
         begin()
 
 
-def test_a_server_that_is_gone_is_said_with_the_command_that_goes_on(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_server_has_resume_hint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(job: str) -> str:
         raise DeployError("the server is gone")
 
@@ -227,7 +223,7 @@ def test_a_server_that_is_gone_is_said_with_the_command_that_goes_on(
         begin()
 
 
-def test_time_that_ran_out_is_silence_and_no_reason() -> None:
+def test_timeout_has_no_reason() -> None:
     from nvflare.collab.api.exceptions import CollabCallError
 
     from fedstill.federation.flare import FlareLink
@@ -247,7 +243,7 @@ def test_time_that_ran_out_is_silence_and_no_reason() -> None:
         FlareLink([Client()]).call("north", b"", 1.9565732450000723)
 
 
-def test_a_run_with_a_result_did_not_stop(server: Server) -> None:
+def test_run_with_result_did_not_stop(server: Server) -> None:
     stopped = {"error": "NodeFault", "text": "in use"}
     server.left = {"result.json": RESULT, "stopped.json": stopped, "audit.sqlite": {}}
     begin()
@@ -260,7 +256,7 @@ def test_a_run_with_a_result_did_not_stop(server: Server) -> None:
         run.resume(Path("out"), progress=False)
 
 
-def test_where_nothing_can_begin_no_folder_is_made(server: Server) -> None:
+def test_failed_start_creates_no_folder(server: Server) -> None:
     with pytest.raises(DeployError, match="is no admin's startup kit"):
         begin("--startup-kit", "amdin")
     server.there = []
@@ -269,9 +265,7 @@ def test_where_nothing_can_begin_no_folder_is_made(server: Server) -> None:
     assert not Path("out").exists()
 
 
-def test_the_kit_is_found_from_anywhere_and_can_be_another(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolves_and_replaces_kit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path("out").resolve()
     server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
@@ -292,13 +286,13 @@ def test_the_kit_is_found_from_anywhere_and_can_be_another(
     assert (out / "config.toml").read_text() == text
 
 
-def test_a_kit_is_refused_where_there_is_no_federation(tmp_path: Path) -> None:
+def test_rejects_kit_for_local_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('# Made by: x\n\n[method]\nname = "fedavg"\n')
     with pytest.raises(ArgumentError, match="none, as this run began without one"):
         run.resume(tmp_path, progress=False, startup_kit=Path("admin"))
 
 
-def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
+def test_rejects_second_process_on_run(server: Server) -> None:
     Path("out").mkdir()
     held = os.open("out", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -317,7 +311,7 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
 # --- rehearsed here ---------------------------------------------------------------------------------
 
 
-def test_a_rehearsal_is_deployed_anew_each_time(
+def test_rehearsal_is_provisioned_each_time(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its port may be another's by now, and what was killed while it was made is no federation."""
@@ -367,14 +361,12 @@ def test_a_rehearsal_is_deployed_anew_each_time(
         raise DeployError("after 60 s not there: node-1")
 
     monkeypatch.setattr(Server, "wait_for", missing)
-    told = r"not there: node-1: 2 nodes and a server of .*take fewer \(--nodes N\), or leave --engine out"
-    with pytest.raises(DeployError, match=told):
+    message = r"not there: node-1: 2 nodes and a server of .*take fewer \(--nodes N\), or leave --engine out"
+    with pytest.raises(DeployError, match=message):
         local_processes._deploy_here(tiny("fedavg"), "run", names, home)
 
 
-def test_the_page_of_a_rehearsal_shows_what_its_server_has_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, out, shown = tiny("fedavg"), tmp_path / "out", []
     config = replace(config, engine=replace(config.engine, name="flare"))
     out.mkdir()
@@ -417,7 +409,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedkd"])
-def test_a_node_that_never_took_part_has_no_figures(
+def test_node_that_never_joined_has_no_metrics(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_writer, "SECONDS_BETWEEN", 0.0)
@@ -434,7 +426,7 @@ def test_a_node_that_never_took_part_has_no_figures(
     assert "answering together (only node-0, node-1)" in page
 
 
-def test_a_node_that_was_left_out_is_measured_as_it_was_last(
+def test_excluded_node_is_evaluated_at_last_checkpoint(
     tmp_path: Path,
 ) -> None:
     all_there = rehearsed(tmp_path / "all", "fediod", lambda header: False)
@@ -447,7 +439,7 @@ def test_a_node_that_was_left_out_is_measured_as_it_was_last(
     assert [event["node"] for event in result["events"]] == ["node-2"]
 
 
-def test_a_node_that_is_not_in_the_job_is_unreachable_at_once() -> None:
+def test_node_outside_job_is_unreachable() -> None:
     pytest.importorskip("nvflare")
     from fedstill.federation.flare import FlareLink
     from fedstill.federation.transport import Unreachable
@@ -461,7 +453,7 @@ def test_a_node_that_is_not_in_the_job_is_unreachable_at_once() -> None:
         link.call("south", b"", 60.0)
 
 
-def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
+def test_server_config_has_no_node_options() -> None:
     config = from_dict(
         {
             "method": {"name": "fediod", "steps": 7},
@@ -470,10 +462,10 @@ def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
             "engine": {"name": "flare", "startup_kit": "federation/admin"},
         }
     )
-    told = read_toml(deployed.server_config_toml(config))
-    assert told.method.steps == 7
-    assert (told.nodes, told.split) == (NodesConfig(), Dirichlet())
-    assert told.engine.startup_kit == ""
+    result = read_toml(deployed.server_config_toml(config))
+    assert result.method.steps == 7
+    assert (result.nodes, result.split) == (NodesConfig(), Dirichlet())
+    assert result.engine.startup_kit == ""
     assert not any(word in deployed.server_config_toml(config) for word in ("mine:make", "policy", "models"))
 
 
@@ -505,7 +497,7 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{__name__}:Hears"
 
 
-def test_metrics_come_home_as_they_are_measured(server: Server, hears: str) -> None:
+def test_downloads_metrics_during_run(server: Server, hears: str) -> None:
     """And of a run that goes on all of them come anew, in place of those that may be void."""
     server.at_work = ["RUNNING", "RUNNING"]
     server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
@@ -519,7 +511,7 @@ def test_metrics_come_home_as_they_are_measured(server: Server, hears: str) -> N
     assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == TURNS
 
 
-def test_a_tracker_that_cannot_begin_stops_a_run_before_a_job_is_handed_in(
+def test_failing_tracker_start_submits_no_job(
     server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hears, "fails", "start")
@@ -528,11 +520,11 @@ def test_a_tracker_that_cannot_begin_stops_a_run_before_a_job_is_handed_in(
     assert server.handed_in == []
 
 
-def test_a_tracker_that_fails_as_it_is_told_of_the_end_is_in_the_result(
+def test_result_notes_tracker_that_fails_at_end(
     server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hears, "fails", "close")
     begin("--track", hears)
-    told = json.loads(Path("out/result.json").read_text())
-    assert told["accuracy"] == 80.0
-    assert told["notes"] == [f"tracker {hears!r} failed and was disabled: the server of trackers is gone"]
+    result = json.loads(Path("out/result.json").read_text())
+    assert result["accuracy"] == 80.0
+    assert result["notes"] == [f"tracker {hears!r} failed and was disabled: the server of trackers is gone"]

@@ -21,16 +21,16 @@ from fedstill.runs.simulation import Simulation
 class Maker:
     """Makes the same images each time, from the same maps: all that the loop needs of a server."""
 
-    unit, total, federation = "step", 2, SimpleNamespace(out={})
+    unit, total_steps, federation = "step", 2, SimpleNamespace(excluded={})
 
     def __init__(self, maps: torch.Tensor | None) -> None:
-        self.done, self.maps = 0, maps
+        self.completed_steps, self.maps = 0, maps
 
     def step(self) -> Mapping[str, float]:
-        self.done += 1
+        self.completed_steps += 1
         return {"loss": 1.0}
 
-    def kept(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {}
 
     def preview_samples(self, count: int) -> torch.Tensor:
@@ -58,9 +58,9 @@ class Looping(Simulation):
     maker: Maker
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_maps_are_kept_beside_what_was_made_of_them(tmp_path: Path, told: bool) -> None:
-    maps = torch.arange(3, dtype=torch.uint8).view(3, 1, 1).expand(3, 4, 4) if told else None
+@pytest.mark.parametrize("expected", [True, False])
+def test_saves_label_maps_with_samples(tmp_path: Path, expected: bool) -> None:
+    maps = torch.arange(3, dtype=torch.uint8).view(3, 1, 1).expand(3, 4, 4) if expected else None
     table = {"method": {"name": "fediod"}, "evaluation": {"every": 1, "samples": 2, "centralized": False}}
     run = Looping(build.build_simulation(from_dict(table))[0].setting)
     run.maker = Maker(maps)
@@ -69,13 +69,13 @@ def test_maps_are_kept_beside_what_was_made_of_them(tmp_path: Path, told: bool) 
     run.records.finish(result, None)
     kept = load_file(tmp_path / "samples.safetensors")
     pictures = {"000001", "000002"}
-    assert set(kept) == (pictures | {"000001.maps", "000002.maps"} if told else pictures)
+    assert set(kept) == (pictures | {"000001.maps", "000002.maps"} if expected else pictures)
     if maps is not None:
         assert torch.equal(kept["000002.maps"], maps[:2])
     assert [line["accuracy"] for line in run.records.metrics] == [50.0, 50.0]
 
 
-def test_a_clock_goes_on_where_it_was_stopped() -> None:
+def test_clock_resumes() -> None:
     first, second = Clock(), Clock()
     with first.phase("distillation"):
         kept = first.state_dict()  # in the midst of a phase
@@ -90,7 +90,7 @@ def test_a_clock_goes_on_where_it_was_stopped() -> None:
     assert second.seconds["local_training"] >= 7.0
 
 
-def test_the_best_evaluation_is_told_beside_the_last_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_notes_best_evaluation(tmp_path: Path) -> None:
     table: dict[str, Any] = {
         "data": {"name": "digits", "train_limit": 200},
         "split": {"nodes": 2},
@@ -106,10 +106,10 @@ def test_the_best_evaluation_is_told_beside_the_last_where_it_is_asked_for(tmp_p
     assert not any("best" in note for note in plain.run().get("notes", ()))
     asked = {**table, "evaluation": {**table["evaluation"], "best": True}}
     simulation = Simulation(build.build_simulation(from_dict(asked))[0].setting)
-    told = simulation.run(tmp_path)
+    result = simulation.run(tmp_path)
     seen = {line["accuracy"]: line["step"] for line in simulation.records.metrics if "accuracy" in line}
     assert len(seen) == 3
-    [note] = told["notes"]
+    [note] = result["notes"]
     assert f"best of 3 evaluations on the test data was {max(seen):.1f} % at round {seen[max(seen)]};" in note
-    assert "choose by the test data" in note
-    assert seen[told["accuracy"]] == 3  # the figure stays the last one's
+    assert "selection on the test data" in note
+    assert seen[result["accuracy"]] == 3  # the figure stays the last one's

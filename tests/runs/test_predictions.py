@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.runs.config import from_dict
-from fedstill.runs.predictions import FILE, MOST_CLASSES, TestNames, predictions
+from fedstill.runs.predictions import FILE, MAX_CLASSES, TestNames, predictions
 from fedstill.runs.run import run
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
@@ -47,7 +47,7 @@ def images(count: int) -> torch.Tensor:
     return torch.zeros(count, 1, 8, 8)
 
 
-def test_accuracy_and_test_part_of_a_run_follow_from_the_file(tmp_path: Path) -> None:
+def test_accuracy_follows_from_predictions_file(tmp_path: Path) -> None:
     setting, _ = config("classification", tmp_path)
     result = run(setting, tmp_path / "run", command="fedstill run", progress=False)
     rows, arrays = of(tmp_path / "run"), np.load(tmp_path / "whole.npz")
@@ -61,7 +61,7 @@ def test_accuracy_and_test_part_of_a_run_follow_from_the_file(tmp_path: Path) ->
         assert max(p, key=p.__getitem__) == row["predicted"]
 
 
-def test_examples_of_a_drawn_test_part_are_known_by_their_files(tmp_path: Path) -> None:
+def test_sampled_test_examples_keep_file_names(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     for name, low in (("cat", 0), ("dog", 100)):
         (tmp_path / "pets" / name).mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_examples_of_a_drawn_test_part_are_known_by_their_files(tmp_path: Path) 
         assert row["example"].split("/")[0] == row["truth"]
 
 
-def test_metric_of_maps_is_the_mean_over_the_file(tmp_path: Path) -> None:
+def test_map_metric_is_mean_over_file(tmp_path: Path) -> None:
     setting, _ = config("segmentation", tmp_path)
     result = run(setting, tmp_path / "run", command="fedstill run", progress=False)
     rows = of(tmp_path / "run")
@@ -92,7 +92,7 @@ def test_metric_of_maps_is_the_mean_over_the_file(tmp_path: Path) -> None:
     assert np.mean([float(row["dice"]) for row in rows]) == pytest.approx(result["dice"], rel=1e-7)
 
 
-def test_without_a_student_the_file_has_each_node(tmp_path: Path) -> None:
+def test_without_student_file_has_node_predictions(tmp_path: Path) -> None:
     setting, _ = config("classification", tmp_path, method={"name": "standalone"})
     result = run(setting, tmp_path / "run", command="fedstill run", progress=False)
     rows = of(tmp_path / "run")
@@ -103,7 +103,7 @@ def test_without_a_student_the_file_has_each_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fd"])
-def test_a_server_writes_predictions_of_its_own_test_part_alone(method: str, tmp_path: Path) -> None:
+def test_server_writes_predictions_of_its_test_set(method: str, tmp_path: Path) -> None:
     served = Away(tiny(method), tmp_path).live()
     results = served.run()
     if method == "fd":  # nodes' own models are theirs to know
@@ -124,7 +124,7 @@ def test_equal_digits_do_not_change_the_predicted_class() -> None:
 
 
 def test_many_classes_have_no_column_each() -> None:
-    classes = MOST_CLASSES + 1
+    classes = MAX_CLASSES + 1
     outputs, data = torch.eye(classes)[[3]] * 9, TensorData(images(1), torch.tensor([4]))
     (row,) = lines(predictions(Classification(classes), {"student": (outputs, data)}, TestNames()))
     assert set(row) == {"model", "example", "truth", "predicted", "p_predicted", "p_truth"}
@@ -133,7 +133,7 @@ def test_many_classes_have_no_column_each() -> None:
     assert [float(row["p_predicted"]), float(row["p_truth"])] == pytest.approx([float(p[3]), float(p[4])])
 
 
-def test_unknown_findings_are_empty_and_auc_follows_from_the_file() -> None:
+def test_unknown_labels_are_empty_in_file() -> None:
     draw = torch.Generator().manual_seed(0)
     outputs = torch.randn(50, 2, generator=draw) * 6
     targets = torch.randint(-1, 2, (50, 2), generator=draw)
@@ -165,7 +165,7 @@ def test_survival_has_times_and_probabilities_beyond_each_interval() -> None:
     assert (row["p_beyond 6"], row["p_beyond 12"]) == ("0.5", "0.25")
 
 
-def test_images_have_a_figure_each_though_they_are_slices_of_cases() -> None:
+def test_images_have_one_metric_each() -> None:
     truth = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     cases = CaseIndex(torch.tensor([0, 0, 1]), ("p", "q"), ("", ""))
     task, data = Reconstruction(), TensorData(truth, truth, cases=cases)
@@ -178,7 +178,7 @@ def test_images_have_a_figure_each_though_they_are_slices_of_cases() -> None:
     )
 
 
-def test_maps_without_cases_have_a_figure_for_each_example() -> None:
+def test_maps_without_cases_have_one_metric_each() -> None:
     truth = torch.zeros(2, 8, 8, dtype=torch.int64)
     truth[:, :4] = 1
     outputs = torch.stack([1.0 - truth, truth.float()], 1)

@@ -62,7 +62,7 @@ def forest() -> RandomForestClassifier:
     return RandomForestClassifier(20, random_state=0).fit(*PARTS[0])
 
 
-def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp_path: Path) -> None:
+def test_student_of_predictors_beats_each_predictor(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     linear = LogisticRegression(max_iter=5000, fit_intercept=False).fit(*PARTS[1])  # of classes 0 and 2
     write_onnx(tmp_path / "linear.onnx", np.stack([0 * linear.coef_[0], linear.coef_[0]], 1))
@@ -83,7 +83,7 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
     assert set(outcome.result["releases"]) <= {"label counts", "logits"}
 
 
-def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more() -> None:
+def test_fediod_needs_no_gradients_of_predictors() -> None:
     quick = {"steps": 3, "batch": 8}
     with pytest.raises(QueryRefused, match=r"no gradient passes through it"):
         distil([forest()], fedstill.FedIOD(**quick))
@@ -94,14 +94,14 @@ def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more()
 
 
 @pytest.mark.parametrize("option", ["batch", "critic_batch"])
-def test_batch_norm_is_given_two_rows_at_least(option: str) -> None:
+def test_batch_norm_gets_two_rows(option: str) -> None:
     options = {"steps": 3, "batch": 8} | {option: 1}
     line = rf"invalid method\.{option} = 1 \(expected 2 or more for rows of a table"
     with pytest.raises(ArgumentError, match=line):
         distil([models.build("mlp:8", (13,), 3, 0)], fedstill.FedIOD(**options))
 
 
-def test_a_module_around_a_forest_is_found_out_before_anything_is_trained() -> None:
+def test_detects_module_without_gradients_before_training() -> None:
     class Wrapped(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.from_numpy(np.eye(3)[forest_of.predict(x.detach().numpy())]).float()
@@ -125,7 +125,7 @@ def run(models_: list[str], **more: Any) -> RunConfig:
     return from_dict({**table, **more})
 
 
-def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_path: Path) -> None:
+def test_model_is_named_by_its_file(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(13, 3)))
     names = ", ".join(f'"{name}"' for name in reversed(WINE.classes))
@@ -144,7 +144,7 @@ def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_pat
         assert torch.equal(made(TEST[0]), node.model(TEST[0]))
 
 
-def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_simulation(
+def test_deployed_predictor_nodes_equal_simulation(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -166,7 +166,7 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
         NodeService(host.folder).join(server.federation.plan)
 
 
-def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Path) -> None:
+def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     """Its layers are alike, so that nothing else tells."""
     pytest.importorskip("onnxruntime")
     path = tmp_path / "graph.onnx"
@@ -190,14 +190,14 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     assert "" != first != file_fingerprint(owner_model.make_model(owner, folder, spec))
 
 
-def test_a_run_asks_only_addresses_of_this_machine() -> None:
+def test_rejects_endpoints_of_other_machines() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid nodes\.models = 'http://192\.0\.2\.1/' \(expected an address on"
     ):
         build.build_simulation(run(["http://192.0.2.1/"]))
 
 
-def test_the_state_of_an_earlier_version_is_one_line() -> None:
+def test_rejects_state_of_earlier_version() -> None:
     begun, _ = build.build_simulation(run(["mlp:8"]))
     kept = {key: value for key, value in begun._node_state().items() if key != "models"}
     with pytest.raises(RunFolderError, match=r"^the run began under an earlier fedstill"):
@@ -205,7 +205,7 @@ def test_the_state_of_an_earlier_version_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("part", ["inputs", "targets", "layers"])
-def test_data_and_layers_that_were_replaced_are_noticed_where_the_run_goes_on(part: str) -> None:
+def test_resume_detects_changed_data_and_layers(part: str) -> None:
     """A file of one's own may be another by then, of the same shape, and so may a module."""
     config = run(["mlp:8"])
     begun, _ = build.build_simulation(config)

@@ -71,7 +71,7 @@ def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
 # --- what it knows ------------------------------------------------------------------------------------
 
 
-def test_what_a_configuration_says_of_nodes_is_not_read(tmp_path: Path) -> None:
+def test_server_ignores_node_options(tmp_path: Path) -> None:
     config = tiny("fediod")
     experiment, _ = build.build_simulation(config)
     experiment.run()
@@ -81,7 +81,7 @@ def test_what_a_configuration_says_of_nodes_is_not_read(tmp_path: Path) -> None:
     assert torch.equal(to_vector(server.student), to_vector(experiment.student))
 
 
-def test_it_tells_what_nodes_told_and_nothing_else(tmp_path: Path) -> None:
+def test_result_has_node_notes_only(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), Heard(hosts), tmp_path)
     results = server.run()
@@ -99,13 +99,13 @@ def test_it_tells_what_nodes_told_and_nothing_else(tmp_path: Path) -> None:
     assert all(host.session is None for host in hosts.values())  # they have left
 
 
-def test_where_nobody_tells_label_counts_none_are_shown(tmp_path: Path) -> None:
+def test_no_label_counts_without_query(tmp_path: Path) -> None:
     config = tiny("fedavg")
     results = live(config, Heard(nodes(config, tmp_path)), tmp_path).run()
     assert [node["label_counts"] for node in results["nodes"]] == [None] * 3
 
 
-def test_a_method_without_a_student_ends_without_one(tmp_path: Path) -> None:
+def test_method_without_student_saves_none(tmp_path: Path) -> None:
     config = tiny("standalone")
     server = live(config, Heard(nodes(config, tmp_path)), tmp_path)
     assert server.run()["student"] is None
@@ -120,7 +120,7 @@ def refused(link: Heard) -> bool:
     return not link.times("train_locally") and not link.times("answer_query")
 
 
-def test_other_architectures_are_refused_where_parameters_are_averaged(tmp_path: Path) -> None:
+def test_averaging_rejects_other_architectures(tmp_path: Path) -> None:
     config = tiny("fedavg")
     link = Heard(nodes(config, tmp_path))
     other = changed(config, student={"model": "small-cnn:4"})
@@ -129,7 +129,7 @@ def test_other_architectures_are_refused_where_parameters_are_averaged(tmp_path:
     assert refused(link)
 
 
-def test_frozen_models_are_refused_where_every_round_trains_them(tmp_path: Path) -> None:
+def test_training_methods_reject_frozen_models(tmp_path: Path) -> None:
     config = tiny("fedavg")
     link = Heard(nodes(config, tmp_path, train="false"))
     with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
@@ -137,7 +137,7 @@ def test_frozen_models_are_refused_where_every_round_trains_them(tmp_path: Path)
     assert refused(link)
 
 
-def test_frozen_models_answer(tmp_path: Path) -> None:
+def test_frozen_models_respond(tmp_path: Path) -> None:
     config = tiny("fediod")
     hosts = nodes(config, tmp_path, train="false")
     before = {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
@@ -148,7 +148,7 @@ def test_frozen_models_answer(tmp_path: Path) -> None:
     assert before == {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
 
 
-def test_public_data_that_are_missing_are_missed_at_once(tmp_path: Path) -> None:
+def test_rejects_missing_public_data(tmp_path: Path) -> None:
     config = tiny("fedkd")
     link = Heard(nodes(config, tmp_path))
     with pytest.raises(MethodRefused, match=r"there is no public data: set public\.name"):
@@ -156,7 +156,7 @@ def test_public_data_that_are_missing_are_missed_at_once(tmp_path: Path) -> None
     assert link.heard == []
 
 
-def test_a_policy_that_allows_too_few_queries_refuses_at_once(tmp_path: Path) -> None:
+def test_rejects_low_query_limit_at_start(tmp_path: Path) -> None:
     config = tiny("fediod")  # asks one query and three
     link = Heard(nodes(config, tmp_path, max_queries="3"))
     with pytest.raises(QueryRefused, match="max_queries: 3, and the run asks 4"):
@@ -167,7 +167,7 @@ def test_a_policy_that_allows_too_few_queries_refuses_at_once(tmp_path: Path) ->
         live(config, again, tmp_path).run()
 
 
-def test_a_policy_that_forbids_a_query_refuses_at_once(tmp_path: Path) -> None:
+def test_rejects_forbidden_query_at_start(tmp_path: Path) -> None:
     config = tiny("fediod")
     link = Heard(nodes(config, tmp_path, queries='["count_labels"]'))
     with pytest.raises(QueryRefused, match="'node-1', 'node-2' refuse query 'predict_logits' by rule"):
@@ -175,9 +175,7 @@ def test_a_policy_that_forbids_a_query_refuses_at_once(tmp_path: Path) -> None:
     assert refused(link)
 
 
-def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = remote_run.plan_of
 
     def other(*about: Any) -> RunPlan:
@@ -197,7 +195,7 @@ def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(
 # --- who is not there -----------------------------------------------------------------------------------
 
 
-def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> None:
+def test_full_quorum_needs_all_nodes(tmp_path: Path) -> None:
     config = tiny("fediod", wait=0.2)
     link = Heard(nodes(config, tmp_path), away=("node-1",))
     with pytest.raises(NodeFault, match=r"'node-1', query 'join'.*no way.*link\.quorum wants 3"):
@@ -213,7 +211,7 @@ def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedavg", "fedkd", "fedmd"])
-def test_a_quorum_begins_and_ends_without_a_node(
+def test_run_above_quorum_finishes_without_node(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "PAUSE", 0.02)
@@ -231,7 +229,7 @@ def test_a_quorum_begins_and_ends_without_a_node(
     assert torch.isfinite(to_vector(server.student)).all()
 
 
-def test_a_run_that_stops_says_so_and_leaves_its_nodes(tmp_path: Path) -> None:
+def test_stopped_run_releases_nodes(tmp_path: Path) -> None:
     config = tiny("fediod", {"steps": 6})
     hosts = nodes(config, tmp_path)
 

@@ -55,7 +55,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_each_nodes_last_local_loss_is_written_however_short_its_training(finished: Path) -> None:
+def test_writes_last_local_loss_of_each_node(finished: Path) -> None:
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     last = {line["node"]: line["step"] for line in lines if line["phase"] == "local"}
     sizes = json.loads((finished / "result.json").read_text())["nodes"]
@@ -63,7 +63,7 @@ def test_each_nodes_last_local_loss_is_written_however_short_its_training(finish
     assert last == {node["name"]: config.steps(node["examples"]) for node in sizes}
 
 
-def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
+def test_run_writes_all_files_and_no_state(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {
         "config.toml",
         "audit.sqlite",
@@ -78,7 +78,7 @@ def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
     }
 
 
-def test_the_result_has_every_promised_figure(finished: Path) -> None:
+def test_result_has_all_metrics(finished: Path) -> None:
     result = result_of(finished)
     assert (result["method"], result["task"], result["seed"]) == ("fediod", "classification", 0)
     accuracies = [
@@ -101,7 +101,7 @@ def test_the_result_has_every_promised_figure(finished: Path) -> None:
     assert {"python", "torch", "fedstill"} <= set(result["versions"])
 
 
-def test_bytes_are_those_of_the_tensors_that_crossed(finished: Path) -> None:
+def test_counts_bytes_of_tensors(finished: Path) -> None:
     """5 nodes, 24 queries of 64 inputs of 1x8x8 float32, 10 classes, 2x2 patches."""
     by_kind = result_of(finished)["bytes"]["by_kind"]
     queries = 5 * 24
@@ -115,14 +115,14 @@ def test_bytes_are_those_of_the_tensors_that_crossed(finished: Path) -> None:
     assert by_kind["label counts"]["up"] == 5 * (10 + 1) * 4  # of each class, and in all
 
 
-def test_the_audit_log_has_one_line_a_release_and_its_sums_are_the_results(finished: Path) -> None:
+def test_audit_log_adds_up_to_result(finished: Path) -> None:
     lines = entries(finished)
     assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each query's answer and its gradient
     assert sum(sum(line["up"].values()) for line in lines) == result_of(finished)["bytes"]["up"]
     assert all((line["mechanism"], line["no_guarantee"]) == ("none", 1) for line in lines)
 
 
-def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
+def test_saved_student_reaches_reported_metrics(finished: Path) -> None:
     from fedstill.runs.build import build_simulation
 
     experiment, _ = build_simulation(load_toml(finished / "config.toml"))
@@ -134,14 +134,14 @@ def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
     assert 100 * right.double().mean().item() == pytest.approx(result_of(finished)["student"]["accuracy"])
 
 
-def test_the_same_config_gives_the_same_figures(finished: Path, tmp_path: Path) -> None:
+def test_equal_config_reaches_equal_metrics(finished: Path, tmp_path: Path) -> None:
     assert fedstill_run(str(finished / "config.toml"), "--out", str(tmp_path / "again")) == 0
     first, second = result_of(finished), result_of(tmp_path / "again")
     assert second["student"] == first["student"]
     assert second["standalone"] == first["standalone"]
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_one(tmp_path: Path) -> None:
+def test_killed_run_reaches_equal_metrics(tmp_path: Path) -> None:
     options = [*SHORT, "--method.steps", "60"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert fedstill_run("digits-fediod", *options, "--out", str(whole)) == 0
@@ -228,7 +228,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_clear_line_and_nothing_is_written(
+def test_rejects_invalid_input_without_writing(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
@@ -249,13 +249,13 @@ def test_bad_input_is_one_clear_line_and_nothing_is_written(
     assert not out.exists()
 
 
-def test_a_method_that_cannot_learn_the_task_is_told_before_trifles() -> None:
+def test_rejects_unsuitable_method_first() -> None:
     table = {"method": {"name": "asyndgan"}, "data": {"name": "digits"}, "split": {"nodes": 100_000}}
     with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: every node: it makes images from"):
         build_simulation(from_dict(table))
 
 
-def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
+def test_rejects_damaged_audit_log(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def due(records: RunWriter) -> bool:
@@ -288,25 +288,21 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
     assert result["bytes"] == result_of(finished)["bytes"]
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_left_alone(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rejects_folder_of_other_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "result.json").read_bytes()
     assert fedstill_run("digits-fediod", *SHORT, "--out", str(finished)) == 2
     assert "--resume" in capsys.readouterr().err
     assert (finished / "result.json").read_bytes() == before
 
 
-def test_resuming_a_finished_run_gives_its_result_again(finished: Path) -> None:
+def test_resuming_finished_run_returns_result(finished: Path) -> None:
     before = result_of(finished)
     assert fedstill_run("--resume", str(finished)) == 0
     assert result_of(finished) == before
 
 
 @pytest.mark.parametrize(("column", "names"), [("ward", ["a", "b"]), ("site", ["north", "south"])])
-def test_classes_are_measured_site_by_site_of_the_column_that_parts_the_nodes(
-    tmp_path: Path, column: str, names: list[str]
-) -> None:
+def test_metrics_by_site_of_split_column(tmp_path: Path, column: str, names: list[str]) -> None:
     """Or else by the column "site"; whose each test example is, is known too."""
     count = np.arange(80)
     np.savez(
@@ -332,7 +328,7 @@ def test_classes_are_measured_site_by_site_of_the_column_that_parts_the_nodes(
     assert 1 < len(set(groups.tolist())) < len(run.test)
 
 
-def test_data_of_one_class_are_for_public_images_alone(tmp_path: Path) -> None:
+def test_rejects_data_of_one_class(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "one.npz", images=rng.random((30, 8, 8)), labels=np.zeros(30, dtype=np.int64))
     name = str(tmp_path / "one.npz")
@@ -344,7 +340,7 @@ def test_data_of_one_class_are_for_public_images_alone(tmp_path: Path) -> None:
     assert len(begun.public.inputs) == 24  # but for its test part
 
 
-def test_a_finished_run_notices_options_that_were_changed(finished: Path, tmp_path: Path) -> None:
+def test_finished_run_detects_changed_options(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     text = (out / "config.toml").read_text()

@@ -26,21 +26,21 @@ def images(first: int, count: int, *labels: int) -> TensorData:
     return TensorData(each, torch.tensor(labels or [0] * count))
 
 
-def test_one_node_alone() -> None:
-    assert run_warnings.single_node(["a"]) == "there is one node alone: nothing is federated"
+def test_warns_about_single_node() -> None:
+    assert run_warnings.single_node(["a"]) == "there is only one node: nothing is federated"
     assert run_warnings.single_node(["a", "b"]) is None
 
 
-def test_learning_rates_of_zero_are_named() -> None:
+def test_warns_about_zero_learning_rates() -> None:
     assert run_warnings.zero_learning_rates(FedAvg(), 0.001) == []
-    told = run_warnings.zero_learning_rates(FedIOD(student_lr=0.0), 0.0)
-    assert told == [
-        f"{name} is 0: what it trains learns nothing" for name in ("nodes.local.lr", "method.student_lr")
+    result = run_warnings.zero_learning_rates(FedIOD(student_lr=0.0), 0.0)
+    assert result == [
+        f"{name} is 0: its parameters are not trained" for name in ("nodes.local.lr", "method.student_lr")
     ]
 
 
 @pytest.mark.parametrize(
-    ("node", "told"),
+    ("node", "expected"),
     [
         ({"epsilon": 20.0, "budget": 20.0}, None),
         ({"epsilon": None, "budget": None}, None),
@@ -48,44 +48,45 @@ def test_learning_rates_of_zero_are_named() -> None:
         ({"epsilon": 20.5, "budget": None}, "epsilon is up to 20.5 at a"),
     ],
 )
-def test_an_epsilon_above_20_hardly_bounds_anything(node: dict[str, float | None], told: str | None) -> None:
+def test_warns_about_large_epsilon(node: dict[str, float | None], expected: str | None) -> None:
     found = run_warnings.weak_privacy({"nodes": [{"name": "a", **node}, {"name": "b", "epsilon": 1.0}]})
-    assert (found is None) if told is None else (found is not None and found.startswith(f"{told}: above 20 "))
+    assert (
+        (found is None)
+        if expected is None
+        else (found is not None and found.startswith(f"{expected}: above 20 "))
+    )
 
 
-def test_classes_that_no_node_holds_are_named() -> None:
+def test_warns_about_missing_classes() -> None:
     task, classes = Classification(4), ("p", "q", "r", "s")
     assert run_warnings.missing_classes(task, [images(0, 3, 0, 1, 3), images(0, 1, 2)], classes) is None
-    told = run_warnings.missing_classes(task, [images(0, 2, 0, 0), images(0, 1, 2)], classes)
-    assert told == "no node holds an example of q and s: nothing teaches it"
+    result = run_warnings.missing_classes(task, [images(0, 2, 0, 0), images(0, 1, 2)], classes)
+    assert result == "no node has an example of q and s: it cannot be learned"
     findings = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[1, 0], [-1, 0]]))
     assert run_warnings.missing_classes(MultiLabel(2), [findings], ("Edema", "Mass")) == (
-        "no node holds an example of Mass: nothing teaches it"
+        "no node has an example of Mass: it cannot be learned"
     )
     assert run_warnings.missing_classes(task, [], classes) is None  # nodes elsewhere: theirs to know
 
 
-def test_the_same_inputs_in_two_of_test_public_and_private_data_are_counted() -> None:
+def test_warns_about_duplicate_inputs() -> None:
     test, public = images(0, 10), PublicData("other", images(8, 6).inputs)  # 0..9 and 8..13
     assert run_warnings.duplicate_inputs(test, public, [images(100, 3), images(9, 1), images(12, 2)]) == [
-        "1 of 10 test examples are among the private data, too: figures flatter",
-        "2 of 10 test examples are among the public data, too: figures flatter",
-        "3 different public inputs are among the private data, too: these are no secret",
+        "1 of 10 test examples are also private data: metrics are too good",
+        "2 of 10 test examples are also public data: metrics are too good",
+        "3 different public inputs are also private data: these are not secret",
     ]
     assert run_warnings.duplicate_inputs(test, None, [images(10, 5)]) == []
 
 
-def test_outputs_that_are_probabilities_are_found() -> None:
+def test_warns_about_probabilities() -> None:
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     task = Classification(3)
     assert run_warnings.probabilities_as_logits(task, Outputs(logits, {"a": logits.log_softmax(1)})) is None
-    told = run_warnings.probabilities_as_logits(
+    result = run_warnings.probabilities_as_logits(
         task, Outputs(logits.softmax(1), {"a": logits, "b": logits.softmax(1)})
     )
-    assert told == (
-        "outputs of b and the student are probabilities already, and logits are expected: leave the softmax "
-        "out"
-    )
+    assert result == ("outputs of b and the student are probabilities (expected logits): remove the softmax")
     assert "sigmoid" in (run_warnings.probabilities_as_logits(MultiLabel(3), Outputs(logits.sigmoid())) or "")
     assert (
         run_warnings.probabilities_as_logits(ReconstructionConfig().make(1), Outputs(logits.sigmoid()))
@@ -93,34 +94,34 @@ def test_outputs_that_are_probabilities_are_found() -> None:
     )
 
 
-def test_outputs_that_are_no_numbers_are_found() -> None:
+def test_warns_about_non_finite_outputs() -> None:
     """argmax takes NaN for the first class, and accuracy its share."""
     good, bad = torch.zeros(5, 3), torch.zeros(5, 3)
     assert run_warnings.non_finite_outputs(Outputs(good, {"a": good})) is None
     bad[1:3, 2], bad[3, 0] = torch.nan, torch.inf
-    told = "outputs of b and the student are NaN or infinite for up to 3 of 5 test inputs: figures"
-    assert (run_warnings.non_finite_outputs(Outputs(bad, {"a": good, "b": bad})) or "").startswith(told)
+    message = "outputs of b and the student are NaN or infinite for up to 3 of 5 test inputs"
+    assert (run_warnings.non_finite_outputs(Outputs(bad, {"a": good, "b": bad})) or "").startswith(message)
 
 
-def test_a_run_tells_them_in_result_terminal_and_page(
+def test_warnings_appear_in_result_terminal_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     words = ["--split.nodes", "1", "--split.name", "iid", "--method.student_lr", "0"]
     assert fedstill_run("digits-fediod", *SHORT, *words, "--out", str(out)) == 0
     notes = json.loads((out / "result.json").read_text())["notes"]
-    told = [
-        "there is one node alone: nothing is federated",
-        "method.student_lr is 0: what it trains learns nothing",
+    result = [
+        "there is only one node: nothing is federated",
+        "method.student_lr is 0: its parameters are not trained",
     ]
-    assert [note for note in notes if note in told] == told
+    assert [note for note in notes if note in result] == result
     printed, page = capsys.readouterr().out, (out / "report.html").read_text(encoding="utf-8")
-    for note in told:
+    for note in result:
         assert f"Note: {note}" in printed
         assert note in page
 
 
-def test_public_data_of_another_shape_are_told() -> None:
+def test_warns_about_reshaped_public_data() -> None:
     done = "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
     public = PublicData("color", torch.zeros(1, 1, 8, 8), conversion=done)
     assert run_warnings.reshaped_public(public) == f"public data color are {done}"
@@ -128,11 +129,11 @@ def test_public_data_of_another_shape_are_told() -> None:
     assert run_warnings.reshaped_public(None) is None
 
 
-def test_pixels_from_0_to_1_where_black_is_minus_1() -> None:
+def test_warns_about_unscaled_images() -> None:
     task, half = Classification(2), [TensorData(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))]
-    told = run_warnings.unscaled_images(task, (), (), half) or ""
-    assert told.endswith("pixels from 0 to 1 want mean = 0 and std = 1")
-    assert run_warnings.unscaled_images(task, (0.5,), (0.5,), half) == told
+    result = run_warnings.unscaled_images(task, (), (), half) or ""
+    assert result.endswith("pixels from 0 to 1 want mean = 0 and std = 1")
+    assert run_warnings.unscaled_images(task, (0.5,), (0.5,), half) == result
     assert run_warnings.unscaled_images(task, (0.0,), (1.0,), half) is None
     assert run_warnings.unscaled_images(task, (), (), []) is None
     below = TensorData(half[0].inputs - 1, half[0].targets)

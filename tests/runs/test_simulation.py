@@ -71,7 +71,7 @@ def accuracy(model: nn.Module, data: TensorData) -> float:
     return 100 * float((outputs.argmax(1) == data.targets).double().mean())
 
 
-def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
+def test_evaluates_nodes_on_known_labels() -> None:
     """In every figure of their own models: standalone, local, its shares, the labels, and at every look."""
 
     def findings(count: int, seed: int, unknown: int | None = None) -> TensorData:
@@ -96,8 +96,8 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
         with torch.no_grad():
             aucs = MultiLabel(3).per_class(model.eval()(one.test.inputs), truth)
         assert aucs is not None
-        told = results["labels"]["nodes"][experiment.nodes[node].name]
-        assert told == [None if label == node else pytest.approx(aucs[label]) for label in range(3)]
+        result = results["labels"]["nodes"][experiment.nodes[node].name]
+        assert result == [None if label == node else pytest.approx(aucs[label]) for label in range(3)]
         means.append(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
     for whose in ("standalone", "local"):
         assert results[whose]["auc"]["per_node"] == pytest.approx(means)
@@ -111,7 +111,7 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
         assert share == pytest.approx(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
 
 
-def test_nodes_are_measured_on_findings_that_public_data_taught_them() -> None:
+def test_evaluates_nodes_on_labels_of_public_data() -> None:
     inputs = blobs(30, 7)
     parts = []
     for node in range(3):
@@ -123,15 +123,15 @@ def test_nodes_are_measured_on_findings_that_public_data_taught_them() -> None:
     for labeled in (True, False):
         method = FedKD(epochs=1, batch=10, levels=0, labeled=labeled)
         one = setting(method, task=MultiLabel(3), parts=parts, public=public)
-        told = Simulation(replace(one, test=test)).run()["labels"]["nodes"].values()
-        assert [aucs.count(None) for aucs in told] == [0 if labeled else 1] * 3
+        result = Simulation(replace(one, test=test)).run()["labels"]["nodes"].values()
+        assert [aucs.count(None) for aucs in result] == [0 if labeled else 1] * 3
 
 
 # --- what stands for a central model ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
-def test_the_virtual_central_model_is_the_nodes_mean_weighed_by_their_data(engine: Any) -> None:
+def test_virtual_model_is_weighted_mean_of_nodes(engine: Any) -> None:
     """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
     one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(name=engine))
     results = Simulation(one).run()
@@ -147,7 +147,7 @@ def test_the_virtual_central_model_is_the_nodes_mean_weighed_by_their_data(engin
     assert all(not torch.equal(head, state["8.weight"]) for state in models)
 
 
-def test_the_virtual_model_is_made_to_be_looked_at_and_not_given_to_anyone() -> None:
+def test_virtual_model_is_not_returned() -> None:
     """Looking every round must give the figures of looking at the end only."""
     often, seldom = (setting(FedPer(rounds=3), every=every) for every in (1, 0))
     for one in (often, seldom):
@@ -156,7 +156,7 @@ def test_the_virtual_model_is_made_to_be_looked_at_and_not_given_to_anyone() -> 
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in mine.state_dict().items())
 
 
-def test_without_a_central_model_the_figure_is_the_nodes_mean() -> None:
+def test_without_global_model_metric_is_mean_of_nodes() -> None:
     one = setting(Standalone())
     before = copy.deepcopy(one.student.state_dict())
     results = Simulation(one).run()
@@ -167,7 +167,7 @@ def test_without_a_central_model_the_figure_is_the_nodes_mean() -> None:
     assert all(torch.equal(value, before[name]) for name, value in one.student.state_dict().items())
 
 
-def test_the_student_is_the_central_model_where_there_is_one() -> None:
+def test_student_is_global_model() -> None:
     one = setting(FedAvg(rounds=2))
     results = Simulation(one).run()
     assert (
@@ -181,7 +181,7 @@ def test_the_student_is_the_central_model_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize(("test", "nodes"), [(40, 3), (16, 7), (7, 7)])
-def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes: int) -> None:
+def test_test_shares_are_disjoint_and_even(test: int, nodes: int) -> None:
     one = setting(Standalone(), test=test, nodes=nodes)
     number = torch.arange(test).view(-1, 1, 1, 1)
     one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be told
@@ -196,7 +196,7 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
         assert torch.equal(share.targets, one.test.targets[rows])
 
 
-def test_shares_are_random_and_the_seeds_own() -> None:
+def test_test_shares_depend_on_seed() -> None:
     def shares(seed: int) -> list[torch.Tensor]:
         experiment = Simulation(setting(Standalone(), seed=seed))
         return [experiment.test.inputs[experiment.evaluation.test_share(index, 3)] for index in range(3)]
@@ -208,12 +208,12 @@ def test_shares_are_random_and_the_seeds_own() -> None:
     assert not torch.equal(first[0], test[: len(first[0])])  # not simply in order
 
 
-def test_fewer_test_examples_than_nodes_leave_nobody_without_a_share() -> None:
+def test_every_node_has_test_share() -> None:
     experiment = Simulation(setting(Standalone(), test=2, nodes=3))
     assert [len(experiment.evaluation.test_share(index, 3)) for index in range(3)] == [1, 1, 1]
 
 
-def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
+def test_local_accuracy_uses_test_shares() -> None:
     one = setting(Standalone(), test=41)
     experiment = Simulation(one)
     results = experiment.run()
@@ -246,9 +246,7 @@ def looks(method: Any, every: int | None) -> list[int]:
         (2, 100, [2]),
     ],
 )
-def test_a_run_looks_every_so_many_turns_and_at_the_end(
-    rounds: int, every: int | None, expected: list[int]
-) -> None:
+def test_evaluates_at_interval_and_end(rounds: int, every: int | None, expected: list[int]) -> None:
     assert looks(FedAvg(rounds=rounds), every) == expected
 
 
@@ -267,13 +265,13 @@ def untouched(one: Setting, error: type[Exception], said: str) -> str:
     return str(caught.value)
 
 
-def test_public_data_of_another_shape_are_refused() -> None:
+def test_rejects_public_data_of_other_shape() -> None:
     public = PublicData("elsewhere", torch.zeros(5, 1, 12, 8))
     said = re.escape(f"shape of public invalid data = (1, 12, 8) (expected {SHAPE}, as in the test data")
     untouched(setting(FedAvg(rounds=1), public=public), ArgumentError, said)
 
 
-def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
+def test_result_names_public_data() -> None:
     public = PublicData("elsewhere", torch.zeros(5, *SHAPE), note="five images")
     results = Simulation(setting(FedAvg(rounds=1), public=public)).run()
     assert results["public"] == {"name": "elsewhere", "examples": 5, "note": "five images"}
@@ -292,7 +290,7 @@ def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
         (FedAD(epochs=1), ModelError, "the student"),
     ],
 )
-def test_options_that_only_the_server_knows_to_be_wrong_are_refused_before_training(
+def test_rejects_invalid_server_options_before_training(
     method: Any, error: type[Exception], said: str
 ) -> None:
     changes: dict[str, Any] = {}
@@ -302,7 +300,7 @@ def test_options_that_only_the_server_knows_to_be_wrong_are_refused_before_train
 
 
 @pytest.mark.parametrize("method", [FedIOD(steps=1), FedAvg(rounds=1)])
-def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_server_changes_nothing(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     make = Simulation.make_server
     monkeypatch.setattr(Simulation, "make_server", lambda *given: made.append(make(*given)) or made[-1])
@@ -316,7 +314,7 @@ def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: p
     assert experiment.audit.summary()["queries"] == 0
 
 
-def test_nodes_that_will_not_share_parameters_are_named() -> None:
+def test_names_nodes_that_refuse_parameters() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
     one = setting(FedAvg(rounds=1), policies=policies)
     said = untouched(one, QueryRefused, "'node-1', 'node-2' refuse query 'train' by rule outputs_only")
@@ -347,7 +345,7 @@ class OwnForward(nn.Sequential):
 
 
 @pytest.mark.parametrize("network", [Between, OwnForward])
-def test_a_network_that_is_not_head_after_extractor_is_refused_where_it_must_be_split(
+def test_rejects_unsplittable_network(
     network: type[nn.Module],
 ) -> None:
     """Or else another function would be trained than the one that its owner gets back and uses."""
@@ -367,7 +365,7 @@ def test_a_network_that_is_not_head_after_extractor_is_refused_where_it_must_be_
         FedPer(rounds=1),
     ],
 )
-def test_a_node_with_a_frozen_network_is_served_or_refused_in_one_line(method: Any) -> None:
+def test_frozen_network_runs_or_is_refused(method: Any) -> None:
     """Who brings a finished model only answers; a method that must train it may say no, naming the node."""
     one = setting(method)
     one.models[1].requires_grad_(False)
@@ -383,7 +381,7 @@ def test_a_node_with_a_frozen_network_is_served_or_refused_in_one_line(method: A
     assert "node-1" in said
 
 
-def test_a_frozen_network_draws_nothing_and_others_that_are_computed_at_once_do() -> None:
+def test_frozen_network_uses_no_random_numbers() -> None:
     """Of one architecture, with dropout, and asked the same; who is asked first answers without learning."""
 
     def learned(count: int) -> list[torch.Tensor]:
@@ -404,7 +402,7 @@ def test_a_frozen_network_draws_nothing_and_others_that_are_computed_at_once_do(
 # --- whose each example is --------------------------------------------------------------------------
 
 
-def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
+def test_notes_privacy_unit() -> None:
     def notes(privacy: PrivacyConfig) -> str:
         one = setting(FedAvg(rounds=1), privacies=[privacy] * 3)
         parts = [replace(part, groups=torch.arange(len(part)) // 5) for part in one.parts]
@@ -417,7 +415,7 @@ def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
     assert notes(NoPrivacy()) == "[]"
 
 
-def test_a_result_says_of_how_many_cases_its_test_examples_are() -> None:
+def test_result_counts_test_cases() -> None:
     part = blobs(4, 0)
     of, places = torch.tensor([2, 2, 5, 5]), torch.zeros(4, 2, dtype=torch.int64)
     cases = CaseIndex(of, tuple("abcdef"), ("",) * 6)

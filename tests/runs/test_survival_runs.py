@@ -40,7 +40,7 @@ def run(out: Path, *words: str, method: str) -> dict[str, Any]:
         ("fediod", ("--public.name", "none", "--method.steps", "150")),
     ],
 )
-def test_methods_learn_when_an_event_comes(tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
+def test_methods_learn_survival(tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
     result = run(tmp_path, *options, method=method)
     assert (result["metric"], result["kind"], result["data"]["shape"]) == ("concordance", "time", [6])
     alone = {key: each["mean"] for key, each in (result["local"] or {}).items()}
@@ -55,13 +55,11 @@ def test_methods_learn_when_an_event_comes(tmp_path: Path, method: str, options:
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "whether it was reached" in page
     assert "rows were followed" in page
-    told = "each node told how many of its rows were followed through each interval"
-    assert (told in page) == (method in ("fedkd", "fediod"))
+    message = "each node told how many of its rows were followed through each interval"
+    assert (message in page) == (method in ("fedkd", "fediod"))
 
 
-def test_a_table_without_an_event_is_none_of_survival(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rejects_survival_table_without_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = survivors.write(tmp_path / "hospitals", rows=12)
     for task, text, said in (
         ("survival", survivors.SCHEMA.replace('event = "died"', ""), "'months' of the schema is a number"),
@@ -74,7 +72,7 @@ def test_a_table_without_an_event_is_none_of_survival(
         assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_distil_takes_times_and_events_as_tensors(tmp_path: Path) -> None:
+def test_distil_accepts_times_and_events(tmp_path: Path) -> None:
     folder = survivors.write(tmp_path, sites=2)
     schema = read_schema(folder / "schema.toml")
     data = read_table_folder(folder, schema).data
@@ -82,14 +80,14 @@ def test_distil_takes_times_and_events_as_tensors(tmp_path: Path) -> None:
     parts = [(data.inputs[rows == place], data.targets[rows == place]) for place in range(3)]
     torch.manual_seed(0)
     models = [MLP((6,), 8, 16) for _ in range(3)]
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "task": "survival",
         "method": fedstill.FedAvg(rounds=5),
         "local": fedstill.LocalConfig(epochs=20, lr=0.01),
         "policies": [fedstill.PolicyConfig(outputs_only=False)] * 2,
     }
-    outcome = fedstill.distil(parts[:2], models[:2], models[2], parts[2], 8, schema=schema, **told)
+    outcome = fedstill.distil(parts[:2], models[:2], models[2], parts[2], 8, schema=schema, **result)
     assert outcome.result["concordance"] > 70
     late = (parts[0][0], parts[0][1] + torch.tensor([9.0, 0.0]))
     with pytest.raises(DataError, match="a time that is no number of intervals from 0 to 8"):
-        fedstill.distil([late, parts[1]], models[:2], models[2], parts[2], 8, schema=schema, **told)
+        fedstill.distil([late, parts[1]], models[:2], models[2], parts[2], 8, schema=schema, **result)

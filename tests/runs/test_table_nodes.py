@@ -71,9 +71,7 @@ def hosts(config: RunConfig, folder: Path) -> dict[str, NodeService]:
     return made
 
 
-def test_an_owner_checks_a_table_by_the_runs_schema_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_owner_checks_table_by_run_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody has to hand over rows for that; and what waits for approval names the columns."""
     config = run_of(tmp_path, "fediod")
     here = hosts(config, tmp_path)[NAMES[0]].folder
@@ -85,10 +83,10 @@ def test_an_owner_checks_a_table_by_the_runs_schema_alone(
     with pytest.raises(SystemExit) as ended:
         cli(["node", "check", str(here), str(tmp_path / "run.toml")])
     assert not ended.value.code
-    told = " ".join(capsys.readouterr().out.split())
-    assert "30 examples, 5, from own.csv no: " in told
-    assert "shape and classes are those of its schema" in told
-    assert LIVE in told  # and nothing else is against it
+    output = " ".join(capsys.readouterr().out.split())
+    assert "30 examples, 5, from own.csv no: " in output
+    assert "shape and classes are those of its schema" in output
+    assert LIVE in output  # and nothing else is against it
     (here / "own.csv").write_text("age,ward,ill\n101,a,no\n", encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
         cli(["node", "check", str(here), str(tmp_path / "run.toml")])
@@ -96,7 +94,7 @@ def test_an_owner_checks_a_table_by_the_runs_schema_alone(
     assert "own.csv, line 2: column 'age' is 101 (expected 0 to 100, or nothing" in capsys.readouterr().err
 
 
-def test_an_owner_who_names_the_schema_needs_no_run_to_check_a_table(
+def test_owner_checks_table_by_own_schema(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     config = run_of(tmp_path, "fediod")
@@ -105,35 +103,33 @@ def test_an_owner_who_names_the_schema_needs_no_run_to_check_a_table(
     (here / "node.toml").write_text(owners, encoding="utf-8")
     run, schema = tmp_path / "run.toml", here / "ours.toml"
     run.write_text(to_toml(config), encoding="utf-8")
-    _, told, _ = command("node", "check", here, run)
-    assert "one range after another a server learns a column's least" in " ".join(told.split())
+    _, result, _ = command("node", "check", here, run)
+    assert "one range after another a server learns a column's least" in " ".join(result.split())
 
     (here / "node.toml").write_text(owners.replace('schema = ""', 'schema = "ours.toml"'))
     shutil.copy(tmp_path / "hospitals" / "schema.toml", schema)
-    code, told, _ = command("node", "check", here)
+    code, result, _ = command("node", "check", here)
     assert code == 0
-    assert "30 examples, 5, from own.csv" in told
-    assert "that of ours.toml alone" in told
+    assert "30 examples, 5, from own.csv" in result
+    assert "that of ours.toml alone" in result
     assert f"It cannot take part: {LIVE}." in command("node", "check", here, run)[1]
 
     schema.write_text(SCHEMA.replace("[0, 100]", "[0, 120]"), encoding="utf-8")
-    _, told, _ = command("node", "check", here, run)
-    assert "It cannot take part: its schema is not that of ours.toml: other column 'age'." in told
+    _, result, _ = command("node", "check", here, run)
+    assert "It cannot take part: its schema is not that of ours.toml: other column 'age'." in result
 
 
-def test_what_waits_for_approval_names_the_columns(tmp_path: Path) -> None:
+def test_approval_request_lists_columns(tmp_path: Path) -> None:
     config = run_of(tmp_path, "fediod")
     data = load(config.data, config.task)
     request = ApprovalRequest(describe(plan_of(config, data, None, "one", 3), None).text, "one", "", "")
-    told = describe_request(request)
-    assert told["columns"] == ["age: 0 to 100, or nothing", "ward: a, b, c", "ill: no, yes"]
-    assert str(told["inputs"]).endswith("learned is ill")
+    result = describe_request(request)
+    assert result["columns"] == ["age: 0 to 100, or nothing", "ward: a, b, c", "ill: no, yes"]
+    assert str(result["inputs"]).endswith("learned is ill")
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedavg"])
-def test_nodes_with_a_csv_of_their_own_give_the_figures_of_the_simulation(
-    tmp_path: Path, method: str
-) -> None:
+def test_csv_nodes_equal_simulation(tmp_path: Path, method: str) -> None:
     config = run_of(tmp_path, method)
     simulation, _ = build.build_simulation(config)
     simulation.run()
@@ -142,7 +138,7 @@ def test_nodes_with_a_csv_of_their_own_give_the_figures_of_the_simulation(
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
 
 
-def test_a_node_whose_rows_break_the_schema_does_not_join_and_says_no_value(tmp_path: Path) -> None:
+def test_rows_outside_schema_refuse_join_without_values(tmp_path: Path) -> None:
     config = run_of(tmp_path, "fediod")
     there = hosts(config, tmp_path)
     own = tmp_path / "nodes" / NAMES[1] / "own.csv"

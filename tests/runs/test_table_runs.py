@@ -47,7 +47,7 @@ def test_methods_learn_tables(tmp_path: Path, method: str, model: str, options: 
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fediod"])
-def test_one_by_one_gives_the_figures_of_stacked(tmp_path: Path, method: str) -> None:
+def test_one_by_one_equals_stacked(tmp_path: Path, method: str) -> None:
     steps = ("--method.steps", "20") if method == "fediod" else ("--method.rounds", "3")
     results = []
     for engine in ("stacked", "one-by-one"):
@@ -67,7 +67,7 @@ def test_one_by_one_gives_the_figures_of_stacked(tmp_path: Path, method: str) ->
         ("fediod", ("--public.name", "none", "--method.steps", "150")),
     ],
 )
-def test_methods_learn_numbers(tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
+def test_methods_learn_regression(tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
     numbers = ("--task.name", "regression", "--data.name", "diabetes", "--nodes.local.lr", "0.005")
     assert run(tmp_path, *numbers, *options, method=method) == 0
     result = result_of(tmp_path)
@@ -79,7 +79,7 @@ def test_methods_learn_numbers(tmp_path: Path, method: str, options: tuple[str, 
     assert "The rows each node holds" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
-def test_made_rows_are_kept_and_the_page_shows_the_schema(tmp_path: Path) -> None:
+def test_saves_generated_rows_and_shows_schema(tmp_path: Path) -> None:
     assert run(tmp_path, "--public.name", "none", "--method.steps", "20", method="fediod") == 0
     from safetensors.torch import load_file
 
@@ -91,7 +91,7 @@ def test_made_rows_are_kept_and_the_page_shows_the_schema(tmp_path: Path) -> Non
     assert "0.3 to 5.2" in page
 
 
-def test_nodes_learn_tables_with_dp_sgd_and_so_do_their_critics(tmp_path: Path) -> None:
+def test_dp_sgd_trains_tables_and_critics(tmp_path: Path) -> None:
     privacy = ("--nodes.privacy.mechanism", "dp-sgd", "--nodes.privacy.epsilon", "8.0")
     words = (*privacy, "--public.name", "none", "--method.steps", "3", "--nodes.local.epochs", "2")
     assert run(tmp_path, *words, method="fediod") == 0
@@ -112,7 +112,7 @@ def test_nodes_learn_tables_with_dp_sgd_and_so_do_their_critics(tmp_path: Path) 
         (("--task.name", "classification"), "fedavg", "mlp", "data.name"),
     ],
 )
-def test_what_tables_cannot_do_is_refused_beforehand(
+def test_rejects_methods_unsuitable_for_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], method: str, model: str,
     said: str,
 ) -> None:  # fmt: skip
@@ -121,16 +121,14 @@ def test_what_tables_cannot_do_is_refused_beforehand(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_attacks_that_need_no_images_are_tried_on_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attacks_run_on_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--public.name", "none", "--method.steps", "5", method="fediod") == 0
     with pytest.raises(SystemExit) as exit:
         cli.main(["attack", str(tmp_path / "run"), "--attacks", "counts", "memorization"])
     assert exit.value.code == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "exact of 3 of 3" in told
-    assert "it compares images, and the inputs of this task are rows of a table" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "exact of 3 of 3" in output
+    assert "it compares images, and the inputs of this task are rows of a table" in output
 
 
 # --- from Python ------------------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ def frame(first: int) -> Frame:
     return Frame(age=ages, ill=["yes" if age > 50 else "no" for age in ages])
 
 
-def test_distil_takes_features_and_data_frames_alike() -> None:
+def test_distil_accepts_features_and_data_frames() -> None:
     def tensors(table: Frame) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.tensor(table["age"]).unsqueeze(1) / 50 - 1
         return x, torch.tensor([int(ill == "yes") for ill in table["ill"]])
@@ -182,7 +180,7 @@ def test_distil_takes_features_and_data_frames_alike() -> None:
     assert outcomes[0].results["accuracy"] == outcomes[1].results["accuracy"] > 90
 
 
-def test_a_column_patient_of_a_data_frame_groups_its_rows() -> None:
+def test_patient_column_groups_rows() -> None:
     whose = Frame(frame(0), patient=["a", "a ", *"bbbb", *range(54)])
     groups = encode_frame(whose, COLUMNS, "data[0]").groups
     assert groups is not None
@@ -201,12 +199,12 @@ def test_a_column_patient_of_a_data_frame_groups_its_rows() -> None:
 @pytest.mark.parametrize(
     "column", [{"Patient": ["a"] * 60}, {"patient": [None] * 60}, {"patient": ["a", "A"] * 30}]
 )
-def test_rejects_patients_of_a_data_frame_that_are_not_known(column: dict[str, list[Any]]) -> None:
+def test_rejects_missing_patients(column: dict[str, list[Any]]) -> None:
     with pytest.raises(DataError, match=r"data\[0\].*'[Pp]atient'"):
         encode_frame(Frame(frame(0), **column), COLUMNS, "data[0]")
 
 
-def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> None:
+def test_rejects_generating_rows_without_schema() -> None:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) * 100
     data = (x, (x[:, 0] > 0).long())
     models = [MLP((3,), 2, 8) for _ in range(2)]
@@ -217,7 +215,7 @@ def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> No
         fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
 
 
-def test_what_is_wrong_with_rows_is_said() -> None:
+def test_rejects_invalid_rows() -> None:
     x, model = torch.zeros(4, 1), Linear((1,), 2)
     data = (x, torch.tensor([0, 1, 0, 1]))
     with pytest.raises(DataError, match='rows of a table are learned by task "tabular"'):

@@ -54,7 +54,7 @@ def test_methods_learn_texts(reviews: Path, tmp_path: Path, method: str, options
     assert accuracy > 80, "chance is 50"
 
 
-def test_nodes_of_different_architectures_teach_a_third_one(reviews: Path, tmp_path: Path) -> None:
+def test_distils_different_text_architectures(reviews: Path, tmp_path: Path) -> None:
     models = ("--nodes.models", "bag:16", "transformer:16", "--student.model", "bag:32")
     options = ("--method.epochs", "30", "--method.batch", "16", "--method.lr", "0.01")
     assert run(reviews, tmp_path, *models, *options) == 0
@@ -63,7 +63,7 @@ def test_nodes_of_different_architectures_teach_a_third_one(reviews: Path, tmp_p
     assert result["accuracy"] > 80
 
 
-def test_what_leaves_are_logits_and_counts_never_words(reviews: Path, tmp_path: Path) -> None:
+def test_text_runs_release_logits_and_counts_only(reviews: Path, tmp_path: Path) -> None:
     assert run(reviews, tmp_path, "--method.epochs", "1") == 0
     assert set(result_of(tmp_path)["releases"]) == {"label counts", "logit range", "logits"}
 
@@ -77,7 +77,7 @@ def test_what_leaves_are_logits_and_counts_never_words(reviews: Path, tmp_path: 
         (("--public.name", "noise"), "fedkd", "bag", "public.name"),
     ],
 )
-def test_what_texts_cannot_do_is_refused_beforehand(
+def test_rejects_methods_unsuitable_for_texts(
     reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], method: str,
     model: str, said: str,
 ) -> None:  # fmt: skip

@@ -81,9 +81,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return who
 
 
-def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alone(
-    tmp_path: Path, counted: list[str]
-) -> None:
+def test_cached_models_reach_equal_metrics(tmp_path: Path, counted: list[str]) -> None:
     trained = tmp_path / "trained"
     first = ended(config(FEDKD), tmp_path / "fedkd", trained)
     assert {"node-0", "node-1", "node-2", "centralized"} <= set(counted)
@@ -102,7 +100,7 @@ def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alo
     assert second["seconds"]["total"] > second["seconds"]["local_training"]
 
 
-def test_models_are_asked_once_about_the_test_part(tmp_path: Path) -> None:
+def test_caches_outputs_on_test_set(tmp_path: Path) -> None:
     """Their own figures and their ensemble's follow from the same answers, and so do another run's."""
     asked: list[str] = []
     for of, once in ((FEDKD, ["node-0", "node-1", "node-2", "centralized"]), (FEDIOD, [])):
@@ -124,9 +122,7 @@ def test_models_are_asked_once_about_the_test_part(tmp_path: Path) -> None:
         asked.clear()
 
 
-def test_a_comparison_trains_once_a_setting_and_seed_and_leaves_no_models_behind(
-    tmp_path: Path, counted: list[str]
-) -> None:
+def test_comparison_trains_once_per_setting_and_seed(tmp_path: Path, counted: list[str]) -> None:
     made = tmp_path / "plan.toml"
     made.write_text(PLAN, encoding="utf-8")
     out = tmp_path / "out"
@@ -139,9 +135,7 @@ def test_a_comparison_trains_once_a_setting_and_seed_and_leaves_no_models_behind
     }
 
 
-def test_a_run_goes_on_in_the_groups_that_it_began_with_though_there_are_more_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_keeps_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the steps that a stack has done would be those of its first node."""
     many = config({"name": "standalone"}, split={"name": "dirichlet", "nodes": 4, "alpha": 1.0}, nodes=MANY)
     whole = build_simulation(many)[0].run(None)
@@ -172,7 +166,7 @@ def files(of: RunConfig, about: object = 0) -> Path | None:
     return TrainedModels(Path("trained"), of).model_file([[node] for node in simulation.nodes], about)
 
 
-def test_nodes_that_would_train_otherwise_have_models_of_their_own() -> None:
+def test_cache_key_depends_on_training() -> None:
     base = config(FEDKD)
     assert files(base) == files(dataclasses.replace(base, name="other")) == files(config(FEDIOD)) is not None
     local = {"models": ["mlp:8", "small-cnn:4"], "local": {"epochs": 3.0}}
@@ -190,7 +184,7 @@ def test_nodes_that_would_train_otherwise_have_models_of_their_own() -> None:
     assert keys[0] != keys[1]
 
 
-def test_nodes_that_learn_privately_share_nothing() -> None:
+def test_private_training_is_not_cached() -> None:
     nodes = {"models": ["mlp:8"], "privacy": {"mechanism": "dp-sgd", "epsilon": 5.0}}
     private = config(FEDKD, nodes=nodes)
     assert files(private) is None

@@ -1,4 +1,4 @@
-"""Tables of four hospitals, of which a federation has three."""
+"""Tables of four hospitals, three of which form a federation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ threads = 1
 
 
 def write(folder: Path, site: str, seed: int, count: int = 60) -> None:
-    """A hospital's table: who is older than 50 is ill, but for one in ten."""
+    """Write a hospital's table: patients older than 50 are ill, except for one in ten."""
     draw = np.random.default_rng(seed)
     ages, sexes = draw.uniform(1, 99, count).round(3), draw.integers(0, 2, count)
     ill = (ages > 50) != (draw.random(count) < 0.1)

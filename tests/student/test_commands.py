@@ -1,4 +1,4 @@
-"""The student of a run goes out: it is asked, measured at a hospital that no node had, and exported."""
+"""Use of a student: prediction, evaluation at an unseen hospital, export."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module", name="run")
 def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of three hospitals, next to that of a fourth."""
+    """Return the folder of a run of three hospitals, next to that of a fourth."""
     folder = tmp_path_factory.mktemp("hospitals")
     (folder / "data").mkdir()
     (folder / "data" / "schema.toml").write_text(hospitals.SCHEMA, encoding="utf-8")

@@ -29,7 +29,7 @@ TEST = np.arange(COUNT) % 3 == 0
 
 
 def images(targets: str) -> Callable[[Path], tuple[str, str]]:
-    """Images of which a square is bright: where (a class), of which findings, or with its mask."""
+    """Images with a bright square: its position is the class, the labels or the mask."""
 
     def write(folder: Path) -> tuple[str, str]:
         draw = np.random.default_rng(0)
@@ -55,7 +55,7 @@ def images(targets: str) -> Callable[[Path], tuple[str, str]]:
 
 
 def table(target: str, kind: str) -> Callable[[Path], tuple[str, str]]:
-    """Rows of two numbers, of which a class or a number follows."""
+    """Rows of two numbers that determine a class or a number."""
 
     def write(folder: Path) -> tuple[str, str]:
         draw = np.random.default_rng(0)
@@ -123,7 +123,7 @@ LOCAL = {"segmentation": {"epochs": 10, "batch": 8, "lr": 1e-3}}
 
 
 def config(task: str, folder: Path, **tables: Any) -> tuple[RunConfig, str]:
-    """A small run that trains in bfloat16, and the path of its test part alone."""
+    """Return a small run that trains in bfloat16, and the path of its test data."""
     write, model, data = TASKS[task]
     whole, tested = write(folder)
     table = {
@@ -181,7 +181,7 @@ def test_plain_pytorch_reaches_reported_accuracy(batch: int, tmp_path: Path) -> 
 
 
 def test_evaluates_in_float32() -> None:
-    """Models of nodes, ensemble, centralized upper bound and student, on the way and at the end."""
+    """Local models, ensemble, upper bound and student, during and after training."""
     engine = EngineConfig(name="one-by-one", precision="bfloat16")
     centralized = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, centralized_model=centralized))
@@ -200,7 +200,7 @@ def test_evaluates_in_float32() -> None:
 
 
 def test_gpu_evaluation_does_not_use_tf32() -> None:
-    """TF32 is torch's default there; the flag can be read on any machine."""
+    """TF32 is torch's default. The flag can be read on any machine."""
     seen = []
 
     class Reads(nn.Module):
@@ -214,7 +214,7 @@ def test_gpu_evaluation_does_not_use_tf32() -> None:
 
 
 def test_student_does_not_depend_on_memory_layout() -> None:
-    """Channels last, as a run trains it, or contiguous, as its file has it."""
+    """A run trains it channels last; its file is contiguous."""
     torch.manual_seed(0)
     x = digits()[0][:64]
     contiguous = nn.Sequential(

@@ -1,4 +1,4 @@
-"""A student takes inputs as they are, and says what is none; a file from elsewhere imports nothing."""
+"""A student takes raw inputs and refuses invalid ones. A file from another party imports nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIXELS = InputSpec(TASKS["classification"](), ("cat", "dog"), (3, 8, 8), (0.4, 0
 
 
 def written(folder: Path, network: nn.Module, model: str, spec: InputSpec) -> Path:
-    """A run's folder with nothing but its student."""
+    """Write a run's folder with nothing but its student."""
     folder.mkdir(exist_ok=True)
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     save_file(weights, folder / "student.safetensors", StudentFile(model, spec).header())
@@ -265,7 +265,7 @@ def test_named_dataset_is_evaluated_at_requested_sites(
 
 
 def test_maps_are_resized_as_in_run(tmp_path: Path) -> None:
-    """Else figures would be of other images, and none of these would be known again as a node's."""
+    """Otherwise metrics would be of other images, and seen examples would not be recognized."""
     draw = np.random.default_rng(0)
     images, masks = draw.integers(0, 256, (6, 16, 16), dtype=np.uint8), draw.integers(0, 2, (6, 16, 16))
     np.savez(tmp_path / "scans.npz", images=images, masks=masks)

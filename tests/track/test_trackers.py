@@ -54,7 +54,7 @@ def read_mlflow(folder: Path) -> Logged:
 
 
 def read_wandb(folder: Path) -> Logged:
-    """Read the LevelDB log of an offline run: seven bytes, then parts of writer in blocks of 32 KiB.
+    """Read the LevelDB log of an offline run: seven bytes, then parts of records in blocks of 32 KiB.
 
     A separate process writes it, so the last record may come after ``finish``.
     """
@@ -141,7 +141,7 @@ def test_logged_metrics_are_read_back_once_per_step_after_resume(
     assert logged == Counter((n, step, round(value, 6)) for n, step, value in expected)
 
 
-class Stops(Tracker):
+class InterruptingTracker(Tracker):
     """Stores what it receives, and interrupts the run when distillation has begun."""
 
     received: ClassVar[list[Any]] = []
@@ -176,12 +176,12 @@ def tiny_run(tracker: str) -> RunConfig:
 
 def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunWriter, "is_save_due", lambda self: True)
-    config = tiny_run(f"{__name__}:Stops")
-    monkeypatch.setattr(Stops, "stops", True)
+    config = tiny_run(f"{__name__}:InterruptingTracker")
+    monkeypatch.setattr(InterruptingTracker, "stops", True)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run", command="", progress=False)
-    assert Stops.received[-1] is None
-    monkeypatch.setattr(Stops, "stops", False)
+    assert InterruptingTracker.received[-1] is None
+    monkeypatch.setattr(InterruptingTracker, "stops", False)
     file = tmp_path / "run" / "config.toml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("quorum = 1.0", "quorum = 0.5").replace("gamma = 10.0", "gamma = 0.5"))
@@ -189,7 +189,7 @@ def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.M
         resume(tmp_path / "run", progress=False)
     file.write_text(text.replace("quorum = 1.0", "quorum = 0.5"))  # the quorum may change
     result = resume(tmp_path / "run", progress=False)
-    about, *lines, last = Stops.received
+    about, *lines, last = InterruptingTracker.received
     assert about["options"]["method.epochs"] == 30
     assert (about["name"], about["method"]) == ("run", "FedKD")
     saved = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -198,8 +198,8 @@ def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.M
     assert last["accuracy"] == result["accuracy"]
 
 
-class Fails(Stops):
-    """Fails on each line."""
+class FailingTracker(InterruptingTracker):
+    """FailingTracker on each line."""
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         raise OSError("no space left")
@@ -208,27 +208,27 @@ class Fails(Stops):
 def test_failing_tracker_is_disabled_and_failing_start_stops_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Stops()
-    monkeypatch.setattr(Stops, "stops", False)
-    trackers = TrackerGroup([Fails(), other])
+    other = InterruptingTracker()
+    monkeypatch.setattr(InterruptingTracker, "stops", False)
+    trackers = TrackerGroup([FailingTracker(), other])
     trackers.start(tmp_path, "FedIOD")
     trackers.log([line_at(1)])
     trackers.log([line_at(2)])
     assert other.received[1:] == [line_at(1), line_at(2)]
-    assert trackers.notes == ["tracker 'Fails' failed and was disabled: no space left"]
+    assert trackers.notes == ["tracker 'FailingTracker' failed and was disabled: no space left"]
     assert "no space left" in capsys.readouterr().err
-    monkeypatch.setattr(Stops, "start", lambda *_: 1 / 0)
+    monkeypatch.setattr(InterruptingTracker, "start", lambda *_: 1 / 0)
     trackers = TrackerGroup([other])
-    with pytest.raises(FedstillError, match="tracker 'Stops' cannot start: division by zero"):
+    with pytest.raises(FedstillError, match="tracker 'InterruptingTracker' cannot start: division by zero"):
         trackers.start(tmp_path, "FedIOD")
     trackers.start(tmp_path, "FedIOD", finished=True)  # training is over, so the run continues
-    assert trackers.notes == ["tracker 'Stops' failed and was disabled: division by zero"]
+    assert trackers.notes == ["tracker 'InterruptingTracker' failed and was disabled: division by zero"]
     trackers.close(None)
     assert other.received[1:] == [line_at(1), line_at(2)]  # a tracker that has not started is not closed
 
 
-class FailsLast(Stops):
-    """Fails on the last lines, or on closing."""
+class FailingAtEnd(InterruptingTracker):
+    """FailingTracker on the last lines, or on closing."""
 
     at: ClassVar[str] = ""
 
@@ -243,11 +243,11 @@ class FailsLast(Stops):
 @pytest.mark.parametrize("at", ["log", "close"])
 def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without checkpoints metrics are logged only at the end of the run."""
-    monkeypatch.setattr(FailsLast, "at", at)
+    monkeypatch.setattr(FailingAtEnd, "at", at)
     monkeypatch.setattr(RunWriter, "is_save_due", lambda self: False)
-    result = run(tiny_run(f"{__name__}:FailsLast"), tmp_path / "run", command="", progress=False)
+    result = run(tiny_run(f"{__name__}:FailingAtEnd"), tmp_path / "run", command="", progress=False)
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
-    note = f"tracker '{__name__}:FailsLast' failed and was disabled: no space left"
+    note = f"tracker '{__name__}:FailingAtEnd' failed and was disabled: no space left"
     assert note in saved["notes"]
     assert saved["notes"] == result["notes"]
 
@@ -257,7 +257,7 @@ def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pyt
     [
         (["tensorbord"], r"invalid track = 'tensorbord' \(expected tensorboard, mlflow, wandb"),
         (["tests.own_lab:Lab"], "a subclass of Tracker"),
-        ([f"{__name__}:Stops"] * 2, "each tracker once"),
+        ([f"{__name__}:InterruptingTracker"] * 2, "each tracker once"),
     ],
 )
 def test_rejects_unknown_tracker(named: list[str], message: str) -> None:

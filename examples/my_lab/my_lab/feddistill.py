@@ -61,8 +61,8 @@ class FedDistill(Method):
     @query(
         sends={"shared": CLASS_LOGITS, "round": payload_kinds.SCHEDULE},
         releases={"mean": CLASS_LOGITS},
-        times=lambda self, at: self.rounds,
-        rows=lambda self, at: at.task.classes,
+        times=lambda self, setting: self.rounds,
+        rows=lambda self, setting: at.task.classes,
         depends_on_records=("mean",),
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
         extra_loss="the distance to the shared class logits",
@@ -75,14 +75,14 @@ class FedDistill(Method):
             nodes.setting.task.classes,
         )
 
-        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             z = group.module("model")(x)  # (G, B, C)
             wanted = torch.stack([of[labels] for of, labels in zip(shared, y, strict=False)])  # (G, B, C)
             losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
             group.step("model", losses + self.gamma * (z - wanted).square().mean((1, 2)))
             return losses
 
-        train_round(nodes, round, self.rounds, work if round else None)  # at first nothing is shared
+        train_round(nodes, round, self.rounds, train_step if round else None)  # at first nothing is shared
         means = []
         for node in nodes.nodes:
             z = predict(node.model, node.data.inputs, nodes.setting.compute)  # (N, C)

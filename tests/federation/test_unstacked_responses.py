@@ -55,20 +55,23 @@ class Tells(Method):
     def step(self, server: Server, state: SimpleNamespace, t: int) -> Mapping[str, float]:
         """QueryCall for class t; what nodes say agrees with what they give."""
         responses = server.query("tell", wish={"class": t, "why": None})
-        told = responses.by_node("words")
+        result = responses.by_node("words")
         given = {node: len(some) for node, some in responses.by_node("some").items()}
-        assert given == {node: words["n"] for node, words in told.items()}
+        assert given == {node: words["n"] for node, words in result.items()}
         with pytest.raises(ArgumentError, match=r"answers.by_node\('some'\) gives what each node answered"):
             responses["some"]
-        state.told = told
-        return {"records": float(sum(given.values())), "of": float(sum(each["of"] for each in told.values()))}
+        state.told = result
+        return {
+            "records": float(sum(given.values())),
+            "of": float(sum(each["of"] for each in result.values())),
+        }
 
 
 def config() -> RunConfig:
     return replace(tiny("standalone"), method=Tells())
 
 
-def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> None:
+def test_ragged_responses_match_on_every_engine(tmp_path: Path) -> None:
     here = build_simulation(config())[0]
     counts = torch.stack([node.data.targets.bincount(minlength=10) for node in here.nodes])
     assert len(set(counts[:, 0].tolist())) > 1  # or nothing would be ragged
@@ -83,15 +86,15 @@ def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> No
     assert [line["losses"] for line in there.records.metrics] == losses
     sizes = [audit.summary()["by_kind"] for audit in (here.audit, there.audit)]
     assert sizes[0] == sizes[1]
-    told = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
-    assert sizes[0]["tests: words"]["up"] == sum(len(json_to_tensor(each)) for each in told)
+    result = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
+    assert sizes[0]["tests: words"]["up"] == sum(len(json_to_tensor(each)) for each in result)
 
 
 @pytest.mark.parametrize("declared", ["some", "words"])
-def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) -> None:
+def test_rejects_list_for_undeclared_ragged_output(declared: str) -> None:
     run = build_simulation(config())[0]
     tell = run.side.queries["tell"]
-    part = {"some": "ragged", "words": "values"}[declared]
+    part = {"some": "ragged", "words": "json_values"}[declared]
     kept = tuple(name for name in getattr(tell, part) if name != declared)
     side = replace(run.side, queries={"tell": replace(tell, **{part: kept})})
     handler = RequestHandler(NodeGroup(run.nodes[:1]), side, run.compute)
@@ -102,7 +105,7 @@ def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) ->
     assert run.audit.summary()["queries"] == 0
 
 
-def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
+def test_excludes_node_with_malformed_json(tmp_path: Path) -> None:
     def bent(serve: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
         def reply(message: bytes) -> bytes:
             header, tensors = unpack(serve(message))
@@ -115,10 +118,10 @@ def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
     given = config()
     away = Away(replace(given, link=replace(given.link, quorum=0.5)), tmp_path, {NAMES[0]: bent})
     (event,) = away.live().run()["events"]
-    assert (event["node"], event["reason"]) == (NAMES[0], "words: it is no JSON text")
+    assert (event["node"], event["reason"]) == (NAMES[0], "words: invalid JSON text")
 
 
-def test_other_axes_or_numbers_are_no_raggedness() -> None:
+def test_rejects_ragged_tensors_of_other_ndim_or_dtype() -> None:
     asked = Query("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
     ones = {f"{n}": {"some": torch.ones(n, 3)} for n in (2, 3, 4)}
     assert find_faults(ones, asked, 100.0) == {}
@@ -129,43 +132,43 @@ def test_other_axes_or_numbers_are_no_raggedness() -> None:
 
 
 @pytest.mark.parametrize("value", [None, {"b": [1, 2.5], "a": "é"}, [], "text", 0])
-def test_equal_values_are_equal_bytes(value: Any) -> None:
+def test_equal_json_values_encode_to_equal_bytes(value: Any) -> None:
     assert json_from_tensor(json_to_tensor(value)) == value
     if isinstance(value, dict):
         assert torch.equal(json_to_tensor(value), json_to_tensor(dict(reversed(list(value.items())))))
 
 
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes", {"secret": [4, 2], "loss": float("inf")}])
-def test_what_json_does_not_hold_is_refused_and_not_repeated(value: object) -> None:
-    with pytest.raises(ArgumentError, match="what JSON holds") as caught:
+def test_rejects_values_that_json_cannot_encode(value: object) -> None:
+    with pytest.raises(ArgumentError, match="JSON") as caught:
         json_to_tensor(value)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["{", "NaN", "1e999", "[-Infinity]", ""])
-def test_what_no_json_is_is_not_read(text: str) -> None:
-    with pytest.raises(DataError, match="no JSON text"):
+def test_rejects_malformed_json_bytes(text: str) -> None:
+    with pytest.raises(DataError, match="invalid JSON text"):
         json_from_tensor(torch.tensor(list(text.encode()), dtype=torch.uint8))
 
 
-def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
+def test_invalid_json_value_is_not_charged() -> None:
     """Before anything is charged, admitted or learned."""
     run = build_simulation(config())[0]
     (node, *_), side = run.nodes, run.side
     handler = RequestHandler(NodeGroup([node]), side, run.compute)
     bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}
-    with pytest.raises(DataError, match="no JSON text"):
+    with pytest.raises(DataError, match="invalid JSON text"):
         handler.respond("tell", 0, bad, False)
     node.gate.policy = replace(node.gate.policy, max_header=20)
     with pytest.raises(QueryRefused, match="max_header: 20, and wish has 30"):
         handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1, "why": "x" * 10})}, False)
     assert run.audit.summary()["queries"] == run.audit.spending(node.name, "run").total_queries == 0
-    (told,) = handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1})}, False)
-    assert json_from_tensor(told["words"])["of"] == 1
+    (result,) = handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1})}, False)
+    assert json_from_tensor(result["words"])["of"] == 1
 
 
 @pytest.mark.parametrize("of", ["rows", "scores", "counts"])
-def test_no_noise_hides_how_much_a_node_says(of: Any) -> None:
+def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
     """Under a budget the query is refused; without one, nothing is claimed of it."""
     kind = PayloadKind("some", category=of)
     for apart in ({"ragged": ("some",)}, {"values": ("some",)}):
@@ -181,7 +184,7 @@ def test_no_noise_hides_how_much_a_node_says(of: Any) -> None:
         assert "no guarantee" in str(no_guarantee_reason(tight, asked))
 
 
-def test_parts_that_are_none_of_the_query_are_refused() -> None:
+def test_rejects_undeclared_outputs() -> None:
     for apart in ({"ragged": ("sme",)}, {"values": ("wsh",)}):
         with pytest.raises(ArgumentError, match="parts that it sends or releases"):
             Query("tell", None, {"wish": WISH}, {"some": SOME}, **apart)  # type: ignore[arg-type]
