@@ -32,17 +32,17 @@ def test_metrics_equal_those_of_the_same_data_from_a_file(lab: Lab) -> None:
     site = np.array([SITES[number % 3] for number in range(600)])
     np.savez(lab.here / "same.npz", images=images, labels=digits.target[:600], site=site)
     lab.run("same", "--data", "same.npz")
-    found, same = lab.result("whole"), lab.result("same")
-    assert found["data"] == {
+    result, same = lab.result("whole"), lab.result("same")
+    assert result["data"] == {
         **same["data"],
         "name": "plates",
         "note": f"plates as the lab's reader wrote them; {same['data']['note']}",
     }
-    assert (found["data"]["train"], found["data"]["test"]) == (384, 120)
-    assert found["split"]["nodes"] == 3
+    assert (result["data"]["train"], result["data"]["test"]) == (384, 120)
+    assert result["split"]["nodes"] == 3
     for name in ("accuracy", "local", "bytes"):
-        assert found[name] == same[name], name
-    assert found["accuracy"] > 50
+        assert result[name] == same[name], name
+    assert result["accuracy"] > 50
 
 
 def test_compares_methods_on_a_custom_data_set(lab: Lab) -> None:
@@ -51,9 +51,9 @@ def test_compares_methods_on_a_custom_data_set(lab: Lab) -> None:
     words = ["fedavg", "fedkd", "--base", "path.toml", "--evaluation.every", "0", "--out", "both"]
     lab("compare", *words, "--quiet")
     for name in ("fedavg", "fedkd"):
-        found = lab.result(f"both/{name}-seed0")
-        assert found["data"] == lab.result("whole")["data"]  # one data set, one name
-        assert found["accuracy"] > 40
+        result = lab.result(f"both/{name}-seed0")
+        assert result["data"] == lab.result("whole")["data"]  # one data set, one name
+        assert result["accuracy"] > 40
     assert "plates, 3 nodes, one for each site" in lab.text("both/compare.html")
 
 

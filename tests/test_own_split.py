@@ -86,11 +86,11 @@ def test_list_shows_installed_plugins(lab: Lab) -> None:
 def test_custom_network_at_nodes_and_as_student(lab: Lab) -> None:
     chosen = ["--nodes.models", "convmixer:8", "--student.model", "convmixer:8"]
     lab.run("mixed", *chosen)
-    found = lab.result("mixed")
+    result = lab.result("mixed")
     block = (8 * 9 + 8) + (8 * 8 + 8) + 2 * (8 + 8)  # depthwise, pointwise, norms
     parameters = (8 * 4 + 8) + 4 * block + (8 * 10 + 10)
-    assert [node["parameters"] for node in found["nodes"]] == [parameters] * 3
-    assert found["student"] == {**found["student"], "model": "convmixer:8", "parameters": parameters}
+    assert [node["parameters"] for node in result["nodes"]] == [parameters] * 3
+    assert result["student"] == {**result["student"], "model": "convmixer:8", "parameters": parameters}
 
 
 def test_custom_network_in_node_toml(lab: Lab) -> None:
@@ -103,11 +103,11 @@ def test_custom_network_in_node_toml(lab: Lab) -> None:
 
 
 def test_custom_ensemble_by_name(lab: Lab) -> None:
-    found = []
-    for how in ("median", "my_lab.robust:median", "logits"):
-        lab.run(f"by {how}", "--method.name", "ensemble", "--method.ensemble", how)
-        found.append(lab.result(f"by {how}")["ensemble"])
-    assert found[0] == found[1] != found[2]
+    result = []
+    for mode in ("median", "my_lab.robust:median", "logits"):
+        lab.run(f"by {mode}", "--method.name", "ensemble", "--method.ensemble", mode)
+        result.append(lab.result(f"by {mode}")["ensemble"])
+    assert result[0] == result[1] != result[2]
 
 
 # --- reference values ------------------------------------------------------------------------------------
@@ -122,10 +122,10 @@ def reference(responses: torch.Tensor) -> torch.Tensor:
 def test_fedkd_student_learns_from_the_median() -> None:
     config = replace(FEDKD, ensemble="my_lab.robust:median", levels=0, gamma=float("inf"))
     assert isinstance(config, FedKD)
-    made = run(fedkd_world(config), 1)
+    created = run(fedkd_world(config), 1)
     with torch.no_grad():
-        responses = torch.stack([node.model(made.public.inputs) for node in made.nodes])
-    torch.testing.assert_close(targets(made)[0], reference(responses), rtol=1e-4, atol=1e-5)
+        responses = torch.stack([node.model(created.public.inputs) for node in created.nodes])
+    torch.testing.assert_close(targets(created)[0], reference(responses), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("run_with_lab")

@@ -27,11 +27,11 @@ def random_numbers(count: int) -> torch.Tensor:
     return sample_augmentation(count, torch_generator(0, "draws"))
 
 
-@pytest.mark.parametrize("how", MODES)
-def test_class_maps_are_transformed_like_images(how: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_class_maps_are_transformed_like_images(mode: str) -> None:
     classes = torch.randint(0, 3, (32, 16, 16), generator=torch_generator(1))
     images = classes.unsqueeze(1).float()
-    x, y = augment_examples(SegmentationConfig().make(3), images, classes, random_numbers(32), how)
+    x, y = augment_examples(SegmentationConfig().make(3), images, classes, random_numbers(32), mode)
     assert torch.equal(x.squeeze(1).long(), y)
     assert y.dtype == torch.int64
     assert not torch.equal(y, classes)
@@ -40,10 +40,10 @@ def test_class_maps_are_transformed_like_images(how: str) -> None:
 def test_turn_mode_samples_all_eight_poses() -> None:
     corner = torch.zeros(400, 1, 16, 16)
     corner[:, :, 4, 5] = 1  # far from the border, on no axis of the square
-    found = augment_examples(
+    result = augment_examples(
         ClassificationConfig().make(2), corner, torch.zeros(400).long(), random_numbers(400), "turn"
     )[0]
-    centered = {(2 * y - 15, 2 * x - 15) for y, x in found.squeeze(1).nonzero()[:, 1:].tolist()}
+    centered = {(2 * y - 15, 2 * x - 15) for y, x in result.squeeze(1).nonzero()[:, 1:].tolist()}
     assert {(y > 0, x > 0, abs(y) > abs(x)) for y, x in centered} == {
         (up, left, steep) for up in (False, True) for left in (False, True) for steep in (False, True)
     }

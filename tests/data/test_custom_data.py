@@ -124,7 +124,7 @@ def test_custom_texts_have_the_options_of_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("Loose", "expected a frozen dataclass"),
         ("Empty", "expected a class with a method arrays"),
@@ -134,10 +134,10 @@ def test_custom_texts_have_the_options_of_texts() -> None:
         ("Targets", "expected a subclass of DataConfig"),
     ],
 )
-def test_custom_data_errors_are_one_line(name: str, said: str) -> None:
+def test_custom_data_errors_are_one_line(name: str, message: str) -> None:
     with pytest.raises((ArgumentError, DataError)) as caught:
         load(make_data_config(f"{HERE}:{name}"))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -180,19 +180,19 @@ def test_node_reads_a_custom_data_class(tmp_path: Path, kind: str, task: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("digits", r"invalid data.source = 'digits' \(expected npz, folder"),
         ("plate", r"invalid data.source = 'plate' \(expected npz, folder"),
         ("fedstill.data.builtin:MNIST", "expected a data set that derives from ArrayData"),
     ],
 )
-def test_rejects_node_sources_that_are_not_arrays(tmp_path: Path, source: str, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_node_sources_that_are_not_arrays(tmp_path: Path, source: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         node_data.load_node_data(NodeDataConfig(source=source), tmp_path)
 
 
 def test_all_registered_data_sets_can_be_constructed() -> None:
-    made: dict[str, Any] = {name: DATA[name]() for name in DATA.builtin}
-    assert {name: each.registered_name for name, each in made.items()} == {name: name for name in made}
-    assert made["digits"].targets == ("class",)
+    created: dict[str, Any] = {name: DATA[name]() for name in DATA.builtin}
+    assert {name: each.registered_name for name, each in created.items()} == {name: name for name in created}
+    assert created["digits"].targets == ("class",)

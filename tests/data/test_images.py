@@ -71,8 +71,8 @@ ALPHA = np.array([0, 51, 255], dtype=np.uint8)  # nothing, a fifth, everything
 BLENDED = [255, 225, 105]  # of gray 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
 
 
-def save_image(path: Path, image: Any, **how: Any) -> Path:
-    image.save(path, **how)
+def save_image(path: Path, image: Any, **save_options: Any) -> Path:
+    image.save(path, **save_options)
     return path
 
 
@@ -85,8 +85,8 @@ def transparent_image(mode: str) -> Any:
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
 @pytest.mark.parametrize("mode", ["LA", "RGBA"])
 def test_transparent_pixels_are_blended_with_white(tmp_path: Path, mode: str, suffix: str) -> None:
-    how = {"lossless": True, "exact": True} if suffix == "webp" else {}
-    pixels = decode_image(save_image(tmp_path / f"a.{suffix}", transparent_image(mode), **how), "a")
+    save_options = {"lossless": True, "exact": True} if suffix == "webp" else {}
+    pixels = decode_image(save_image(tmp_path / f"a.{suffix}", transparent_image(mode), **save_options), "a")
     assert len(pixels) == (1 if mode == "LA" and suffix != "webp" else 3)
     assert pixels[:, 0].tolist() == [BLENDED] * len(pixels)
 
@@ -126,10 +126,10 @@ def test_decodes_bilevel_and_cmyk_colors(tmp_path: Path) -> None:
         ("cmyk.tif", Image.fromarray(COLOR).convert("CMYK"), {}, COLOR),
         ("cmyk.jpg", Image.fromarray(COLOR).convert("CMYK"), {"quality": 100, "subsampling": 0}, COLOR),
     ]
-    for name, image, how, wanted in cases:
-        pixels = decode_image(save_image(tmp_path / name, image, **how), name)
+    for name, image, save_options, expected in cases:
+        pixels = decode_image(save_image(tmp_path / name, image, **save_options), name)
         pixels = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
-        assert np.abs(pixels.astype(int) - wanted).max() <= (1 if name == "cmyk.jpg" else 0), name
+        assert np.abs(pixels.astype(int) - expected).max() <= (1 if name == "cmyk.jpg" else 0), name
 
 
 def test_16_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_run_node_and_new_data_read_transparent_images_alike(tmp_path: Path) -> 
             image.save(tmp_path / "pets" / name / f"{number}.png")
     run = load(make_data_config(str(tmp_path / "pets")))
     node, spec = node_data.load_node_data(NodeDataConfig(source="folder", path="pets"), tmp_path)
-    _, asked = load_unlabeled(str(tmp_path / "pets"), spec, NewDataOptions())
-    for pixels in (run.train.inputs / 2 + 0.5, node.inputs / 2 + 0.5, asked):
+    _, new_data = load_unlabeled(str(tmp_path / "pets"), spec, NewDataOptions())
+    for pixels in (run.train.inputs / 2 + 0.5, node.inputs / 2 + 0.5, new_data):
         assert (pixels[:, :, 0, 0] == 1).all()
         torch.testing.assert_close(pixels[0, :, 1, 1] * 255, torch.tensor([9.0, 8.0, 7.0]), atol=1e-4, rtol=0)

@@ -82,8 +82,8 @@ def test_images_of_one_patient_stay_together() -> None:
         assert len(data.train) % 12 == 0  # 12 patches per image, and whole images
         named = data.columns["patient"]
         assert set(named) <= {*(f"p{n}" for n in range(6)), "n18"}
-        kept, taken = hold_out(PublicConfig("held-out", share=0.4), data)
-        assert not owners(data.train.inputs[kept]) & owners(data.train.inputs[taken])
+        kept, selected = hold_out(PublicConfig("held-out", share=0.4), data)
+        assert not owners(data.train.inputs[kept]) & owners(data.train.inputs[selected])
         assert data.train.groups is not None
         assert len(set(data.train.groups.tolist())) == len(set(named))
 

@@ -83,7 +83,7 @@ def test_train_limit_is_stratified_and_keeps_the_test_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("digits", {"train_limit": -1}, "data.train_limit"),
         ("digits", {"test_fraction": 0.0}, "data.test_fraction"),
@@ -94,11 +94,11 @@ def test_train_limit_is_stratified_and_keeps_the_test_part() -> None:
         ("imagenet", {}, "data.name"),
     ],
 )
-def test_rejects_invalid_options(name: str, options: dict[str, Any], said: str) -> None:
+def test_rejects_invalid_options(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         load(make_data_config(name, **options))
-    assert caught.value.name == said
-    if said == "data.name":
+    assert caught.value.name == message
+    if message == "data.name":
         assert all(known in str(caught.value) for known in DATA)
 
 

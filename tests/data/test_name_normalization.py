@@ -60,8 +60,8 @@ def folder_of_images(folder: Path, patient: list[str], site: list[str] | None = 
     lines = ["name,patient" + (",site" if site else "")]
     for row in range(16):
         write_png(folder / "in" / "ab"[row % 2] / f"\u00fc{row}.png", row)
-        own = [f"{'ab'[row % 2]}/u\u0308{row}", patient[row], *([site[row]] if site else [])]
-        lines.append(",".join(own))
+        options = [f"{'ab'[row % 2]}/u\u0308{row}", patient[row], *([site[row]] if site else [])]
+        lines.append(",".join(options))
     (folder / "in" / "cases.csv").write_text("\n".join(lines), encoding="utf-8")
     return str(folder / "in")
 
@@ -152,16 +152,16 @@ def test_images_match_masks_in_either_normal_form(tmp_path: Path) -> None:
 
 def test_instance_image_normalizes_its_patient() -> None:
     nothing = np.zeros((8, 8), np.int32)
-    pictures = [InstanceImage(PIXELS[:1], nothing, str(row), patient=each) for row, each in enumerate(ONE)]
-    assert group_by_patient(pictures)[1].tolist() == [0, 0, 0, 0]
+    image_list = [InstanceImage(PIXELS[:1], nothing, str(row), patient=each) for row, each in enumerate(ONE)]
+    assert group_by_patient(image_list)[1].tolist() == [0, 0, 0, 0]
 
 
 def test_text_labels_are_matched_by_name(tmp_path: Path) -> None:
     lines = ["text,label,patient", *(f"t,{name},{name}" for name in [*ONE, "x"])]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
-    found = read_labeled_texts(tmp_path / "t.csv")
-    assert (found.labels.tolist(), found.classes) == ([0, 0, 0, 0, 1], (COMPOSED, "x"))
-    assert set(found.columns["patient"].tolist()) == {COMPOSED, "x"}
+    result = read_labeled_texts(tmp_path / "t.csv")
+    assert (result.labels.tolist(), result.classes) == ([0, 0, 0, 0, 1], (COMPOSED, "x"))
+    assert set(result.columns["patient"].tolist()) == {COMPOSED, "x"}
     lines = ["text,label", *(f"t,{number}" for number in range(1, 11))]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
     assert read_labeled_texts(tmp_path / "t.csv").classes == tuple(map(str, range(1, 11)))
@@ -233,16 +233,16 @@ def test_numbered_findings_are_sorted_by_value(tmp_path: Path) -> None:
     assert read_finding_csv(tmp_path / "mine.csv", CsvColumns("label")).classes == ("9", "10")
 
 
-@pytest.mark.parametrize("given", [{}, {"classes": [*map(str, range(11))]}])
+@pytest.mark.parametrize("value", [{}, {"classes": [*map(str, range(11))]}])
 def test_numbered_labels_are_matched_by_name_if_classes_are_reordered(
-    tmp_path: Path, given: dict[str, list[str]]
+    tmp_path: Path, value: dict[str, list[str]]
 ) -> None:
-    path = write_npz(tmp_path, labels=[*range(11), *range(5)], **given)
+    path = write_npz(tmp_path, labels=[*range(11), *range(5)], **value)
     classes = tuple(sorted(map(str, range(11))))
     spec = InputSpec(ClassificationConfig(), classes, (1, 8, 8), (0.5,), (0.5,))
     private = load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets
-    for found in (load_labeled(path, spec, NewDataOptions()).targets, private):
-        assert [classes[label] for label in found.tolist()] == [*map(str, [*range(11), *range(5)])]
+    for result in (load_labeled(path, spec, NewDataOptions()).targets, private):
+        assert [classes[label] for label in result.tolist()] == [*map(str, [*range(11), *range(5)])]
 
 
 # --- number of classes ----------------------------------------------------------------------------------
@@ -313,8 +313,8 @@ def test_integer_classes_have_no_decimal_point() -> None:
 
 
 def test_spec_and_node_classes_are_normalized_and_distinct() -> None:
-    given = (ClassificationConfig(), (PARTED, "b"), (1, 8, 8), (0.5,), (0.5,))
-    assert InputSpec(*given).classes == NodeDataConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
+    value = (ClassificationConfig(), (PARTED, "b"), (1, 8, 8), (0.5,), (0.5,))
+    assert InputSpec(*value).classes == NodeDataConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
     with pytest.raises(ArgumentError, match=r"spec\.classes"):
         InputSpec(ClassificationConfig(), (PARTED, COMPOSED), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match=r"data\.classes"):
@@ -325,13 +325,13 @@ def test_array_names_are_normalized(tmp_path: Path) -> None:
     """Otherwise the split, class names and patients would be ignored."""
     images, labels = np.zeros((4, 8, 8), np.float32), np.array([0, 1, 0, 1])
     split, patient = np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "c"])
-    given = {"images": images, "labels": labels, "split ": split, "classes\u200b": np.array(["cat", "dog"])}
-    raw = raw_images_from_arrays(tmp_path, {**given, " patient": patient}, "class")
+    value = {"images": images, "labels": labels, "split ": split, "classes\u200b": np.array(["cat", "dog"])}
+    raw = raw_images_from_arrays(tmp_path, {**value, " patient": patient}, "class")
     assert raw.split is not None
     assert raw.split.tolist() == split.tolist()
     assert raw.classes == ("cat", "dog")
     assert raw.columns["patient"].tolist() == patient.tolist()
     with pytest.raises(DataError, match="patient"):
-        raw_images_from_arrays(tmp_path, {**given, "patient ": patient[:3]}, "class")
+        raw_images_from_arrays(tmp_path, {**value, "patient ": patient[:3]}, "class")
     with pytest.raises(DataError, match="one name"):
-        raw_images_from_arrays(tmp_path, {**given, "split": split}, "class")
+        raw_images_from_arrays(tmp_path, {**value, "split": split}, "class")

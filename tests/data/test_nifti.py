@@ -177,24 +177,24 @@ def scan_of(
     return image
 
 
-def put(path: Path, place: int, form: str, *values: float) -> None:
+def put(path: Path, position: int, form: str, *values: float) -> None:
     """Set bytes of a header that nibabel would not write."""
     content = bytearray(gzip.decompress(path.read_bytes()))
-    struct.pack_into(form, content, place, *values)
+    struct.pack_into(form, content, position, *values)
     path.write_bytes(gzip.compress(bytes(content)))
 
 
-def moved(**places: float) -> np.ndarray[Any, Any]:
+def moved(**positions: float) -> np.ndarray[Any, Any]:
     """Return GRID with changed entries: x_z is the part of the z axis that points right, x the origin."""
     affine = GRID.copy()
-    for name, value in places.items():
+    for name, value in positions.items():
         row, _, column = name.partition("_")
         affine["xyz".index(row), "xyz".index(column) if column else 3] = value
     return affine
 
 
 @pytest.mark.parametrize(
-    ("affine", "codes", "said"),
+    ("affine", "codes", "message"),
     [
         (moved(x_x=-1), (1, 1), r"its axes are LAS, and those of .*P_t1\.nii\.gz RAS"),
         (moved(x_x=-1, x=11), (1, 1), "its axes are LAS"),  # the same space, mirrored voxels
@@ -206,14 +206,14 @@ def moved(**places: float) -> np.ndarray[Any, Any]:
 )
 @pytest.mark.parametrize("other", ["P_mask", "P_t2"])
 def test_rejects_case_files_on_different_grids(
-    tmp_path: Path, affine: np.ndarray[Any, Any], codes: tuple[int, int], said: str, other: str
+    tmp_path: Path, affine: np.ndarray[Any, Any], codes: tuple[int, int], message: str, other: str
 ) -> None:
     (tmp_path / "P").mkdir()
     values = {"P_t1": volume(0), "P_t2": volume(1), "P_mask": (volume(0) > 700).astype(np.uint8)}
     for name, each in values.items():
         chosen = (affine, codes) if name == other else (GRID, (1, 1))
         nibabel.save(scan_of(each, *chosen), tmp_path / "P" / f"{name}.nii.gz")
-    with pytest.raises(DataError, match=rf"{other}\.nii\.gz: {said}"):
+    with pytest.raises(DataError, match=rf"{other}\.nii\.gz: {message}"):
         read_volumes(tmp_path, masks=True)
 
 
@@ -223,8 +223,8 @@ def test_rounded_affines_are_one_grid(tmp_path: Path) -> None:
     for name, angle in (("image", np.pi / 4 - 1e-5), ("mask", np.pi / 4 + 1e-5)):
         affine = GRID.copy()
         affine[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
-        given = values if name == "image" else (values > 700).astype(np.uint8)
-        nibabel.save(scan_of(given, affine), tmp_path / f"a_{name}.nii.gz")
+        given_value = values if name == "image" else (values > 700).astype(np.uint8)
+        nibabel.save(scan_of(given_value, affine), tmp_path / f"a_{name}.nii.gz")
     raw = read_volumes(tmp_path, masks=True)
     assert raw.images[:, 0][raw.labels == 1].min() > raw.images[:, 0][raw.labels == 0].max()
 
@@ -272,10 +272,10 @@ def test_nan_scale_factor_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["complex", "color"])
 def test_rejects_complex_and_rgb_voxels(tmp_path: Path, which: str, kind: str) -> None:
     colors = np.zeros((12, 8, 6), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
-    odd = (volume(0) * (1 + 1j)).astype(np.complex64) if kind == "complex" else colors
+    unusual = (volume(0) * (1 + 1j)).astype(np.complex64) if kind == "complex" else colors
     for name in ("image", "mask"):
         plain = volume(0) if name == "image" else (volume(0) > 700).astype(np.uint8)
-        nibabel.save(scan_of(odd if name == which else plain), tmp_path / f"a_{name}.nii.gz")
+        nibabel.save(scan_of(unusual if name == which else plain), tmp_path / f"a_{name}.nii.gz")
     with pytest.raises(DataError, match=rf"a_{which}\.nii\.gz: holds {kind}"):
         read_volumes(tmp_path, masks=True)
 
@@ -294,9 +294,9 @@ def test_reads_upper_case_names_and_singleton_axes(tmp_path: Path) -> None:
 def test_rejects_two_files_of_one_role(tmp_path: Path, more: str) -> None:
     for name in ("a_image.nii.gz", "a_mask.nii.gz", more):
         nibabel.save(scan_of(volume(0)), tmp_path / name)
-    with pytest.raises(DataError, match=r"case 'a' has .*, too") as found:
+    with pytest.raises(DataError, match=r"case 'a' has .*, too") as result:
         read_volumes(tmp_path, masks=True)
-    assert more in str(found.value)
+    assert more in str(result.value)
 
 
 def test_rejects_nnunet_folders(tmp_path: Path) -> None:

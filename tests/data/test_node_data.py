@@ -222,12 +222,12 @@ def test_loads_tensors_in_the_form_of_the_spec(tmp_path: Path) -> None:
     check_pixel_range(config, data, PETS)
     with pytest.raises(DataError, match=r"values from -3 to .*expected -1 to 1 with mean 0.5 and std 0.5"):
         check_pixel_range(config, loaded(inputs=3 * NORMALIZED), PETS)
-    for changed, said in (
+    for changed, message in (
         ({"inputs": NORMALIZED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\) \(expected \(1, 4, 8\)"),
         ({"patient": torch.tensor([7])}, r"patient is of shape \(1,\) \(expected one an example"),
         ({"age": torch.tensor([7])}, r"holds age, inputs, patient, targets \(expected just inputs, patient"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             loaded(**changed)
 
 
@@ -236,9 +236,9 @@ def test_declared_vocabulary_reveals_no_word(tmp_path: Path) -> None:
     ids = torch.tensor([[2, 777, 4, 0]])
     save_file({"inputs": ids, "targets": torch.tensor([0])}, tmp_path / "mine.safetensors")
     config = NodeDataConfig(source="tensors", path="mine.safetensors")
-    for vocabulary, wanted in ((1000, ids), (777, torch.tensor([[2, 1, 4, 0]]))):
+    for vocabulary, expected in ((1000, ids), (777, torch.tensor([[2, 1, 4, 0]]))):
         spec = InputSpec(TextConfig(), ("a", "b"), (4,), (), (), vocabulary)
-        assert torch.equal(load_node_data(config, tmp_path, spec)[0].inputs, wanted)
+        assert torch.equal(load_node_data(config, tmp_path, spec)[0].inputs, expected)
 
 
 def test_declared_normalization_reveals_no_extreme_pixel() -> None:
@@ -382,11 +382,11 @@ def test_rejects_unknown_sources() -> None:
 @contextmanager
 def fresh(*names: str) -> Iterator[None]:
     """Forget imported modules and their folders before and after a test."""
-    places = list(sys.path)
+    positions = list(sys.path)
     for name in names:
         sys.modules.pop(name, None)
     yield
-    sys.path[:] = places
+    sys.path[:] = positions
     for name in names:
         sys.modules.pop(name, None)
 

@@ -226,8 +226,8 @@ def test_texts_get_the_ids_of_the_server(tmp_path: Path) -> None:
     server = load_data(make_data_config(str(tmp_path / "mine.csv"), length=4, words=50), TextConfig())
     spec = InputSpec(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
     data, _ = load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path, spec)
-    theirs = torch.cat([server.train.inputs, server.test.inputs])
-    assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, theirs.tolist()))
+    other_data = torch.cat([server.train.inputs, server.test.inputs])
+    assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, other_data.tolist()))
     assert data.targets.tolist() == [1, 0, 0, 1]
     other = replace(spec, classes=("fine", "poor"))
     with pytest.raises(DataError, match="has a class 'no'"):
@@ -265,23 +265,23 @@ def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
     findings = write_npz(tmp_path, images=PIXELS, labels=np.zeros((6, 3), dtype=np.int64))
     config = write_pictures(tmp_path, PIXELS, MASKS)
     (tmp_path / "mine.safetensors").write_bytes(b"")
-    for source, path, said in (
+    for source, path, message in (
         ("npz", findings.path, r"labels are int64 of shape \(6, 3\)"),
         ("folder", config.path, "this looks like images and masks"),
         ("nifti", config.path, "data.source = 'nifti'"),
         ("csv", "mine.csv", "has 'good film'"),
         ("tensors", "mine.safetensors", "only a run determines its input spec"),
     ):
-        with pytest.raises(RunRequiredError, match=said):
+        with pytest.raises(RunRequiredError, match=message):
             load_node_data(NodeDataConfig(source=source, path=path), tmp_path)
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_text("none")
-    for given, said in (
+    for value, message in (
         (NodeDataConfig(path="none.npz"), "file not found"),
         (NodeDataConfig(source="folder", path="images"), "cannot be read as an image"),
     ):
-        with pytest.raises(DataError, match=said) as wrong:
-            load_node_data(given, tmp_path)
+        with pytest.raises(DataError, match=message) as wrong:
+            load_node_data(value, tmp_path)
         assert not isinstance(wrong.value, RunRequiredError)
 
 

@@ -371,7 +371,7 @@ def test_other_arrays_of_medmnist_files_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         # The total number of labels is right, but they would belong to other images.
         ({"train_labels": np.zeros((11, 1), int), "test_labels": np.zeros((7, 1), int)}, "train_labels"),
@@ -379,8 +379,8 @@ def test_other_arrays_of_medmnist_files_are_kept(tmp_path: Path) -> None:
         ({"test_labels": np.zeros(6, int)}, "test_labels"),
     ],
 )
-def test_rejects_inconsistent_medmnist_parts(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=rf"odd\.npz: {said} is of shape"):
+def test_rejects_inconsistent_medmnist_parts(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=rf"odd\.npz: {message} is of shape"):
         load(make_data_config(str(medmnist(tmp_path / "odd.npz", **changes))))
 
 

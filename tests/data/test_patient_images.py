@@ -262,6 +262,6 @@ def test_reads_an_npz_of_findings(tmp_path: Path) -> None:
     assert not {n // 2 for n in patients_in(data.train)} & {n // 2 for n in patients_in(data.test)}
     np.savez(tmp_path / "mine.npz", **arrays | {"labels": labels * 2})
     row, column = np.argwhere(labels != 0)[0]  # the first that is 2 or -2 now
-    place = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"
-    with pytest.raises(DataError, match=rf"mine.npz: labels: {place} \(expected 1, 0 and -1"):
+    position = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"
+    with pytest.raises(DataError, match=rf"mine.npz: labels: {position} \(expected 1, 0 and -1"):
         load(make_data_config(str(tmp_path / "mine.npz")), FINDINGS)

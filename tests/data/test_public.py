@@ -201,8 +201,8 @@ def test_noise_images_do_not_depend_on_the_limit() -> None:
 
 def test_noise_images_are_smooth_with_varying_contrast() -> None:
     x = generate_noise_images(300, 3, 32, 32, torch_generator(0, "test"))
-    across, apart = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
-    assert across < 0.5 * apart  # independent pixels would give 1
+    across, separate = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
+    assert across < 0.5 * separate  # independent pixels would give 1
     spread = x.flatten(1).std(1)
     assert spread.max() > 3 * spread.min()
     # The direction of least change differs between images.
@@ -213,10 +213,10 @@ def test_noise_images_are_smooth_with_varying_contrast() -> None:
 
 
 def test_conversion_of_public_images_is_described(tmp_path: Path) -> None:
-    pictures = np.zeros((20, 12, 12, 3), dtype=np.uint8)
-    np.savez(tmp_path / "color.npz", images=pictures, labels=np.arange(20) % 2)
+    image_list = np.zeros((20, 12, 12, 3), dtype=np.uint8)
+    np.savez(tmp_path / "color.npz", images=image_list, labels=np.arange(20) % 2)
     _, public = load_parts(PublicConfig(str(tmp_path / "color.npz")))
     assert public.conversion == "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
     assert public.to("cpu").conversion == public.conversion
-    np.savez(tmp_path / "gray.npz", images=pictures[:, :8, :8, 0], labels=np.arange(20) % 2)
+    np.savez(tmp_path / "gray.npz", images=image_list[:, :8, :8, 0], labels=np.arange(20) % 2)
     assert load_parts(PublicConfig(str(tmp_path / "gray.npz")))[1].conversion == ""

@@ -99,7 +99,7 @@ def test_pil_masks_are_class_indices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("value", "message"),
     [
         (
             hugging_face_data("picture", "label"),
@@ -129,9 +129,9 @@ def test_pil_masks_are_class_indices() -> None:
         (None, "is a NoneType"),
     ],
 )
-def test_rejects_other_forms(given: Any, said: str) -> None:
-    with pytest.raises(DataError, match=rf"^data\[0\].* ?{said}"):
-        extract_inputs_and_targets(given, "data[0]")
+def test_rejects_other_forms(value: Any, message: str) -> None:
+    with pytest.raises(DataError, match=rf"^data\[0\].* ?{message}"):
+        extract_inputs_and_targets(value, "data[0]")
 
 
 def run_distil(data: Any, **more: Any) -> fedstill.Outcome:
@@ -146,12 +146,12 @@ def run_distil(data: Any, **more: Any) -> fedstill.Outcome:
 
 
 def test_distil_gives_equal_results_for_pil_images_and_tensors() -> None:
-    wanted = run_distil(FORMS["tensors"]).result["nodes"]
-    assert run_distil(FORMS["data set of pictures"], public=INPUTS.numpy()).result["nodes"] == wanted
+    expected = run_distil(FORMS["tensors"]).result["nodes"]
+    assert run_distil(FORMS["data set of pictures"], public=INPUTS.numpy()).result["nodes"] == expected
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"data": (INPUTS.permute(0, 2, 3, 1), LABELS)}, r"\(6, 8, 8, 1\) .*channels seem to be"),
         ({"public": INPUTS.permute(0, 2, 3, 1).numpy()}, r"public.*8, 1\) .*channels seem to be"),
@@ -165,8 +165,8 @@ def test_distil_gives_equal_results_for_pil_images_and_tensors() -> None:
         ),
     ],
 )  # fmt: skip
-def test_distil_errors_name_the_argument(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_distil_errors_name_the_argument(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         run_distil(**{"data": FORMS["tensors"]} | more)
 
 
@@ -209,8 +209,8 @@ def test_class_labels_are_renumbered_to_the_given_classes() -> None:
     feature = ClassLabel()
     feature.names = ["cat", "dog"]  # type: ignore[attr-defined]
     data.features["kind"] = feature
-    for classes, wanted in ((("cat", "dog"), [0, 1, 0, 1]), (("dog", "cat"), [1, 0, 1, 0])):
-        assert hugging_face_tensors(data, "data", CLASSES, classes=classes)[1].tolist() == wanted
+    for classes, expected in ((("cat", "dog"), [0, 1, 0, 1]), (("dog", "cat"), [1, 0, 1, 0])):
+        assert hugging_face_tensors(data, "data", CLASSES, classes=classes)[1].tolist() == expected
     assert hugging_face_tensors(data, "data", CLASSES, classes=("Katze", "Hund"))[1].tolist() == [0, 1, 0, 1]
     with pytest.raises(DataError, match=r"has a class 'cat'.* dog, eel"):
         hugging_face_tensors(data, "data", CLASSES, classes=("dog", "eel"))
@@ -296,7 +296,7 @@ def test_rejects_fractional_and_complex_labels() -> None:
 
 
 def test_ambiguous_columns_are_one_line() -> None:
-    for given, said in (
+    for value, message in (
         (pil_images(other=ClassLabel()), r"data has no unambiguous targets \(expected one called label,"),
         (Dataset({"text": Sequence(), "label": ClassLabel()}, []), "data has no unambiguous inputs"),
         (pil_images(0), "data has no rows"),
@@ -306,8 +306,8 @@ def test_ambiguous_columns_are_one_line() -> None:
             "one size",
         ),
     ):
-        with pytest.raises(DataError, match=said):
-            hugging_face_tensors(given, "data", CLASSES)
+        with pytest.raises(DataError, match=message):
+            hugging_face_tensors(value, "data", CLASSES)
     with pytest.raises(DataError, match="expected tensors for task reconstruction"):
         hugging_face_tensors(pil_images(), "data", ReconstructionConfig().make(1))
 

@@ -28,11 +28,11 @@ ROWS = {
 
 def test_columns_become_numbers_or_categories() -> None:
     schema, left_out = draft_schema(ROWS, "grade")
-    found = {column.name: column for column in schema.columns}
-    assert list(found) == ["age", "bp", "ward", "grade"], "who a row is of is not learned from"
-    assert (found["age"].range, found["age"].missing) == ((15.0, 100.0), False)
-    assert (found["bp"].range, found["bp"].missing) == ((120.0, 130.0), True)
-    assert (found["ward"].categories, found["ward"].missing) == (("x", "y"), True)
+    result = {column.name: column for column in schema.columns}
+    assert list(result) == ["age", "bp", "ward", "grade"], "who a row is of is not learned from"
+    assert (result["age"].range, result["age"].missing) == ((15.0, 100.0), False)
+    assert (result["bp"].range, result["bp"].missing) == ((120.0, 130.0), True)
+    assert (result["ward"].categories, result["ward"].missing) == (("x", "y"), True)
     assert schema.classes == ("1", "2", "10"), "few whole numbers are classes, in their order"
     assert left_out == {
         "patient": "it is metadata",
@@ -112,9 +112,9 @@ def test_rejects_tables_without_usable_inputs() -> None:
 
 @given(st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 1000), min_size=2, unique=True))
 def test_rounded_range_is_tight(numbers: list[float]) -> None:
-    least, most = round_outwards(numbers)
-    assert least <= min(numbers) < max(numbers) <= most
-    assert most - least <= 2.1 * (max(numbers) - min(numbers))
+    minimum, maximum = round_outwards(numbers)
+    assert minimum <= min(numbers) < max(numbers) <= maximum
+    assert maximum - minimum <= 2.1 * (max(numbers) - min(numbers))
 
 
 def test_command_writes_a_schema_that_a_run_reads(

@@ -45,25 +45,25 @@ def classes_per_part(parts: Sequence[torch.Tensor], labels: torch.Tensor) -> lis
 @settings(deadline=None, max_examples=150)
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any),
-    how=st.sampled_from(["iid", "dirichlet", "balanced-dirichlet", "shards", "sorted"]),
+    split_name=st.sampled_from(["iid", "dirichlet", "balanced-dirichlet", "shards", "sorted"]),
     log_alpha=st.floats(-12, 12),
     draw=st.data(),
     seed=st.integers(0, 2**32),
 )
 def test_parts_are_a_partition(
-    counts: list[int], how: Any, log_alpha: float, draw: st.DataObject, seed: int
+    counts: list[int], split_name: Any, log_alpha: float, draw: st.DataObject, seed: int
 ) -> None:
     labels, total = labels_of_sizes(*counts), sum(counts)
     minimum = draw.draw(st.integers(1, min(total, 12)))
     nodes = draw.draw(st.integers(1, total // minimum))
     per_node = draw.draw(st.integers(1, int(np.count_nonzero(counts))))
-    own = {
+    options = {
         "dirichlet": {"alpha": 10**log_alpha},
         "balanced-dirichlet": {"alpha": 10**log_alpha},
         "shards": {"classes_per_node": per_node},
         "sorted": {"column": "age"},
     }
-    config = SPLITS[how](nodes=nodes, minimum=minimum, **own.get(how, {}))
+    config = SPLITS[split_name](nodes=nodes, minimum=minimum, **options.get(split_name, {}))
     columns = {"age": np.random.default_rng(seed).normal(size=total)}
     parts = split(labels, len(counts), config, np.random.default_rng(seed), columns)
 
@@ -75,14 +75,16 @@ def test_parts_are_a_partition(
     assert as_lists(again) == as_lists(parts)
 
 
-@pytest.mark.parametrize("how", ["iid", "dirichlet", "balanced-dirichlet", "shards"])
-def test_seed_changes_the_split(how: str) -> None:
+@pytest.mark.parametrize("split_name", ["iid", "dirichlet", "balanced-dirichlet", "shards"])
+def test_seed_changes_the_split(split_name: str) -> None:
     labels = labels_of_sizes(50, 50, 50, 50)
-    assert as_lists(divide(labels, 4, seed=1, name=how)) != as_lists(divide(labels, 4, seed=2, name=how))
+    assert as_lists(divide(labels, 4, seed=1, name=split_name)) != as_lists(
+        divide(labels, 4, seed=2, name=split_name)
+    )
 
 
 @pytest.mark.parametrize(
-    ("how", "own"),
+    ("split_name", "options"),
     [
         ("iid", {}),
         ("dirichlet", {"alpha": 1e6}),
@@ -90,10 +92,10 @@ def test_seed_changes_the_split(how: str) -> None:
         ("shards", {"classes_per_node": 1}),
     ],
 )
-def test_examples_are_shuffled(how: str, own: dict[str, Any]) -> None:
+def test_examples_are_shuffled(split_name: str, options: dict[str, Any]) -> None:
     # Without a shuffle, each node's part of a class would be contiguous.
     labels = torch.zeros(1000, dtype=torch.int64)
-    for part in divide(labels, 1, name=how, nodes=2, **own):
+    for part in divide(labels, 1, name=split_name, nodes=2, **options):
         assert int((part.diff() > 1).sum()) > 100
 
 
@@ -128,9 +130,9 @@ def test_small_alpha_gives_each_class_to_one_node() -> None:
     labels = labels_of_sizes(*[20] * 40)
     for alpha in (1e-12, 1e-6):
         parts = divide(labels, 40, name="dirichlet", nodes=3, alpha=alpha)
-        held = classes_per_part(parts, labels)
-        assert sum(len(h) for h in held) == 40  # no class is at two nodes
-        assert all(held)
+        class_counts = classes_per_part(parts, labels)
+        assert sum(len(h) for h in class_counts) == 40  # no class is at two nodes
+        assert all(class_counts)
 
 
 def test_nodes_below_the_minimum_are_topped_up_from_the_largest() -> None:
@@ -142,7 +144,7 @@ def test_nodes_below_the_minimum_are_topped_up_from_the_largest() -> None:
 def test_sufficient_sample_is_not_topped_up() -> None:
     # Sampled repeatedly, Dirichlet(1) gives both nodes 20 of 100 without moving examples:
     # a node that was topped up would have 20 exactly.
-    least = [
+    lowest = [
         min(
             part_sizes(
                 divide(labels_of_sizes(100), 1, seed, name="dirichlet", nodes=2, alpha=1.0, minimum=20)
@@ -150,18 +152,18 @@ def test_sufficient_sample_is_not_topped_up() -> None:
         )
         for seed in range(30)
     ]
-    assert min(least) >= 20
-    assert least.count(20) < 5
+    assert min(lowest) >= 20
+    assert lowest.count(20) < 5
 
 
 def test_balanced_nodes_take_classes_by_their_shares() -> None:
     # With a tiny alpha each node prefers one class: different ones, or the same, which they share.
-    labels, found = labels_of_sizes(10, 10), set()
+    labels, result = labels_of_sizes(10, 10), set()
     for seed in range(20):
         parts = divide(labels, 2, seed, name="balanced-dirichlet", nodes=2, alpha=1e-6)
         assert part_sizes(parts) == [10, 10]
-        found.add(tuple(sorted(int(labels[part].sum()) for part in parts)))
-    assert found == {(0, 10), (5, 5)}
+        result.add(tuple(sorted(int(labels[part].sum()) for part in parts)))
+    assert result == {(0, 10), (5, 5)}
 
 
 def test_balanced_nodes_take_remaining_classes() -> None:
@@ -220,14 +222,14 @@ def test_shards_have_the_documented_class_counts(
     per_node = draw.draw(st.integers(1, classes))
     labels = labels_of_sizes(*draw.draw(st.lists(st.integers(12, 30), min_size=classes, max_size=classes)))
     parts = divide(labels, classes, seed, name="shards", nodes=nodes, classes_per_node=per_node, minimum=1)
-    held = classes_per_part(parts, labels)
+    class_counts = classes_per_part(parts, labels)
     if nodes * per_node >= classes:
-        assert [len(h) for h in held] == [per_node] * nodes
-        holders = [sum(label in h for h in held) for label in range(classes)]
+        assert [len(h) for h in class_counts] == [per_node] * nodes
+        holders = [sum(label in h for h in class_counts) for label in range(classes)]
         assert max(holders) - min(holders) <= 1
     else:  # more classes than slots: as few more as possible
-        assert sum(len(h) for h in held) == classes
-        assert max(len(h) for h in held) == -(-classes // nodes)
+        assert sum(len(h) for h in class_counts) == classes
+        assert max(len(h) for h in class_counts) == -(-classes // nodes)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -320,10 +322,10 @@ def test_rejects_invalid_options(settings: dict[str, Any], name: str, words: str
         (np.array([np.nan] * 2 + [0.0] * 58), "empty for 2 of 60 examples"),
     ],
 )
-@pytest.mark.parametrize("how", ["column", "sorted"])
-def test_rejects_unusable_columns(how: str, column: Any, words: str) -> None:
+@pytest.mark.parametrize("split_name", ["column", "sorted"])
+def test_rejects_unusable_columns(split_name: str, column: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        divide(labels_of_sizes(60), 1, name=how, column="c", columns={"c": column})
+        divide(labels_of_sizes(60), 1, name=split_name, column="c", columns={"c": column})
 
 
 def test_rejects_labels_outside_the_classes_and_no_examples() -> None:

@@ -41,11 +41,11 @@ def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
 def test_patient_of_two_sites_is_sampled_whole(seed: int, share: float) -> None:
     patient = np.arange(30) % 10
     site = np.arange(30) % 3  # each patient is at all three sites
-    drawn = sample_units_per_site(
+    sampled = sample_units_per_site(
         np.zeros(30, dtype=np.int64), patient, site, share, np.random.default_rng(seed)
     )
-    assert len(set(patient[drawn])) == min(max(round(10 * share), 1), 9), "one draw serves all three"
-    assert not set(patient[drawn]) & set(patient[~drawn])
+    assert len(set(patient[sampled])) == min(max(round(10 * share), 1), 9), "one draw serves all three"
+    assert not set(patient[sampled]) & set(patient[~sampled])
 
 
 def divide(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
@@ -62,8 +62,8 @@ def test_sampled_units_are_whole_and_within_the_count(patients: int, seed: int, 
     targets, patient = findings(patients, seed)
     count = max(round(share * len(patient)), 1)
     rows = sample_whole_units(stratification_labels(targets), patient, count, np.random.default_rng(seed))
-    rest = np.setdiff1d(np.arange(len(patient)), rows)
-    assert not divide(patient, [rows, rest])
+    remaining = np.setdiff1d(np.arange(len(patient)), rows)
+    assert not divide(patient, [rows, remaining])
     assert len(rows) <= count or len(np.unique(patient[rows])) == 1
     assert len(rows) >= 1
     assert rows.tolist() == sorted(set(rows.tolist()))
@@ -84,8 +84,8 @@ def test_each_site_has_patients_in_both_parts(seed: int, share: float) -> None:
     test = sample_units_per_site(np.zeros(len(of), dtype=np.int64), of, sites, share, rng)
     assert not divide(of, [np.flatnonzero(test), np.flatnonzero(~test)])
     for site, size in zip("abcd", sizes, strict=True):
-        drawn = len(np.unique(of[test & (sites == site)]))
-        assert drawn == min(max(round(size * share), 1), size - 1)
+        sampled = len(np.unique(of[test & (sites == site)]))
+        assert sampled == min(max(round(size * share), 1), size - 1)
 
 
 def test_rejects_sites_with_one_patient() -> None:
@@ -103,17 +103,17 @@ def test_rejects_sites_with_one_patient() -> None:
     st.integers(1, 5),
     st.integers(0, 10**6),
 )
-def test_no_patient_is_at_two_nodes(how: str, nodes: int, seed: int) -> None:
+def test_no_patient_is_at_two_nodes(split_name: str, nodes: int, seed: int) -> None:
     targets, patient = findings(40, seed)
     skewed = {"alpha": 0.3}
-    own = {
+    options = {
         "shards": {"classes_per_node": 1},
         "sorted": {"column": "age"},
         "dirichlet": skewed,
         "balanced-dirichlet": skewed,
         "positives": skewed,
     }
-    config = SPLITS[how](nodes=nodes, minimum=2, **own.get(how, {}))
+    config = SPLITS[split_name](nodes=nodes, minimum=2, **options.get(split_name, {}))
     ages = {"age": np.random.default_rng(seed).random(len(patient))}
     parts = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
     assert sorted(torch.cat(parts).tolist()) == list(range(len(patient)))
@@ -125,11 +125,11 @@ def test_no_patient_is_at_two_nodes(how: str, nodes: int, seed: int) -> None:
 
 def test_unit_splits_have_nearly_equal_sizes() -> None:
     targets, patient = findings(200, 1)
-    for how in ("iid", "positives", "balanced-dirichlet"):
+    for split_name in ("iid", "positives", "balanced-dirichlet"):
         parts = split(
             targets,
             4,
-            read_table(SplitConfig, {"name": how, "nodes": 5}),
+            read_table(SplitConfig, {"name": split_name, "nodes": 5}),
             np.random.default_rng(0),
             {},
             patient,
@@ -155,7 +155,7 @@ def test_positives_split_skews_findings_not_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "config", "unit", "said"),
+    ("targets", "config", "unit", "message"),
     [
         (torch.zeros(40).long(), Positives(nodes=2), None, "only findings"),
         (torch.rand(40, 1, 4, 4), Dirichlet(nodes=2), None, "images have no classes"),
@@ -164,9 +164,9 @@ def test_positives_split_skews_findings_not_sizes() -> None:
     ],
 )
 def test_rejects_targets_that_a_split_cannot_divide(
-    targets: torch.Tensor, config: SplitConfig, unit: np.ndarray | None, said: str
+    targets: torch.Tensor, config: SplitConfig, unit: np.ndarray | None, message: str
 ) -> None:
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         split(targets, 1, config, np.random.default_rng(0), {}, unit)
 
 
@@ -188,9 +188,9 @@ def test_rejects_columns_that_divide_a_patient() -> None:
 
 @given(st.integers(1, 7), st.integers(2, 14), st.integers(0, 10**6))
 def test_nodes_together_know_all_findings(nodes: int, labels: int, seed: int) -> None:
-    least = min(-(-labels // nodes) + 1, labels)
+    lowest = min(-(-labels // nodes) + 1, labels)
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, labels, dtype=torch.int64))
-    for count in (least, labels):
+    for count in (lowest, labels):
         parts = hide_labels([part] * nodes, count, np.random.default_rng(seed))
         known = [set(torch.nonzero(one.targets[0] == 1).flatten().tolist()) for one in parts]
         assert all(len(one) == count for one in known)

@@ -134,8 +134,8 @@ def test_parquet_and_csv_agree(hospitals: Path) -> None:
     with pytest.raises(DataError, match=r"own\.parquet, row 2: column 'age' is 101 \(expected 0 to 100"):
         node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
     parquet.write_table(arrow.table({**columns, "age": [None, 7]}), hospitals / "own.parquet")
-    own, _ = node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
-    assert own.inputs.tolist() == [[0, 1, 1, 0, 0]]
+    specific, _ = node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
+    assert specific.inputs.tolist() == [[0, 1, 1, 0, 0]]
 
 
 def test_parquet_errors_are_one_line(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_rows_of_one_patient_stay_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "error_text"),
     [
         ("no,9,101,1,train", r"berlin\.csv, line 5: column 'age' is 101 \(expected 0 to 100, or nothing"),
         ("no,9,old,1,train", r"line 5: column 'age' is old \(expected 0 to 100"),
@@ -177,9 +177,9 @@ def test_rows_of_one_patient_stay_together(tmp_path: Path) -> None:
         ("no,9,1,1,later", r"split has 'later'"),
     ],
 )
-def test_schema_violation_names_file_line_and_column(hospitals: Path, line: str, said: str) -> None:
+def test_schema_violation_names_file_line_and_column(hospitals: Path, line: str, error_text: str) -> None:
     (hospitals / "berlin.csv").write_text(BERLIN + line + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=error_text):
         of(hospitals)
 
 
@@ -204,7 +204,7 @@ def test_schema_violations_are_listed_by_column_and_counted(hospitals: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "error_text"),
     [
         ("berlin.csv", "age,ill\n1,no\n", r"berlin\.csv: has no column 'ward'"),
         ("berlin.csv", "age,age,ward,ill\n1,1,1,no\n", "has column 'age' twice"),
@@ -212,17 +212,21 @@ def test_schema_violations_are_listed_by_column_and_counted(hospitals: Path) -> 
         ("schema.toml", "target = 'ill'\ncolumns = 3", r"schema\.toml: invalid columns = 3"),
         ("schema.toml", "", r"schema\.toml: has no columns"),
         ("schema.toml", "target = 'ill'", r"schema\.toml: has no columns"),
-        ("schema.toml", SCHEMA.replace("[0, 100]", "[100, 0]"), r"schema\.toml: invalid range of column 'age'"),
+        (
+            "schema.toml",
+            SCHEMA.replace("[0, 100]", "[100, 0]"),
+            r"schema\.toml: invalid range of column 'age'",
+        ),
         ("schema.toml", SCHEMA + "unit = 'mg'", r"schema\.toml: unknown key 'columns\[2\]\.unit'"),
         ("schema.toml", NUMBERS, "target 'dose' of the schema is a number .*for task tabular"),
     ],
 )  # fmt: skip
-def test_table_errors_are_one_line(hospitals: Path, name: str, text: str, said: str) -> None:
+def test_table_errors_are_one_line(hospitals: Path, name: str, text: str, error_text: str) -> None:
     (hospitals / name).write_text(text, encoding="utf-8")
     if text == NUMBERS:
         (hospitals / "berlin.csv").write_text("age,dose,split\n1,1,train\n", encoding="utf-8")
         (hospitals / "paris.csv").write_text("age,dose,split\n1,1,test\n", encoding="utf-8")
-    with pytest.raises(FedstillError, match=said):
+    with pytest.raises(FedstillError, match=error_text):
         of(hospitals)
 
 
@@ -289,7 +293,7 @@ def test_numeric_cells_match_integer_categories() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "error_text"),
     [
         ([1.2, 0, 1, 0, 0], r"row 0 has 1.2 for 'age' \(expected from -1 to 1"),
         ([0, 0.5, 1, 0, 0], r"has 0.5 for 'age: missing' \(expected 0 or 1"),
@@ -297,8 +301,8 @@ def test_numeric_cells_match_integer_categories() -> None:
         ([0, 0, 1, 0], r"have \(4,\) features \(expected 5"),
     ],
 )
-def test_rejects_features_outside_the_schema(row: list[float], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_rejects_features_outside_the_schema(row: list[float], error_text: str) -> None:
+    with pytest.raises(DataError, match=error_text):
         check_features(torch.tensor([row]), Schema("ill", tuple(read_columns())), "public data")
 
 
@@ -335,10 +339,10 @@ def test_node_checks_rows_against_the_servers_schema(hospitals: Path) -> None:
     data = of(hospitals)
     spec = InputSpec.from_data(TASK, data)
     assert InputSpec.from_dict(spec.to_dict()) == spec
-    own, _ = node_data.load_node_data(NodeDataConfig("csv", "berlin.csv", group="id"), hospitals, spec)
-    assert own.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "what is for testing is left out"
-    assert own.groups is not None
-    assert len(own.groups.unique()) == 2
+    specific, _ = node_data.load_node_data(NodeDataConfig("csv", "berlin.csv", group="id"), hospitals, spec)
+    assert specific.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "what is for testing is left out"
+    assert specific.groups is not None
+    assert len(specific.groups.unique()) == 2
     narrow = replace(
         data.schema, columns=(replace(data.schema.columns[0], range=(0.0, 70.0)), *data.schema.columns[1:])
     )
@@ -349,7 +353,7 @@ def test_node_checks_rows_against_the_servers_schema(hospitals: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error_text"),
     [
         (
             {"source": "npz"},
@@ -360,10 +364,10 @@ def test_node_checks_rows_against_the_servers_schema(hospitals: Path) -> None:
     ],
 )
 def test_rejects_node_options_without_effect_on_tables(
-    hospitals: Path, options: dict[str, object], said: str
+    hospitals: Path, options: dict[str, object], error_text: str
 ) -> None:
     config = NodeDataConfig(**{"source": "csv", "path": "berlin.csv", **options})  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=error_text):
         node_data.load_node_data(config, hospitals, InputSpec.from_data(TASK, of(hospitals)))
 
 

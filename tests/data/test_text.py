@@ -52,9 +52,9 @@ def test_reads_a_word_list(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("Film\n\n good \nfilm\n", encoding="utf-8")
     assert read_vocabulary(tmp_path / "words.txt") == ["film", "good"]
     assert ids_of(["good bad film"], str(tmp_path / "words.txt"))[0][:4] == [3, 1, 2, 0]
-    for content, said in (("two words\n", "a line 'two words'"), ("\n", "holds no words")):
+    for content, message in (("two words\n", "a line 'two words'"), ("\n", "holds no words")):
         (tmp_path / "words.txt").write_text(content, encoding="utf-8")
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             read_vocabulary(tmp_path / "words.txt")
     with pytest.raises(ArgumentError, match=r"data\.vocabulary .*\(expected hash, a file of one word a line"):
         read_vocabulary(tmp_path / "none.txt")
@@ -124,15 +124,15 @@ def test_texts_of_one_patient_stay_together(tmp_path: Path) -> None:
     assert data.train.groups is not None
     assert len(set(zip(data.train.groups.tolist(), data.train.inputs[:, 0].tolist(), strict=True))) == 5
     kept, public = hold_out(PublicConfig("held-out", share=0.4), data)
-    whose = data.columns["patient"]
-    assert not set(whose[kept]) & set(whose[public])
+    owner = data.columns["patient"]
+    assert not set(owner[kept]) & set(owner[public])
     parts = split(data.train.targets, 2, Dirichlet(nodes=2, minimum=1), np.random.default_rng(0),
-                  data.columns, whose)  # fmt: skip
-    assert not set(whose[parts[0]]) & set(whose[parts[1]])
+                  data.columns, owner)  # fmt: skip
+    assert not set(owner[parts[0]]) & set(owner[parts[1]])
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("text,split\nx,train\n", "has no column 'label', only text, split"),
         ("", "there are no examples"),
@@ -142,8 +142,8 @@ def test_texts_of_one_patient_stay_together(tmp_path: Path) -> None:
         ("text,label,split\nx,0,test\nx,1,test\n", "train part of reviews: there are no examples"),
     ],
 )
-def test_rejects_broken_tables(tmp_path: Path, content: str, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_rejects_broken_tables(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         load_text(table(tmp_path, content))
 
 
@@ -161,15 +161,15 @@ def test_rejects_files_that_are_not_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"length": 0}, r"data\.length = 0"),
         ({"words": 1}, r"invalid data\.words = 1 \(expected from 2"),
         ({"words": 9, "vocabulary": "list.txt"}, r"invalid data\.words = 9 \(expected none"),
     ],
 )
-def test_rejects_options_out_of_range(tmp_path: Path, options: dict[str, object], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_options_out_of_range(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         load_text(replace(table(tmp_path), **options))  # type: ignore[arg-type]
 
 

@@ -177,33 +177,33 @@ def test_reads_train_test_and_validation_folders(tmp_path: Path) -> None:
         for name in ("cat", "dog"):
             for number in range(2):
                 make_image(tmp_path / "pets" / part / name / f"{number}.png", 8, 8, 1, 255 * (part == "val"))
-    place = str(tmp_path / "pets")
+    position = str(tmp_path / "pets")
     assert [
-        len(part) for part in (load(make_data_config(place)).train, load(make_data_config(place)).test)
+        len(part) for part in (load(make_data_config(position)).train, load(make_data_config(position)).test)
     ] == [4, 4]
-    measured = load(make_data_config(place, validation=0.5))
+    measured = load(make_data_config(position, validation=0.5))
     assert len(measured.test) == 4
     assert bool((measured.test.inputs == 1).all())  # of the validation part
     (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"pets: is divided into train, val \(expected train, test"):
-        load(make_data_config(place))
+        load(make_data_config(position))
     for name in ("bus", "car"):
         make_image(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
     make_image(tmp_path / "traffic" / "train" / "1.png", 8, 8, 1, 0)
     assert load(make_data_config(str(tmp_path / "traffic"))).classes == ("bus", "car", "train")
 
 
-def exif_image(place: Path, pixels: np.ndarray[Any, Any]) -> None:
+def exif_image(position: Path, pixels: np.ndarray[Any, Any]) -> None:
     """Write an image file with EXIF orientation 6, and a width that is not a number."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    position.parent.mkdir(parents=True, exist_ok=True)
     width = struct.pack("<HHI4s", 256, 2, 4, b"two\0")
     tags = width + struct.pack("<HHIHH", 274, 3, 1, 6, 0)
     exif = b"Exif\0\0" + struct.pack("<2sHIH", b"II", 42, 8, 2) + tags + struct.pack("<I", 0)
-    image, how = Image.fromarray(pixels), {"quality": 100} if place.suffix == ".jpg" else {}
-    if place.suffix == ".tif":
-        image.save(place, tiffinfo={274: 6})
+    image, mode = Image.fromarray(pixels), {"quality": 100} if position.suffix == ".jpg" else {}
+    if position.suffix == ".tif":
+        image.save(position, tiffinfo={274: 6})
     else:
-        image.save(place, exif=exif, **how)
+        image.save(position, exif=exif, **mode)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
@@ -233,9 +233,9 @@ def test_rejects_masks_with_another_orientation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outer", [("site-a", "site-b"), ("one", "two")])
 def test_rejects_site_folders_as_classes(tmp_path: Path, outer: tuple[str, str]) -> None:
-    for place in outer:
+    for position in outer:
         for name in ("cat", "dog"):
-            make_image(tmp_path / place / name / "1.png", 8, 8, 1, 0)
+            make_image(tmp_path / position / name / "1.png", 8, 8, 1, 0)
     message = f"{outer[0]} and {outer[1]} have a folder cat and no images"
     with pytest.raises(DataError, match=message):
         load(make_data_config(str(tmp_path)))

@@ -101,25 +101,25 @@ def test_test_images_are_not_used_with_validation() -> None:
 
 
 def test_note_counts_patients_not_images() -> None:
-    pictures = [
+    images = [
         InstanceImage(
             np.zeros((3, 8, 8), np.uint8), np.eye(8, dtype=np.int32), f"s{n}", "", n > 7, patient=f"p{n // 2}"
         )
         for n in range(10)
     ]
     config = make_data_config("mine", patch=8, validation=0.25)
-    data = nuclei_data_set(pictures, config, "mine", "", "organ")
+    data = nuclei_data_set(images, config, "mine", "", "organ")
     assert "evaluated on 1 of 4 training patients" in data.note
     assert len(data.test) == 2
 
 
 def test_rejects_validation_with_node_data(tmp_path: Path) -> None:
     """In a deployed federation, and with offline queries."""
-    said = r"invalid data\.validation = 0\.25 \(expected 0, as nodes with their own data"
+    message = r"invalid data\.validation = 0\.25 \(expected 0, as nodes with their own data"
     config = replace(run_config("digits-fedkd"), data=FEW)
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         run._with_kit(config, tmp_path / "kit")
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         offline.build_queries(config)
 
 
