@@ -500,7 +500,7 @@ def test_overflowing_predictor_gives_noise_and_is_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By which scale of an input it does, its weights could be read, a refusal at a time."""
-    own = 'name = "own:make"\ngives = "logits"\ntrain = false'
+    own = 'name = "own:make"\noutput_format = "logits"\ntrain = false'
     monkeypatch.setattr(test_node_service, "NODE", NODE.replace('name = "mlp:8"', own))
     (tmp_path / "clinic").mkdir()
     (tmp_path / "clinic" / "own.py").write_text(ESTIMATOR)

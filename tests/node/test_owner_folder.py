@@ -204,7 +204,7 @@ def test_invalid_name_creates_no_folder(tmp_path: Path) -> None:
         ("[local]\nepochs = true", "invalid local.epochs = True (expected a number"),
         ("[policy]\nmax_bytes = -1", "invalid policy.max_bytes = -1 (expected 0 (no limit) or more"),
         (
-            '[model]\ngives = "classes"',
+            '[model]\noutput_format = "classes"',
             "invalid model.output_format = 'classes' (expected one of 'auto', 'logits'",
         ),
         ("[compute]\nthreads = -2", "compute.threads is -2"),
@@ -306,7 +306,7 @@ def test_factory_may_return_predictor(tmp_path: Path) -> None:
     twin = LogisticRegression(max_iter=300).fit(x[:200] / 8 - 1, y[:200])
     probabilities = torch.from_numpy(twin.predict_proba(data.inputs.flatten(1).numpy())).float()
     torch.testing.assert_close(model(data.inputs), probabilities.clamp_min(1e-6).log(), rtol=1e-3, atol=1e-3)
-    folder = node(tmp_path, '[model]\nname = "my_models:function"\ngives = "probabilities"')
+    folder = node(tmp_path, '[model]\nname = "my_models:function"\noutput_format = "probabilities"')
     model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     torch.testing.assert_close(model(torch.full((1, 1, 8, 8), 0.1)), torch.full((1, 10), 0.1).log())
 
@@ -328,7 +328,7 @@ def test_factory_may_return_predictor(tmp_path: Path) -> None:
             r"model.name 'my_models:narrow' returns outputs of shape \(9,\) .*\(10,\)",
         ),
         ("my_models:fails", "model 'my_models:fails' cannot be built for inputs .*: no such disk"),
-        ("my_models:number", r"the invalid model = a int \(expected a torch.nn.Module"),
+        ("my_models:number", r"the model is a int \(expected a torch.nn.Module"),
     ],
 )
 def test_unsuitable_model_gives_one_line_error(tmp_path: Path, name: str, line: str) -> None:
@@ -353,7 +353,7 @@ def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
     save_file(models.build("mlp:8", (1, 8, 8), 10, 0).state_dict(), path)
     assert "model.weights 'first.safetensors' do not fit the model: 0.weight is missing, and " in said()
     save_file(models.build("small-cnn:8", (1, 8, 8), 9, 0).state_dict(), path)
-    assert "12.weight is float32 (9, 64), and in this model float32 (10, 64), and 1 more" in said()
+    assert "12.weight is float32 (9, 64) (expected float32 (10, 64)), and 1 more" in said()
     state = models.build("small-cnn:8", (1, 8, 8), 10, 0).state_dict()
     save_file(state | {"0.bias": state["0.bias"].half()}, path)
     assert said().endswith("0.bias is float16 (8,), and in this model float32 (8,)")
