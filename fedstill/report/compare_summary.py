@@ -209,7 +209,7 @@ class Summary:
 
     @property
     def has_epsilon(self) -> bool:
-        """Whether any method has a privacy guarantee."""
+        """True if any method has a privacy guarantee."""
         return any(entry.epsilon() is not None for entry in self.entries)
 
     def by_budget(self) -> list[MethodCurve]:

@@ -163,7 +163,7 @@ class ComparedMethod:
 
     @property
     def spread_is_over_nodes(self) -> bool:
-        """Whether deviations are over nodes instead of seeds."""
+        """True if deviations are over nodes instead of seeds."""
         return self.evaluated_model == "nodes" and len(self.runs) == 1
 
     def paper_gap(self, metric: str) -> float | None:

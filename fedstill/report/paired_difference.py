@@ -61,8 +61,8 @@ def paired_difference(
     Args:
         first: folders of runs.
         second: folders of runs measured on the same cases; the same folders to compare two models of a run.
-        first_model: model of the first runs: "global_model" (the main model), "ensemble" (the teachers' ensemble)
-            or "centralized" (the upper bound).
+        first_model: model of the first runs: "global_model" (the main model), "ensemble" (the teachers'
+            ensemble) or "centralized" (the upper bound).
         second_model: model of the second runs.
 
     Returns:

@@ -123,7 +123,8 @@ class Result:
         result = load_record(cls, values, path)
         if result.evaluated_model not in MAIN_MODELS:
             raise RunFolderError(
-                f"{path}: invalid evaluated_model = {result.evaluated_model!r} (expected {', '.join(MAIN_MODELS)})"
+                f"{path}: invalid evaluated_model = {result.evaluated_model!r} "
+                f"(expected {', '.join(MAIN_MODELS)})"
             )
         by_key = {metric.key: metric for metric in result.metrics}
         main_key = values.get("metric", next(iter(by_key), None))
@@ -171,7 +172,7 @@ class Result:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether nodes ran as separate parties.
+        """True if nodes ran as separate parties.
 
         Simulations and rehearsals measure the nodes' models without their gates; distributed runs cannot.
         """

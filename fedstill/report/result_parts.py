@@ -247,7 +247,7 @@ class Case:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the images show only a part of the case."""
+        """True if the images show only a part of the case."""
         return self.window is not None and self.size is not None and self.window[2:] != self.size
 
 

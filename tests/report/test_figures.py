@@ -1,4 +1,4 @@
-"""Figures: their lines hold the numbers of the run, and they look alike each time they are drawn."""
+"""Figures of runs and comparisons: plotted values, deterministic files, and the command that writes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUC = LeakageColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
 
 
 def lines_of(figure: object) -> dict[str, list[tuple[float, float]]]:
-    """What the figure's lines show, by label."""
+    """Return the points of a figure's lines by label."""
     axes = figure.axes[0]  # type: ignore[attr-defined]
     return {line.get_label(): [tuple(map(float, at)) for at in line.get_xydata()] for line in axes.lines}
 
@@ -184,7 +184,7 @@ def test_labels_do_not_overlap_at_any_width(width: int) -> None:
 
 def test_names_are_escaped_and_svg_is_deterministic() -> None:
     hostile = '"><script>$x^2$</script> \u6771'
-    curves = [MethodCurve(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
+    curves = [MethodCurve(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two equal markers
 
     def drawn() -> str:
         with plotting.plot_style():

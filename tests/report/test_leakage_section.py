@@ -1,4 +1,4 @@
-"""The part of a run's page on attacks: its figures, its pictures, and what it makes of broken files."""
+"""Leakage section of a run's page: metrics, images and broken files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Stacks = dict[str, npt.NDArray[Any]]
 
 
 def a_head(**parts: Any) -> dict[str, Any]:
-    """What each file of attacks has, with no attack in it but those given."""
+    """Return the content of a leakage file with the given attacks."""
     attacks = {name: parts.pop(name) for name in ATTACKS if name in parts}
     return {
         "fedstill": "0.1.0",
@@ -54,7 +54,7 @@ def an_inversion() -> dict[str, Any]:
 
 
 def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
-    """A model that was attacked twice: LiRA found something, loss did not."""
+    """Return a target with two attacks: LiRA with success, loss threshold without."""
     lira = leaked.member_attack(
         "LiRA",
         interval(0.6123, 0.5831, 0.6409),
@@ -135,7 +135,7 @@ def of_copying() -> Stacks:
 
 
 def attacked(folder: Path, leakage: object, stacks: Stacks | None = None, **result: Any) -> Page:
-    """The page of a run whose folder holds what attacks got."""
+    """Return the page of a run with leakage files."""
     a_folder(folder, {**a_result(), **result})
     (folder / "leakage.json").write_text(leakage if isinstance(leakage, str) else json.dumps(leakage))
     if stacks is not None:
@@ -144,7 +144,7 @@ def attacked(folder: Path, leakage: object, stacks: Stacks | None = None, **resu
 
 
 def drawn(page: Page, *alts: str) -> list[str]:
-    """The addresses of pictures that are called so."""
+    """Return the URLs of images with one of the alternative texts."""
     return [attrs["src"] or "" for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
 
 
@@ -167,7 +167,7 @@ def test_section_starts_with_summary_and_calls_nothing_safe(tmp_path: Path) -> N
 
 
 def test_section_reports_disagreement_with_audit_log(tmp_path: Path) -> None:
-    why = "north: 10 bytes of logits by the audit log, 12 heard"
+    why = "north: 10 bytes of logits by the audit log, 12 released"
     text = attacked(tmp_path, a_head(audit=why, epsilon=2.9951)).text
     assert f"The repetition differs from the run of this folder: {why}." in text
     assert "The repetition equals the run" not in text
@@ -331,7 +331,7 @@ def test_broken_image_file_raises_error(tmp_path: Path) -> None:
 
 
 def test_values_of_wrong_type_raise_one_line_errors(tmp_path: Path) -> None:
-    """Each part in its turn, the kinds of junk in theirs: by_part kind at by_part part would take a minute."""
+    """Corrupt each value once, with alternating kinds of junk; all combinations would take a minute."""
     parts = generated()
     parts["membership"] = parts["membership"][:1]
     parts["memorization"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]

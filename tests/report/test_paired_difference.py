@@ -1,4 +1,4 @@
-"""Two models on the same cases: the difference, its interval, and what cannot be paired."""
+"""Paired differences of two models: mean, interval and invalid pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def case_scores(*central: float | None, **others: Any) -> dict[str, Any]:
 
 
 def test_variation_between_cases_cancels_in_differences(tmp_path: Path) -> None:
-    """Patients differ by 80 points, models by 2 or 4 on each: the interval is of the latter alone."""
+    """Patients differ by 80 points, models by 2 or 4 per patient: only the latter is in the interval."""
     first = a_run(tmp_path / "a", case_scores(10.0, 50.0, 90.0, 30.0))
     second = a_run(tmp_path / "b", case_scores(8.0, 46.0, 88.0, 26.0))
     found = paired_difference([first], [second])

@@ -1,4 +1,4 @@
-"""Accuracy against epsilon: what the table says, and when there is none."""
+"""Table and figure of accuracy against epsilon in a comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.report.test_report_page import Page
 
 
 def a_comparison(tmp_path: Path, settings: str) -> tuple[Path, Comparison]:
-    """FedAvg with two seeds in settings "low" and "high", of which only "high" has run."""
+    """Return folder and plan of FedAvg with two seeds in settings "low" and "high"; only "high" has run."""
     file = tmp_path / "mine.toml"
     file.write_text(f'methods = ["fedavg"]\nseeds = 2\n{settings}', encoding="utf-8")
     plan, out = compare.read_comparison(file), tmp_path / "out"
@@ -73,7 +73,7 @@ nodes = {{ privacy = {{ epsilon = 1.5 }} }}
 
 @pytest.mark.parametrize("settings", [BY_ALPHA, TWICE])
 def test_other_comparisons_have_no_epsilon_table(tmp_path: Path, settings: str) -> None:
-    """Settings that differ in something else, or two that share an epsilon."""
+    """Settings differ in another option, or two share an epsilon."""
     out, plan = a_comparison(tmp_path, settings)
     summary = summarize(out, plan)
     assert summary.by_budget() == []

@@ -1,4 +1,4 @@
-"""A comparison's table, page, CSV and LaTeX, from run folders made by hand and figures worked out by hand."""
+"""Tables, page, CSV and LaTeX of a comparison, from handmade run folders and values computed by hand."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def protect(folder: Path, run: str, *epsilons: float | None) -> None:
-    """Give each node of a run an epsilon at delta 1e-5, or None: no guarantee."""
+    """Give each node of a run an epsilon at delta 1e-5; None is no guarantee."""
     file = folder / "50-skew_ed" / run / "result.json"
     nodes = [
         {"name": f"{k}", "mechanism": "pate", "guarantee": value is not None, "epsilon": value, "delta": 1e-5}
@@ -197,7 +197,7 @@ def test_missing_seeds_have_reasons(folder: Path) -> None:
 
 
 def printed(summary: Summary, width: int) -> str:
-    """What a terminal shows, which nothing is wider than or cut by."""
+    """Return the terminal's text; no line is wider than the terminal or truncated."""
     out = StringIO()
     print_comparison(summary, Console(file=out, width=width, color_system=None))
     text = out.getvalue()
@@ -281,7 +281,7 @@ def test_page_has_content_of_run_folders(folder: Path) -> None:
 
 
 def change_results(folder: Path, **changes: Any) -> None:
-    """Put something into the results of FedIOD's runs."""
+    """Change the results of FedIOD's runs."""
     for seed in range(3):
         file = folder / f"50-skew_ed/fediod-seed{seed}/result.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
@@ -353,7 +353,7 @@ def test_all_formats_have_epsilon_column(folder: Path) -> None:
 
 
 def drawn(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
-    """Give a run draws of its test cases."""
+    """Give a run resamples of its test cases."""
     save_file({"judged": np.array(draws)}, folder / run / "draws.safetensors")
     file = folder / run / "result.json"
     kept = {"level": 95, "draws": len(draws), "cases": cases, "global_model": [0.0, 1.0]}

@@ -1,4 +1,4 @@
-"""What attacks got, in a comparison's tables and page: from run folders and leakage.json made by hand."""
+"""Leakage metrics in a comparison's tables and page, from handmade run folders and leakage files."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_page_without_attacks_yet_is_shown(folder: Path) -> None:
 
 
 def drawn(folder: Path, plan: Comparison) -> str:
-    """The drawing for one width."""
+    """Return the SVG of the leakage figure for one width."""
     source = write_comparison(folder, plan).read_text(encoding="utf-8")
     leakage = source[source.index("against leakage</h2>") :]
     return leakage[leakage.index('class="w1000"') : leakage.index("</svg></div></div>")]

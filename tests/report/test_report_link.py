@@ -1,4 +1,4 @@
-"""Communication with nodes, as the report and the terminal say it."""
+"""Communication with nodes in the report and the terminal."""
 
 from __future__ import annotations
 

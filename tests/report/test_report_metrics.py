@@ -1,4 +1,4 @@
-"""Pages, tables and comparisons of tasks that are not judged by accuracy, and have several figures."""
+"""Pages, tables and comparisons of tasks with other main metrics than accuracy, and several metrics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def over_nodes(*metrics: tuple[float, float]) -> dict[str, Any]:
 
 
 def segmented() -> dict[str, Any]:
-    """FedIOD's Table 2 as a run's result; its specificity is not a number."""
+    """Return FedIOD's Table 2 as a run's result; the student's specificity is missing."""
     result = a_result()
     student = by_key(75.38, 79.47, None, 11.76)
     result.update(kind="map", metric="dice", metrics=FIGURES, **student)
@@ -239,7 +239,7 @@ def test_terminal_prints_every_metric(folder: Path, width: int) -> None:
 
 
 def classified() -> dict[str, Any]:
-    """Two classes, judged by AUC; 20 examples, most of them ill."""
+    """Return the result of a two-class task with AUC as main metric; most of 20 examples are ill."""
     task = ClassificationConfig(metric="auc").make(2)
     metrics = [asdict(metric) for metric in task.metrics]
     keys = [metric.key for metric in task.metrics]

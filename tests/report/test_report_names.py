@@ -1,4 +1,4 @@
-"""A node that is a site is written with it, wherever nodes are listed; the run knows it, and no message."""
+"""Display names of nodes with their sites, which the run records but no message contains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.report.test_report_pictures import FOUND, TRUTH, a_case
 
 
 def of_sites() -> dict[str, Any]:
-    """A result whose first node is a site."""
+    """Return a result whose first node is a site."""
     result = a_result()
     result["nodes"][0]["site"] = "Utrecht"
     return result
@@ -78,7 +78,7 @@ def test_description_names_nodes_of_partial_mean() -> None:
 
 
 def a_run(folder: Path, **split: Any) -> dict[str, Any]:
-    """The result of a run that trains nearly nothing, on masks of two sites."""
+    """Return the result of a minimal run on masks of two sites."""
     draw = np.random.default_rng(0)
     images = draw.integers(20, 90, (48, 16, 16), dtype=np.uint8)
     masks = np.zeros_like(images)

@@ -1,4 +1,4 @@
-"""The page of a run: from files in a folder to one file that a browser shows."""
+"""HTML page of a run, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
 
 
 class Page(HTMLParser):
-    """Reads a page strictly: each tag closed in order; keeps the text, the tags, the attributes."""
+    """Strict parser of a page: tags must be closed in order; keeps text, tags and attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -119,13 +119,13 @@ def an_audit() -> list[dict[str, Any]]:
 
 
 def measured(folder: Path, lines: list[dict[str, Any]]) -> Path:
-    """The folder of a run that measured this on its way."""
+    """Write lines of metrics into a run's folder and return the folder."""
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
 def read(folder: Path) -> Page:
-    """The page of a run's folder."""
+    """Return the page of a run's folder."""
     return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
@@ -247,7 +247,7 @@ def test_generated_images_are_subsampled_evenly_with_the_last(tmp_path: Path) ->
 
 
 def refuse_loading(page: Page, source: str) -> None:
-    """A page shows what is in it, and neither runs nor loads anything; its links lead to other reports."""
+    """Assert that a page runs and loads nothing and links to other reports only."""
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "iframe", "object", "embed", "base", "form", "audio", "video"}
     for name in ("src", "href", "srcset", "xlink:href", "data", "action", "poster", "background"):
@@ -384,7 +384,7 @@ def sentence_with(kinds: dict[str, dict[str, int]], **changes: Any) -> str:
 
 
 def a_result_in_rounds() -> dict[str, Any]:
-    """What a method in rounds leaves: no model was trained alone, and the average stands for a student."""
+    """Return the result of a method in rounds, without standalone models and evaluated by an average."""
     result = a_result()
     del result["student"]["accuracy"]
     return {

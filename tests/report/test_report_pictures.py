@@ -1,4 +1,4 @@
-"""Pictures in a run's page: what is drawn, from which file, and what is said where there is none."""
+"""Images in a run's page: outlines, scores, missing files and generated inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def a_case(rank: str = "only", kind: str = "map", **changes: Any) -> dict[str, A
 
 
 def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
-    """A folder with a run that has pictures of maps; returns its result."""
+    """Write the folder of a run with images of label maps and return its result."""
     metrics = [{"key": "dice", "title": "Dice", "unit": "%", "digits": 1, "better": "higher"}]
     result = {**a_result(), "metric": "dice", "metrics": metrics, "pictures": list(cases)}
     a_folder(folder, result)
@@ -93,7 +93,7 @@ def test_outlines_run_between_pixels_but_not_along_the_border() -> None:
 
 
 def simulated(color: str) -> list[npt.NDArray[np.float64]]:
-    """A color "#rrggbb" as people see it, and those who lack one kind of cone (Machado et al., 2009)."""
+    """Return a color as seen with normal and three kinds of color-deficient vision (Machado et al., 2009)."""
     kinds = (
         np.eye(3),
         [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
@@ -164,7 +164,7 @@ def test_models_beyond_maximum_are_counted(tmp_path: Path) -> None:
 
 
 def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
-    """One model is 0.1 of white off everywhere in the first case, 0.2 in the second: half as bright, full."""
+    """A constant error of 0.1 in the first case and 0.2 in the second has half and full brightness."""
     cases = [a_case(rank, "image", models=[{"name": "student", "score": 90.0}]) for rank in ("best", "worst")]
     truth = np.full((1, 4, 4), 0.5, np.float16)
     tensors = {f"{k}/truth": truth + 0 * k for k in range(2)} | {f"{k}/seen": truth + 1 for k in range(2)}

@@ -1,4 +1,4 @@
-"""Pictures inside a page: every pixel of a small one, blocks of a large one."""
+"""Inlined images: every pixel of small images, block means of large ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedstill.report import png
 
 
 def decoded(address: str) -> npt.NDArray[np.uint8]:
-    """The pixels of a picture in a ``data:`` address."""
+    """Return the pixels of an image in a ``data:`` URL."""
     head = "data:image/png;base64,"
     assert address.startswith(head)
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(address[len(head) :], validate=True))))

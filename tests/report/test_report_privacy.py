@@ -1,4 +1,4 @@
-"""What a report says of privacy, from results made by hand and figures worked out by hand."""
+"""Privacy section of a report, from handmade results and values computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def a_node(name: str, epsilon: float | None, **changes: Any) -> dict[str, Any]:
 
 
 def unprotected_node(name: str, **changes: Any) -> dict[str, Any]:
-    """A node that said nothing, or that has no mechanism."""
+    """Return a node without a mechanism."""
     said = {"mechanism": "none", "unit": "", "noise": {}, "rules": [], "assumes": [], "events": {}}
     return a_node(name, None, **{**said, "budget": None, "releases_without_guarantee": 9, **changes})
 
@@ -57,7 +57,7 @@ def result_with(*nodes: dict[str, Any]) -> dict[str, Any]:
 
 
 def folder_of(folder: Path, result: dict[str, Any]) -> Page:
-    """A run's page, whose audit log says that each node has paid what its result says."""
+    """Return a run's page, with an audit log that has the charges of the result."""
     a_folder(folder, result)
     prices = {node["name"]: node["events"] for node in result["privacy"]["nodes"] if node["guarantee"]}
     lines, first = [], set()

@@ -1,4 +1,4 @@
-"""The formatters by hand-worked values, and the table in the terminal."""
+"""Text formats, and the terminal table of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of methods in the paper's order, and those that seeds tell apart: worked out by hand."""
+"""Agreement with the paper's ranking and significance of pairs, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``result.json`` says: checked once, and one line where it is corruptions."""
+"""Validation of ``result.json`` with one-line errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ERROR_LINE = re.compile(r"result\.json: [^\n]+")
 
 
 def corruptions(value: Any, junk: object) -> Iterator[Any]:
-    """The same value, each time with one of its parts turned to junk."""
+    """Yield copies of a value, each with one part replaced by junk."""
     parts: Any = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in parts:
         inner = corruptions(part, junk) if isinstance(part, dict | list) else ()
