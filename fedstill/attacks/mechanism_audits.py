@@ -62,7 +62,7 @@ class AuditFinding:
         target: audited release.
         claimed_epsilon: epsilon by the audit log, an upper bound.
         epsilon_lower_bound: lower bound of epsilon, for any noise.
-        same_noise_lower_bound: lower bound of epsilon for noise of the claimed kind; None if it was not computed.
+        same_noise_lower_bound: lower bound for noise of the claimed kind; None if not computed.
         refuted: the claim is too small, at some delta.
         runs: number of runs of the mechanism.
         seconds: duration.

@@ -170,7 +170,8 @@ class MembershipInference(Attack):
             qualifier = ", with reversed scores" if auc["high"] < 0.5 else qualifier
             hypothetical = ", which is not shared," if target["target"] in HYPOTHETICAL_TARGETS else ""
             parts.append(
-                f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['target']}{hypothetical}{qualifier}"
+                f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['target']}"
+                f"{hypothetical}{qualifier}"
             )
         return (
             f"Given a training record and another one, the best attack picked the former "

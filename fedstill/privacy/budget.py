@@ -88,8 +88,8 @@ class ProtectedUnitChanged(BudgetExceeded):
         super().__init__(limit, delta, math.inf, math.inf)
         self.args = (
             f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as earlier costs "
-            "protect other units than privacy.group_size and data.group say now. Restore these options, or use "
-            f"{remedy}",
+            "protect other units than privacy.group_size and data.group say now. Restore these options, or "
+            f"use {remedy}",
         )
 
 
