@@ -395,7 +395,7 @@ def _log_odds(outputs: torch.Tensor) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(TaskConfig):
-    """Options of classification of images."""
+    """Classification of images, one class per image."""
 
     task_class = Classification
 
@@ -418,7 +418,7 @@ class TextClassification(Classification):
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(ClassificationConfig):
-    """Options of classification of texts."""
+    """Classification of texts, one class per text."""
 
     task_class = TextClassification
 
@@ -432,6 +432,6 @@ class TabularClassification(Classification):
 
 @dataclass(frozen=True, kw_only=True)
 class TabularConfig(TaskConfig):
-    """Options of classification of rows of a table."""
+    """Classification of rows of a table, one class per row."""
 
     task_class = TabularClassification

@@ -372,7 +372,7 @@ def _image_metrics(predicted: Objects, true: Objects) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class InstancesConfig(TaskConfig):
-    """Options of instance segmentation.
+    """Instance segmentation of objects that may touch, such as nuclei.
 
     Example:
         >>> InstancesConfig().make(3).metrics[1].title

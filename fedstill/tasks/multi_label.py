@@ -158,7 +158,7 @@ class MultiLabel(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabelConfig(TaskConfig):
-    """Options of multi-label classification."""
+    """Multi-label classification of images."""
 
     task_class = MultiLabel
 

@@ -290,7 +290,7 @@ def to_pixels(images: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ReconstructionConfig(TaskConfig):
-    """Options of reconstruction.
+    """Reconstruction of images from undersampled k-space.
 
     Example:
         >>> ReconstructionConfig(acceleration=8, center=0.04).make(["image"]).classes

@@ -88,6 +88,6 @@ class Regression(NumericTask):
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionConfig(TaskConfig):
-    """Options of regression."""
+    """Regression of one number per row of a table."""
 
     task_class = Regression

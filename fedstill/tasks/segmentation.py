@@ -250,7 +250,7 @@ class Segmentation(MapTask):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationConfig(TaskConfig):
-    """Options of segmentation.
+    """Segmentation of images, one class per pixel.
 
     Example:
         >>> SegmentationConfig(class_weights=(1.0, 4.0)).make(["background", "tumor"]).classes

@@ -257,6 +257,6 @@ def _survival_curves(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floa
 
 @dataclass(frozen=True, kw_only=True)
 class SurvivalConfig(TaskConfig):
-    """Options of survival analysis."""
+    """Survival analysis: time until an event, per row of a table."""
 
     task_class = Survival
