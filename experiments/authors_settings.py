@@ -28,7 +28,7 @@ import fedstill
 from fedstill.core.seeds import numpy_generator
 from fedstill.data import make_data_config
 from fedstill.data.loading import load
-from fedstill.methods._class_means import means
+from fedstill.methods._class_means import class_means
 from fedstill.protocol.method import METHODS
 from fedstill.tasks import TASKS
 
@@ -102,7 +102,7 @@ def own(work: Work, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
     """Of each node how many test images of its classes are right, by head and by prototype, in percent."""
     held = torch.stack([F.one_hot(labels, CLASSES).any(0) for _, labels in work.parts])  # (K, C)
     nodes = zip(work.models, work.parts, strict=True)
-    record = torch.stack([means(model.extractor(i), labels, CLASSES) for model, (i, labels) in nodes])
+    record = torch.stack([class_means(model.extractor(i), labels, CLASSES) for model, (i, labels) in nodes])
     C = record.sum(0) / held.sum(0).clamp_min(1).unsqueeze(1)  # a plain mean, as in the published code (C, p)
     found: dict[str, list[float]] = {"head": [], "prototypes": []}
     for model, mine in zip(work.models, held, strict=True):

@@ -1,4 +1,4 @@
-"""A lab's package beside fedstill: installed outside of the repository, and used by the command line."""
+"""A lab's own package: installed outside of the repository, and used by the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is unknown, broken or does not fit, of anything that somebody else may offer: one line, and no run."""
+"""Custom components that are unknown, broken or do not fit are refused with one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lab(lab: Lab) -> Lab:
             "invalid model = 'broken' (expected an importable object: broken:thing",
         ),
         ("--student.model json:no", "invalid model = 'json:no' (expected one of"),
-        ("--student.model convmixer:wide", "model is 'convmixer:wide': allowed is"),
+        ("--student.model convmixer:wide", "invalid model = 'convmixer:wide'"),
         (
             "--method.name fedkd --public.name held-out --method.ensemble broken",
             f"method.ensemble {NOT_IMPORTED}",

@@ -87,7 +87,7 @@ def test_compares_file_and_reports_failures(tmp_path: Path) -> None:
 
 def test_uses_base_and_seeds_of_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('methods = ["standalone"]\n')
-    with pytest.raises(ArgumentError, match=r"invalid base = 'demo' \(expected none beside .*mine\.toml"):
+    with pytest.raises(ArgumentError, match=r"invalid base = 'demo' \(expected None with .*mine\.toml"):
         fedstill.compare_methods(tmp_path / "mine.toml", SMALL, base="demo", out=tmp_path / "all")
     with pytest.raises(ArgumentError, match="seeds is 0"):
         fedstill.compare_methods("standalone", SMALL, seeds=0, out=tmp_path / "all")
@@ -114,11 +114,11 @@ def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
         ({"split.nodez": 2}, UnknownName, "split.nodez"),
         ({"method.rounds": "two"}, ArgumentError, "method.rounds is 'two'"),
         ({"split": 3}, FedstillError, "split"),
-        ({"split": {"nodes": 2}, "split.nodes": 3}, ArgumentError, "expected none beside split.nodes"),
+        ({"split": {"nodes": 2}, "split.nodes": 3}, ArgumentError, "split.nodes"),
         (
             {"method": "fedavg", "method.rounds": 2},
             ArgumentError,
-            r"invalid method = 'fedavg' \(expected none beside",
+            r"invalid method = 'fedavg' \(expected",
         ),
     ],
 )

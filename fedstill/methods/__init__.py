@@ -1,11 +1,11 @@
-"""Methods, one file each; and the words that all of them are written in, one's own too (docs/own-method.md).
+"""Methods, one file each, and the names that a custom method needs (docs/own-method.md).
 
-A method is a frozen dataclass: its fields are its options, its functions that are marked as queries run at
-the nodes, ``begin`` and ``turn`` at the server. What several methods share is in the files that begin with
-``_``; ``_server`` is the server that a method sees.
+A method is a frozen dataclass. Its fields are its options, functions decorated with ``@query`` run at the
+nodes, and ``init_state`` and ``step`` run at the server. Files whose names begin with ``_`` hold shared
+parts; ``_server`` is the server that a method uses.
 
-May import federation and what lies below. A newcomer adds a method: a file here, a line in
-``protocol.method.METHODS`` and one in the package's ``__init__``; or a file anywhere.
+May import federation and lower packages. A new method is a file here, a line in ``protocol.method.METHODS``
+and one in this package's ``__init__``, or a file anywhere else.
 """
 
 from fedstill.core.dataset import TensorData
@@ -36,7 +36,7 @@ __all__ = [
     "QueryCall",
     "CountsLabels",
     "NodeGroup",
-    "Kind",
+    "PayloadKind",
     "LabelHistogram",
     "Method",
     "Needs",
@@ -47,7 +47,7 @@ __all__ = [
     "Query",
     "Server",
     "Span",
-    "TellsSize",
+    "CountsSamples",
     "TensorData",
     "Tensors",
     "HistogramState",

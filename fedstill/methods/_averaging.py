@@ -1,7 +1,7 @@
-"""What methods that share parameters have in common: the same start, rounds of local training, averages.
+"""Shared parts of methods that average parameters: initial weights, rounds of local training, weighted means.
 
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-2017, Algorithm 1, with the parts in which its successors differ as functions to override.
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+Algorithm 1. The steps in which later methods differ are functions to override.
 """
 
 from __future__ import annotations
@@ -36,36 +36,38 @@ PARAMETER_KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAM
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Method):
-    """What all methods in rounds have."""
+    """Base class of methods that train in rounds."""
 
     initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
 
     rounds: PositiveInt = 20
-    """Rounds; the local training budget (nodes.local.epochs) is divided among them."""
+    """Rounds; the local training (nodes.local.epochs) is divided among them."""
     participation: Share = 1.0
-    """Share of the nodes that take part in a round, drawn anew each round; at least one node does. Who is
-    not drawn leaves out that part of its local training."""
+    """Share of the nodes that take part in a round, sampled in each round; at least one node does. Other
+    nodes skip that part of their local training.
+    """
 
     @property
     def needs_initial_weights(self) -> bool:
-        """Whether the first round gives some node less than the whole network, so that it needs a start."""
+        """True if some node does not get the whole network in the first round."""
         return True
 
     @query(sends={"parameters": PARAMETERS}, times=1, when=lambda self, setting: self.needs_initial_weights)
     def initialize_nodes(self, nodes: NodeGroup, parameters: torch.Tensor) -> Tensors:
-        """All nodes take the server's first weights; nothing leaves."""
+        """Load the server's initial weights at all nodes; nothing is released."""
         nodes.load_parameters("model", parameters)
         return {}
 
     def round_span(self, sent: Tensors) -> Span:
-        """The part of the local training in the round that ``sent`` names."""
+        """Return the part of the local training of the round in ``sent``."""
         return Span.part(int(sent["round"]), self.rounds)
 
     def sample_participants(self, nodes: Sequence[str], seed: int, t: int) -> list[str]:
-        """The nodes that take part in round ``t``, in their order: max(share K, 1) of them.
+        """Return the nodes that take part in round ``t``, in order: max(share K, 1) of them.
 
         >>> rounds = Rounds(participation=0.5)
-        >>> rounds.sample_participants(["a", "b", "c", "d"], 0, 0) == rounds.sample_participants(["a", "b", "c", "d"], 0, 0)
+        >>> nodes = ["a", "b", "c", "d"]
+        >>> rounds.sample_participants(nodes, 0, 0) == rounds.sample_participants(nodes, 0, 0)
         True
         """
         count = max(int(self.participation * len(nodes) + 1e-9), 1)
@@ -75,7 +77,7 @@ class Rounds(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(CountsSamples, Rounds):
-    """FedAvg, and what differs from it by little."""
+    """FedAvg, and base class of its variants."""
 
     shared_part: ClassVar[str] = ""  # what is exchanged: "" the whole network, "extractor" or "head"
     extra_loss: ClassVar[str] = ""  # what local training descends beside the task's own loss
@@ -85,7 +87,7 @@ class Averaging(CountsSamples, Rounds):
 
     @property
     def needs_initial_weights(self) -> bool:
-        """Not where every node takes the whole network in the first round."""
+        """False if every node gets the whole network in the first round."""
         return bool(self.shared_part or self.participation < 1)
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class Averaging(CountsSamples, Rounds):
         sums=lambda self, setting: self.sum_weightings(),
     )
     def train(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
-        """Take parameters w, train on your own data, give yours back."""
+        """Load parameters w, train on the node's own data, and return the node's parameters."""
         nodes.load_parameters("model", parameters, self.shared_part)
         train_round(nodes, round, self.rounds, self.make_train_step(nodes))
         trained = nodes.parameter_vectors("model", self.shared_part)
@@ -115,11 +117,12 @@ class Averaging(CountsSamples, Rounds):
         return {"parameters": trained}
 
     def sum_weightings(self) -> Mapping[str, SumWeighting]:
-        """sum_k n_k w_k and sum_k n_k, and no w_k.
+        """Return the sums under secure aggregation: sum_k n_k w_k and sum_k n_k, and no w_k.
 
         Raises:
-            ArgumentError: rounds of other nodes each, whose sums less each other are single nodes'; or
-                another program than this one, which may want each w_k: who knows better overrides this.
+            ArgumentError: rounds with different participants, whose sums differ by single nodes' parameters;
+                or a subclass with another algorithm, which may need each w_k. Such a subclass overrides this
+                function.
         """
         kind = type(self)
         if kind.combine is not Averaging.combine or kind.step is not Averaging.step:
@@ -128,13 +131,16 @@ class Averaging(CountsSamples, Rounds):
         return self.round_sum_weightings()
 
     def round_sum_weightings(self) -> Mapping[str, SumWeighting]:
-        """The same, of rounds of all nodes."""
+        """Return the sums of rounds in which all nodes take part."""
         if self.participation < 1:
             raise ArgumentError("method.participation", self.participation, "1 where link.secure_aggregation")
         return {"parameters": "size"}
 
     def make_train_step(self, nodes: NodeGroup) -> TrainStep | None:
-        """A round's training step, with the models as the server sent them; None is the task's own loss."""
+        """Return the training step of a round, for models as the server sent them.
+
+        None is a step on the task's own loss.
+        """
         return None
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -155,12 +161,13 @@ class Averaging(CountsSamples, Rounds):
         return {"moved": (to_vector(shared) - w).norm().item()}
 
     def prepare_nodes(self, server: Server, state: Any) -> None:
-        """Once: learn the data sizes, and give all nodes the same start unless the first round does."""
+        """In the first round, fetch each node's sample count and, if needed, send the initial weights."""
         known = bool(state.histogram.names)
         state.histogram.fetch(server)
         if not known and "initialize_nodes" in server.federation.queries:
             server.query("initialize_nodes", parameters=to_vector(server.student))
 
     def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        """The next ``w`` (P,) from the last one, the nodes' updates ``(K, P)`` and data sizes ``(K,)``."""
+        """Return the next ``w`` (P,) from the last one, the nodes' updates ``(K, P)`` and data sizes
+        ``(K,)``."""
         return weighted_mean(updates, n)  # sum_k (n_k / n) w_k

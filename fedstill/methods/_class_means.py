@@ -1,6 +1,6 @@
-"""What methods whose nodes tell a mean of each class share: Jeong et al.'s FD, FedProto and FedTGP.
+"""Shared parts of methods whose nodes share a mean vector of each class: FD, FedProto and FedTGP.
 
-Nodes keep models of their own, of any architectures, and there is none at the server.
+Nodes keep their own models, of any architecture. There is no model at the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedstill.node.node_group import NodeGroup, stack_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMeans(Rounds):
-    """What such methods have."""
+    """Base class of these methods."""
 
     evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
 
@@ -28,12 +28,12 @@ class ClassMeans(Rounds):
 
     @property
     def needs_initial_weights(self) -> bool:
-        """Nodes begin with what they have."""
+        """False: nodes keep their own weights."""
         return False
 
 
 def class_means(values: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.Tensor:
-    """The mean of vectors ``(N, p)`` for each class: ``(C, p)``, 0 where a class has none.
+    """Return the mean of vectors ``(N, p)`` for each class: ``(C, p)``, 0 for a class without examples.
 
     >>> class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2, 2, 0]), 3).flatten()
     tensor([5., 0., 2.])
@@ -45,13 +45,17 @@ def class_means(values: torch.Tensor, targets: torch.Tensor, classes: int) -> to
 def check_class_vectors(
     name: str, sent: torch.Tensor | float, nodes: int, classes: int, width: int = 0
 ) -> None:
-    """Refuse what a server sends in place of one float32 vector a class, ``(G, C, p)``, before it is used.
+    """Check that a server sent one float32 vector for each class, ``(G, C, p)``.
 
     Args:
-        width: numbers in each; 0: any.
+        name: name of the tensor.
+        sent: the received tensor or number.
+        nodes: G.
+        classes: C.
+        width: values p of a vector; 0: any.
 
     Raises:
-        ArgumentError: it has another form.
+        ArgumentError: another type or shape.
     """
     expected = f"torch.float32 ({classes}, {width or 'p'}), a vector for each class"
     if not isinstance(sent, torch.Tensor):  # one number
@@ -62,5 +66,5 @@ def check_class_vectors(
 
 
 def vectors_of_classes(of: dict[str, torch.Tensor], group: NodeGroup, y: torch.Tensor) -> torch.Tensor:
-    """Of each node's vectors ``(C, p)``, by its name, those of its examples' classes y ``(G, B)``."""
+    """Return, from each node's vectors ``(C, p)`` by name, those of its examples' classes y ``(G, B)``."""
     return stack_tensors([of[node.name][mine] for node, mine in zip(group.nodes, y, strict=False)])

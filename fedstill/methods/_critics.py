@@ -1,8 +1,8 @@
-"""Critics at the nodes: what FedIOD and AsynDGAN ask them, and what is learned for an answer.
+"""Critics at the nodes, for FedIOD and AsynDGAN.
 
-Each node trains a patch critic D_k on its own data and on what the server's generator made, and answers how
-generated that looks to it. Where images are made from maps, a critic judges the pair of map and image, its
-real pairs being the node's own; and the node that owns a map tells how far the image is from the real one.
+Each node trains a patch critic D_k on its own data against generated inputs, and returns the critic's values
+for these. Where images are generated from label maps, a critic judges pairs of map and image, and the node
+that owns a map returns the distance of the image from the real one.
 
 FedIOD Eq. 2; Chang et al., "Synthetic Learning", CVPR 2020, Eq. 2 and 3 (AsynDGAN).
 """
@@ -56,15 +56,17 @@ CriticForm = Literal["two-layer", "patchgan"]
 
 @dataclass(frozen=True, kw_only=True)
 class CriticOptions(Method):
-    """A critic at each node, which learns with each query."""
+    """Options of a critic at each node, which takes one training step in each query."""
 
     batch: PositiveInt = 64
     """Inputs x in a query."""
     critic_width: PositiveInt = 32
     """Channels of D_k's first convolution (published: 128)."""
     critic_form: CriticForm = "two-layer"
-    """What D_k looks at: patches of 10 pixels, by two strided convolutions (published for classes), or of 70,
-    by Isola et al.'s patchgan (published for label maps), which wants images of 24 pixels a side or more."""
+    """Architecture of D_k: two strided convolutions with a receptive field of 10 pixels (published for
+    classes), or Isola et al.'s patchgan with 70 pixels (published for label maps), for images of 24 pixels a
+    side or more.
+    """
     gan: NonNegativeFloat = 1.0
     """Weight of L_gan (Eq. 2); 0: the nodes have no critics."""
     gan_form: GANForm = "bce"
@@ -72,55 +74,57 @@ class CriticOptions(Method):
     critic_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for each D_k."""
     critic_schedule: Literal["constant", "cosine"] = "constant"
-    """Whether it stays, or falls on a cosine to 0 over all steps of D_k (published)."""
+    """Learning rate of D_k: constant, or a cosine to 0 over all its steps (published)."""
     critic_batch: NonNegativeInt = 0
-    """Inputs of a query that D_k learns on, beside as many of the node's own; 0: all (published). A critic
-    that learns privately takes all."""
+    """Generated inputs of a query that D_k trains on, with as many of the node's own; 0: all (published). A
+    critic that trains privately takes all.
+    """
 
     @property
     def has_critics(self) -> bool:
-        """Whether there are critics at all."""
+        """True if the nodes have critics."""
         return self.gan > 0
 
     @property
     def critic_steps(self) -> int:
-        """How many steps D_k takes in a run."""
+        """Number of training steps of D_k in a run."""
         return self.total_steps
 
     def critics(self, setting: NodeSetting) -> Critics:
-        """D_k of the nodes."""
-        return at.cached("critics", lambda: Critics(self, at))
+        """Return the critics of the nodes."""
+        return setting.cached("critics", lambda: Critics(self, setting))
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """A critic for each node, where there are any."""
-        self.critics(at).prepare(nodes)
+        """Add a critic to each node, if the method has critics."""
+        self.critics(setting).prepare(nodes)
 
 
 def real_loss(d: torch.Tensor, form: GANForm) -> torch.Tensor:
-    """What D_k loses where it looks at real data, value by value: it learns to be low there (Eq. 2)."""
+    """Return the loss of D_k on real data for each value: D_k learns to be low there (Eq. 2)."""
     return d.sigmoid() if form == "eq2" else F.softplus(d)
 
 
 def fake_loss(d: torch.Tensor, form: GANForm) -> torch.Tensor:
-    """What D_k loses where it looks at what was generated, value by value: it learns to be high there."""
+    """Return the loss of D_k on generated inputs for each value: D_k learns to be high there."""
     return 1 - d.sigmoid() if form == "eq2" else F.softplus(-d)
 
 
 def generator_gan_loss(d: torch.Tensor, form: GANForm) -> torch.Tensor:
-    """What G loses for each image at each critic: ``(K, B, h, w)`` to ``(K, B)``, summed over patches.
+    """Return the loss of G for each image at each critic: ``(K, B, h, w)`` to ``(K, B)``, summed over
+    patches.
 
-    Descending D, as ascending 1 - D in Eq. 2; of binary cross-entropy the form that does not saturate.
+    It descends D, as Eq. 2 ascends 1 - D; of binary cross-entropy it is the non-saturating form.
     """
     return real_loss(d, form).flatten(2).sum(2)
 
 
 class Critics:
-    """The critics of a method's nodes, which sends x and what maps it was made from, if from any."""
+    """Critics of all nodes of a method that sends x and, if x is generated from maps, those maps."""
 
     def __init__(self, config: CriticOptions, setting: NodeSetting) -> None:
         self.config, self.setting, self.task = config, setting, setting.task
         for option in ("batch", "critic_batch") if self.task.form == "rows" else ():
-            if getattr(config, option, 0) == 1:  # a row is one value a channel, of which there is no variance
+            if getattr(config, option, 0) == 1:  # a row has one value for each channel, hence no variance
                 allowed = "2 or more for rows of a table, as batch norm compares them"
                 raise ArgumentError(f"method.{option}", 1, allowed)
         self.maps = config if isinstance(config, GeneratesFromMaps) else None
@@ -130,7 +134,7 @@ class Critics:
 
     @property
     def sends(self) -> Mapping[str, str]:
-        """What goes down with x, by kind."""
+        """Payload kinds of the tensors that are sent with x."""
         maps = {"maps": LABEL_MAPS} if self.judges_pairs else {}
         return {**maps, **({"source": SOURCES} if self.compares_images else {})}
 
@@ -141,11 +145,11 @@ class Critics:
 
     @property
     def depends_on_records(self) -> tuple[str, ...]:
-        """What of an answer is computed from the records themselves."""
+        """Tensors of the response that are computed from the records directly."""
         return ("difference",) if self.compares_images else ()
 
     def prepare(self, nodes: Sequence[Node]) -> None:
-        """A critic D_k for each node, with its own first weights; none where nothing needs it."""
+        """Add a critic D_k with its own initial weights to each node, if there are critics."""
         conditions = self.task.condition_channels if self.judges_pairs else 0
         for node in nodes if self.config.has_critics else ():
             norm: Norm = "group" if "critic" in node.private_steps else "batch"
@@ -156,10 +160,10 @@ class Critics:
             node.add_module("critic", critic, partial(adam, lr=self.config.critic_lr, beta=0.5))
 
     def _critic_class(self, sides: tuple[int, ...]) -> Callable[[int, int, Norm], nn.Module]:
-        """The network of D_k for inputs of a size.
+        """Return the network class of D_k for inputs of a size.
 
         Raises:
-            ArgumentError: the PatchGAN, for rows of a table or images that are too small.
+            ArgumentError: PatchGAN for rows of a table or for images that are too small.
         """
         if self.config.critic_form == "patchgan":
             if self.task.form == "rows" or min(sides) < PatchGAN.min_side:
@@ -177,14 +181,17 @@ class Critics:
         source: torch.Tensor | None = None,
         real: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """``critic`` (G, B, h, w), after a step of D_k on x and as many of its own; ``difference`` (G, B).
+        """Take a step of D_k on x and as many own examples, and return ``critic`` (G, B, h, w).
+
+        With compared images also ``difference`` (G, B).
 
         Args:
-            number: of the query, which names what is drawn.
+            group: the nodes.
+            number: number of the query, which names the random streams.
             x: ``(G, B, channels, H, W)``.
-            maps: that x was made from ``(G, B, H, W)`` uint8, where critics judge pairs.
-            source: whose maps those are ``(G, B, 3)`` int64, where nodes compare.
-            real: what :meth:`drawn` gave, where that was done before.
+            maps: label maps of x ``(G, B, H, W)`` uint8, if critics judge pairs.
+            source: owners of these maps ``(G, B, 3)`` int64, if nodes compare images.
+            real: result of :meth:`sample_inputs`, if it was called before.
 
         Raises:
             ArgumentError: not one map, or source, for each input.
@@ -209,9 +216,10 @@ class Critics:
         return response
 
     def sample_inputs(self, group: NodeGroup, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """``real``, what D_k learns on of the node's own beside x ``(G, B, ...)``; its learning rate is set.
+        """Return ``real``, the own examples that D_k trains on with x ``(G, B, ...)``, and set its learning
+        rate.
 
-        A critic that learns privately draws by itself.
+        A critic that trains privately samples by itself.
         """
         if not self.config.has_critics or self._trains_privately(group):
             return {}
@@ -225,17 +233,17 @@ class Critics:
         return "critic" in group.nodes[0].private_steps
 
     def evaluate(self, group: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
-        """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""
+        """Return D_k(x) ``(G, B, h, w)`` without training."""
         return group.module("critic")(self.critic_input(x, maps))
 
     def critic_input(self, x: torch.Tensor, maps: torch.Tensor | None) -> torch.Tensor:
-        """What critics see: the image, or map and image, ``(..., conditions + channels, H, W)``."""
+        """Return the critics' input: the image, or map and image ``(..., conditions + channels, H, W)``."""
         if not self.judges_pairs or maps is None:
             return x
         return torch.cat([self.task.encode_maps(maps), x], -3)
 
     def sample_real(self, group: NodeGroup, number: int, size: int) -> torch.Tensor:
-        """x'_k as critics see them: some of each node's own, ``(G, size, ...)``."""
+        """Return x'_k, a sample of each node's own data as critic input, ``(G, size, ...)``."""
         if self.maps is None:
             return group.sample(size, "critic", number)[0]
         views = [with_data(node, self.map_cache.get(node.data)) for node in group.nodes]
@@ -245,7 +253,7 @@ class Critics:
         )
 
     def _set_rates(self, nodes: Sequence[Node]) -> None:
-        """Each D_k's learning rate by the steps that it has taken, which its optimizer remembers."""
+        """Set each D_k's learning rate by its number of steps, which its optimizer stores."""
         for node in nodes if self.config.critic_schedule == "cosine" else ():
             group, total = node.optimizers["critic"].param_groups[0], self.config.critic_steps
             taken = group.setdefault("steps taken", 0)
@@ -254,7 +262,7 @@ class Critics:
             group["steps taken"] = taken + 1
 
     def _train_step(self, group: NodeGroup, real: torch.Tensor, fake: torch.Tensor) -> None:
-        """A step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""
+        """Take a step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""
         critic, form = group.module("critic"), self.config.gan_form
         with torch.enable_grad():
             critic.train(True)
@@ -262,7 +270,8 @@ class Critics:
             group.step("critic", losses.flatten(1).mean(1))
 
     def _private_train_step(self, node: Node, number: int, fake: torch.Tensor) -> None:
-        """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
+        """Take a DP-SGD step (DP-CGAN): x'_k are sampled record by record; the loss on generated inputs is
+        free."""
         n, batch, form = len(node.data), self.config.batch, self.config.gan_form
         dp_training.private_step(
             self._with_critic_inputs(node),
@@ -276,7 +285,8 @@ class Critics:
         )
 
     def _with_critic_inputs(self, node: Node) -> Node:
-        """The node with what its critic sees for inputs, made beforehand: a step takes records one by one."""
+        """Return the node with critic inputs as data, computed in advance, since DP-SGD takes records one by
+        one."""
         if self.maps is None:
             return node
         found = self.map_cache.get(node.data)
@@ -285,11 +295,12 @@ class Critics:
         )
 
     def _difference(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's."""
+        """Return the distance of images from the real ones of the same maps: ``(B,)``, 0 for other owners'
+        maps."""
         assert self.maps is not None
         mine = map_order(node)
         owner, row, pose = source.long().unbind(1)
-        # A row that was never told is nobody's.
+        # Ignore rows that this node did not send.
         rows = torch.nonzero((owner == owner_id(node.name)) & (row >= 0) & (row < len(mine))).flatten()
         difference = x.new_zeros(len(x))
         if not len(rows):
@@ -303,7 +314,7 @@ class Critics:
 
 
 def with_data(node: Node, data: TensorData) -> Node:
-    """The node with other data in the place of its own, record by record; all else is the same."""
+    """Return a copy of the node with other data, record by record."""
     view = copy.copy(node)
     view.data = data
     return view

@@ -1,12 +1,12 @@
-"""What methods with a conditional feature generator share: FedMD-CG, FedCG and FedGEN.
+"""Shared parts of methods with a conditional feature generator: FedMD-CG, FedCG and FedGEN.
 
-A model is an extractor F_i, which never leaves its node, and a head D_i. In its place a generator
-G_i([z; y]) of features travels. Symbols and equation numbers are those of FedMD-CG (Luo et al.,
+A model is an extractor F_i, which never leaves its node, and a head D_i. A generator G_i([z; y]) of features
+is shared in place of the extractor. Symbols and equation numbers are those of FedMD-CG (Luo et al.,
 "Privacy-Preserving Federated Learning with Consistency via Knowledge Distillation Using Conditional
 Generator", arXiv:2409.06955), section 2.
 
-Batch norm in generators: its running statistics are averaged as parameters are. It uses the batch's own
-where a generator learns at a node and the running ones wherever a generator is listened to.
+Batch norm in generators: running statistics are averaged like parameters. A generator uses the batch's
+statistics while it trains at a node, and the running ones everywhere else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Diversity = Literal["none", "div0", "div1", "div2"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureGenerators(CountsLabels, Rounds):
-    """What all methods with a feature generator have."""
+    """Base class of methods with a feature generator."""
 
     evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
 
@@ -45,9 +45,9 @@ class FeatureGenerators(CountsLabels, Rounds):
     generator_width: PositiveInt = 128
     """Width of the generator's two hidden layers."""
     server_steps: NonNegativeInt = 50
-    """Steps that the server learns in each round."""
+    """Training steps of the server in each round."""
     server_batch: Annotated[int, Ge(2)] = 64
-    """Generated examples in such a step."""
+    """Generated examples in a batch of the server."""
     server_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate at the server."""
 
@@ -55,20 +55,20 @@ class FeatureGenerators(CountsLabels, Rounds):
         return Needs(trainable=True, same_architecture=True, split_models=True, single_label=True)
 
     def make_generator(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> FeatureGenerator:
-        """A generator of the features that ``model``'s extractor gives for such inputs."""
+        """Return a generator of the features that ``model``'s extractor computes for such inputs."""
         return FeatureGenerator(*self.generator_sizes(model, inputs, classes))
 
     def generator_sizes(
         self, model: nn.Module, inputs: torch.Tensor, classes: int
     ) -> tuple[int, int, int, int]:
-        """Of such a generator: noise, classes, features and width."""
+        """Return the sizes of such a generator: noise, classes, features and width."""
         parts = split_model(model, "the model")
         device = next(model.parameters()).device
         p = count_features(parts, inputs.to(device), "the model")
         return self.noise, classes, p, self.generator_width
 
     def init_generator(self, server: Server) -> nn.Module:
-        """The global generator G before anybody has taught it, on the device."""
+        """Return the untrained global generator G on the device."""
         with seeded(server.seed, "generator"):
             some = example_inputs(server.shape, server.task.form)
             G = self.make_generator(server.student, some, server.task.classes)
@@ -76,12 +76,14 @@ class FeatureGenerators(CountsLabels, Rounds):
 
 
 class GlobalGenerator:
-    """The global generator G as a group of nodes received it, listened to and never trained.
+    """Global generator G as a group of nodes received it, in evaluation mode.
 
     Args:
-        generator: its parameters ``(G, P)``, the same for each node.
-        counts: label counts of all nodes together ``(G, C)``, the same for each node.
-        t: the round, which names the random draws. Before the first one nobody has taught G anything.
+        method: the method.
+        group: the nodes.
+        generator: its parameters ``(G, P)``, equal for all nodes.
+        counts: label counts of all nodes together ``(G, C)``, equal for all nodes.
+        t: the round, which names the random streams. Before the first round G is untrained.
     """
 
     def __init__(
@@ -94,14 +96,14 @@ class GlobalGenerator:
     ) -> None:
         node, self.classes, self.t = group.nodes[0], counts.shape[1], t
         sizes = method.generator_sizes(node.model, node.data.inputs[:2], self.classes)
-        # Without first weights: work that draws them from torch's one generator is not done beside other.
+        # skip_init: initial weights would come from torch's global generator, which forbids parallel nodes.
         G = skip_init(FeatureGenerator, *sizes, device=group.device)  # type: ignore[no-untyped-call]
         self._generator = G.eval().requires_grad_(False)
         load_vector(self._generator, generator[0])
         self._noise, self._counts = method.noise, counts[0].cpu()
 
     def sample_features(self, group: NodeGroup, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
-        """G(z, y) for labels ``(G, B)``, z drawn by each node: ``(G, B, p)``, constant."""
+        """Return G(z, y) for labels ``(G, B)``, z sampled by each node: ``(G, B, p)``, constant."""
         z = sample_noise(group, y.shape, self._noise, self.t, *purpose)
         with torch.no_grad():
             flat = self._generator(append_one_hot(z, y, self.classes).flatten(0, 1))
@@ -109,7 +111,7 @@ class GlobalGenerator:
         return f
 
     def sample_labels(self, group: NodeGroup, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
-        """Labels y ~ p(y), drawn by each node: ``shape`` is (G, B)."""
+        """Return labels y ~ p(y) sampled by each node: ``shape`` is (G, B)."""
         rows, batch = shape
         draws = [node.generator("y", self.t, *purpose) for node in group.nodes[:rows]]
         drawn = [torch.multinomial(self._counts, batch, replacement=True, generator=draw) for draw in draws]
@@ -117,7 +119,8 @@ class GlobalGenerator:
 
 
 def sample_noise(group: NodeGroup, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
-    """z ~ N(0, I), drawn by each of the first nodes: ``shape`` is (G, B), the result ``(G, B, noise)``."""
+    """Return z ~ N(0, I) sampled by each of the first nodes: ``shape`` is (G, B), the result ``(G, B,
+    noise)``."""
     rows, batch = shape
     draws = [node.generator("z", *purpose) for node in group.nodes[:rows]]
     return stack_tensors([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
@@ -126,7 +129,8 @@ def sample_noise(group: NodeGroup, shape: Sequence[int], noise: int, *purpose: s
 def sample_noise_and_labels(
     compute: Compute, n_y: torch.Tensor, batch: int, noise: int, seed: int, *purpose: str | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """z ~ N(0, I) (batch, noise) and y ~ p(y) (batch,), p(y) as the counts ``(K, C)`` summed over nodes."""
+    """Return z ~ N(0, I) (batch, noise) and y ~ p(y) (batch,), with p(y) from the counts ``(K, C)`` summed
+    over nodes."""
     draw = torch_generator(seed, "imagined", *purpose)
     z = torch.randn(batch, noise, generator=draw)
     y = torch.multinomial(n_y.sum(0).cpu(), batch, replacement=True, generator=draw)
@@ -134,7 +138,7 @@ def sample_noise_and_labels(
 
 
 def stack_uploads(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
-    """Networks like one, with the parameters that K nodes stack_uploads, ``(K, P)``: as used, never trained."""
+    """Return networks like ``like`` with the parameters ``(K, P)`` of K nodes, in evaluation mode."""
     stacked = StackedModules([deep_copy(like) for _ in vectors])
     stacked.train(False)
     for module, vector in zip(stacked.modules, vectors, strict=True):
@@ -143,16 +147,16 @@ def stack_uploads(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
 
 
 def diversity_loss(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``exp(-mean_jk ||f_j - f_k|| w_jk)`` over a batch: a loss that is 1 where all outputs are equal.
+    """Return ``exp(-mean_jk ||f_j - f_k|| w_jk)`` over a batch: a loss that is 1 if all outputs are equal.
 
-    ``w_jk`` is ||z_j - z_k|| in div0 (Eq. 7), ||[z_j; y_j] - [z_k; y_k]|| in div1 (L_div^1), ||z_j - z_k||
-    e^{|y_j - y_k|_1} in div2 (Eq. 8). Distances of outputs and noise are root *means* of squares: as printed,
-    the exponent grows with the number of values, and 400 features leave no gradient.
+    ``w_jk`` is ||z_j - z_k|| in div0 (Eq. 7), ||[z_j; y_j] - [z_k; y_k]|| in div1 (L_div^1), and ||z_j -
+    z_k|| e^{|y_j - y_k|_1} in div2 (Eq. 8). Distances of outputs and noise are root *means* of squares: as
+    printed, the exponent grows with the number of values, and with 400 features no gradient is left.
 
     Args:
-        form: which; none gives 0.
+        form: the variant; none gives 0.
         f: outputs ``(..., B, p)``.
-        z: the noise they come from ``(..., B, q)``.
+        z: their noise ``(..., B, q)``.
         y: one-hot labels ``(..., B, C)``.
 
     Returns:
@@ -171,6 +175,6 @@ def diversity_loss(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.T
     elif form == "div2":
         apart = apart * torch.exp(torch.cdist(y, y, p=1.0))  # e^2 for two labels, 1 for one
     scale = 1 / math.sqrt(f.shape[-1] * z.shape[-1])
-    # Around their mean: distances of large, nearly equal vectors would be rounding noise.
+    # Centered, as distances of large, nearly equal vectors would be rounding noise.
     f = f - f.mean(-2, keepdim=True)
     return torch.exp(-scale * (torch.cdist(f, f) * apart).mean((-2, -1)))

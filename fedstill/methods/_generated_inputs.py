@@ -1,4 +1,7 @@
-"""Inputs that a server's generator makes of noise, and what it is told to make; maps: ``_label_maps``."""
+"""Inputs that a server's generator makes from noise, and the batches of its arguments.
+
+For inputs that are generated from label maps see ``_label_maps``.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,14 @@ from fedstill.models.generators import Generator, TableGenerator
 
 @dataclass(frozen=True)
 class GeneratorBatch:
-    """What a generator is told to make of B images.
+    """Arguments of a generator for B inputs.
 
     Args:
-        told: the generator's argument, ``(B, ...)``.
-        maps: the maps ``(B, H, W)`` uint8, where there are any.
-        source: of each map its owner, its place among what that node told, and its pose: ``(B, 3)`` int64.
-        labels: the class that each is to show ``(B,)`` int64, where the generator is told one.
+        generator_input: argument of the generator, ``(B, ...)``.
+        maps: label maps ``(B, H, W)`` uint8, if there are any.
+        source: owner of each map, its index among the maps that this node sent, and its pose: ``(B, 3)``
+            int64.
+        labels: class of each input ``(B,)`` int64, if the generator is conditioned on it.
     """
 
     generator_input: torch.Tensor
@@ -34,17 +38,19 @@ class GeneratorBatch:
     labels: torch.Tensor | None = None
 
     def query_tensors(self, query: Query) -> dict[str, Any]:
-        """What goes down with a query beside the images themselves, as it declares."""
+        """Return the tensors that a query declares besides the inputs."""
         parts = {"maps": self.maps, "source": self.source}
         return {name: part for name, part in parts.items() if part is not None and name in query.sends}
 
 
 @dataclass
 class NoiseSource:
-    """Nothing but noise w: for tasks without conditions.
+    """Source of noise w, for tasks without conditions.
 
     Args:
         size: values in w.
+        seed: seed of the noise.
+        device: device of the noise.
     """
 
     size: int
@@ -53,10 +59,10 @@ class NoiseSource:
     is_ready = True
 
     def fetch(self, server: Server) -> None:
-        """Noise needs nobody's answer."""
+        """Do nothing: noise needs no query."""
 
     def sample(self, count: int, *purpose: str | int) -> GeneratorBatch:
-        """w ``(count, size)``, the same for the same purpose."""
+        """Return w ``(count, size)``, equal for equal purposes."""
         w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
         return GeneratorBatch(copy_to_device(w, self.device))
 
@@ -64,21 +70,21 @@ class NoiseSource:
         return None
 
     def load_state_dict(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
-        """Noise has no state."""
+        """Do nothing: noise has no state."""
 
 
 @dataclass
 class LabeledNoiseSource(NoiseSource):
-    """Noise w beside the one-hot code of a label y, drawn evenly.
+    """Source of noise w with the one-hot code of a label y, sampled uniformly.
 
     Args:
-        classes: labels to draw from.
+        classes: number of labels.
     """
 
     classes: int
 
     def sample(self, count: int, *purpose: str | int) -> GeneratorBatch:
-        """``[w; y]`` (count, size + classes), and y."""
+        """Return ``[w; y]`` (count, size + classes), and y."""
         draw = torch_generator(self.seed, *purpose)
         w = torch.randn(count, self.size, generator=draw)
         y = torch.randint(self.classes, (count,), generator=draw)
@@ -89,12 +95,12 @@ class LabeledNoiseSource(NoiseSource):
 
 
 class GeneratesInputs(Method):
-    """A method whose state has a ``source`` of noise or maps, and a ``generator`` G of inputs."""
+    """Base class of methods whose state has a ``source`` of noise or maps and a ``generator`` G of inputs."""
 
     generator_lr: float
 
     def init_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """G with its first weights, on the device, and its optimizer."""
+        """Return G with its initial weights, on the device, and its optimizer."""
         with seeded(server.seed, "generator"):
             G = server.compute.to_device(self.generator(server))  # type: ignore[attr-defined]
         return G, adam(G, self.generator_lr, beta=0.5)
@@ -111,7 +117,7 @@ class GeneratesInputs(Method):
 
 
 def generate(generator: nn.Module, batch: GeneratorBatch) -> torch.Tensor:
-    """G(w) ``(B, C, H, W)`` in float32; G does not learn from it."""
+    """Return G(w) ``(B, C, H, W)`` in float32, without gradients."""
     generator.eval()
     with torch.no_grad():
         x: torch.Tensor = generator(batch.generator_input).float()
@@ -121,7 +127,7 @@ def generate(generator: nn.Module, batch: GeneratorBatch) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratesFromNoise(Method):
-    """A generator G that makes inputs x from noise w."""
+    """Options of a generator G of inputs x from noise w."""
 
     noise: PositiveInt = 100
     """Values in w, the generator's noise."""
@@ -136,7 +142,7 @@ class GeneratesFromNoise(Method):
         return NoiseSource(self.noise, server.seed, server.device)
 
     def generator_input_size(self, server: Server) -> int:
-        """Values that G is told of each input."""
+        """Return the number of values in G's input."""
         return self.noise
 
     def generator(self, server: Server) -> nn.Module:
@@ -151,7 +157,7 @@ class GeneratesFromNoise(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratesFromLabels(GeneratesFromNoise):
-    """A generator G that makes inputs x from noise w and the label y that they are to show."""
+    """Options of a generator G of inputs x from noise w and a label y."""
 
     def source(self, server: Server) -> Any:
         return LabeledNoiseSource(self.noise, server.seed, server.device, server.task.classes)

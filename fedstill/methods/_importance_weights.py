@@ -92,7 +92,7 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
         if self.uses_critics:
             allowed = "counts or size where link.secure_aggregation: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
-        if self.critics(at).compares_images:
+        if self.critics(setting).compares_images:
             allowed = "false for images made from label maps: who owns which map is each node's own"
             raise ArgumentError("link.secure_aggregation", True, allowed)
         return summed
@@ -116,14 +116,14 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     @query(
         sends=lambda self, setting: {
             "x": INPUTS,
-            **({"maps": LABEL_MAPS} if self.uses_critics and self.critics(at).judges_pairs else {}),
+            **({"maps": LABEL_MAPS} if self.uses_critics and self.critics(setting).judges_pairs else {}),
         },
         releases=lambda self, setting: {"logits": LOGITS, **self.rating_kinds},
         times=lambda self, setting: self.steps,
         rows=lambda self, setting: self.student_steps * self.batch,
         depends_on_records=lambda self, setting: ("critic_real",) if self.compares_with_real else (),
         when=lambda self, setting: self.student_inputs == "fresh",
-        sums=lambda self, setting: self.sum_weightings(at),
+        sums=lambda self, setting: self.sum_weightings(setting),
     )
     def predict(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
@@ -142,9 +142,9 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     ) -> Tensors:
         """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
         logits = {"logits": z}
-        if at.task.condition_channels or not self.uses_critics:
+        if setting.task.condition_channels or not self.uses_critics:
             return logits
-        each = [self.critic_outputs(NodeGroup([node]).for_query(at), x.unsqueeze(0)) for node in nodes]
+        each = [self.critic_outputs(NodeGroup([node]).for_query(setting), x.unsqueeze(0)) for node in nodes]
         return logits | {name: torch.cat([told[name] for told in each]) for name in each[0]}
 
     # --- at the server ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What nodes tell about the size of their data: how many examples they hold, by class or in all."""
+"""Queries for the nodes' data sizes, by class or in all, and the server's record of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def sample_counts(nodes: NodeGroup) -> torch.Tensor:
-    """How many examples each node holds: ``(G,)``."""
+    """Return the number of examples of each node: ``(G,)``."""
     return torch.tensor([float(len(node.data)) for node in nodes.nodes], device=nodes.device)
 
 
 class CountsSamples:
-    """Nodes tell how many examples they hold."""
+    """Declares a query for each node's number of examples."""
 
     @query(
         releases={"sizes": DATA_SIZES},
@@ -34,43 +34,44 @@ class CountsSamples:
         sums={"sizes": "sum"},
     )
     def count_samples(self, nodes: NodeGroup) -> Tensors:
-        """n_k, ``sizes`` (K,)."""
+        """Return n_k as ``sizes`` (K,)."""
         return {"sizes": sample_counts(nodes)}
 
 
 def _is_multi_label(setting: NodeSetting) -> bool:
-    """Whether an example may be counted in several classes, or in none, so that counts give no sizes."""
-    return at.task.count_sensitivity > 1
+    """Return whether an example may count in several classes or in none, so that counts give no sizes."""
+    return setting.task.count_sensitivity > 1
 
 
 def _add_sizes(method: Any, told: Tensors, sent: Tensors) -> Tensors:
-    """Counts, and their sum as the size, which costs nothing more; where sizes are told, what was told.
+    """Return counts and sizes; without released sizes the sum of the counts, at no further cost.
 
-    Noise may leave none of the examples, and who answers has at least one.
+    Noise may leave no examples at all, and a node that responds has at least one.
     """
     counts = told["counts"].float()
     return {"counts": counts, "sizes": told["sizes"] if "sizes" in told else counts.sum().clamp(min=1)}
 
 
 class CountsLabels:
-    """Nodes tell how many examples of each class they hold.
+    """Declares a query for each node's number of examples of each class.
 
-    Where counts give no sizes these are told beside them, and under a budget paid for by themselves.
+    If counts give no sizes, sizes are released too, at their own privacy cost.
     """
 
     @query(
         releases=lambda self, setting: {
             "counts": LABEL_COUNTS,
-            "sizes": DATA_SIZES if _is_multi_label(at) else LABEL_COUNTS,
+            "sizes": DATA_SIZES if _is_multi_label(setting) else LABEL_COUNTS,
         },
         times=1,
-        depends_on_records=lambda self, setting: ("counts", "sizes") if _is_multi_label(at) else ("counts",),
+        depends_on_records=lambda self, setting: ("counts", "sizes") if _is_multi_label(setting) else ("counts",),
         postprocess=_add_sizes,
         sealed=True,
         sums={"counts": "sum", "sizes": "sum"},
     )
     def count_labels(self, nodes: NodeGroup) -> Tensors:
-        """How many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
+        """Return the number of examples of each node, ``counts`` (K, C) by class and ``sizes`` (K,) in all.
+        """
         counts = torch.stack([nodes.setting.task.counts(node.data) for node in nodes.nodes])
         return {
             "counts": counts,
@@ -80,9 +81,9 @@ class CountsLabels:
 
 @dataclass(eq=False)
 class LabelHistogram:
-    """Who holds how many examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are asked.
+    """Nodes' numbers of examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are queried.
 
-    Of nodes that tell no more than their sizes, C is 0.
+    For nodes that release sizes only, C is 0.
     """
 
     names: tuple[str, ...] = ()
@@ -93,17 +94,17 @@ class LabelHistogram:
 
     @classmethod
     def uniform(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:
-        """As if each node held one example of each class: for methods that weigh nodes equally."""
+        """Return one example of each class for each node, for methods that weight nodes equally."""
         ones = torch.ones(len(names), classes, device=device)
         return cls(tuple(names), ones, ones.sum(1))
 
     @staticmethod
     def find_in(state: Any) -> LabelHistogram | None:
-        """The one that a server keeps, if it keeps one."""
+        """Return the histogram among the attributes of a server's state, or None."""
         return next((each for each in vars(state).values() if isinstance(each, LabelHistogram)), None)
 
     def fetch(self, server: Server) -> None:
-        """QueryCall every node, unless that is done."""
+        """Query every node, unless that is done."""
         if not self.names:
             by_class = "count_labels" in server.federation.queries
             told = server.query("count_labels" if by_class else "count_samples")
@@ -111,12 +112,13 @@ class LabelHistogram:
             self.counts = told["counts"] if by_class else told["sizes"].new_zeros(len(told.nodes), 0)
 
     def present_nodes(self, federation: Federation) -> list[str]:
-        """Those who told and have not been left out since; who came later is not known, and not asked."""
+        """Return the known nodes that are not excluded. A node that joins later is unknown and not queried.
+        """
         present = set(federation.response_sources)
         return [name for name in self.names if name in present]
 
     def select(self, nodes: Sequence[str]) -> LabelHistogram:
-        """The part of some nodes, in their order: of those that answered a later query."""
+        """Return the part of some nodes, in their order."""
         if tuple(nodes) == self.names:
             return self
         places = {name: place for place, name in enumerate(self.names)}
@@ -133,6 +135,6 @@ class LabelHistogram:
 
 @dataclass
 class HistogramState:
-    """What a server keeps that needs no more than to know who holds how many examples."""
+    """Server state of methods that need no more than the nodes' data sizes."""
 
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn

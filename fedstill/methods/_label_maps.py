@@ -88,7 +88,7 @@ class GeneratesFromMaps(Method):
 
     def notes(self, setting: NodeSetting) -> tuple[str, ...]:
         """What is switched off for want of something, so that it is said."""
-        if not at.task.condition_channels or self.perceptual == 0 or at.perceptual is not None:
+        if not setting.task.condition_channels or self.perceptual == 0 or setting.perceptual is not None:
             return ()
         why = "nodes have no VGG features: nodes.perceptual names a file of them"
         return (f"perceptual loss is off ({why})",) if self.conditions == "nodes" else ()

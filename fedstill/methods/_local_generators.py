@@ -80,13 +80,13 @@ class LocalGenerators(FeatureGenerators, ABC):
         Raises:
             ArgumentError: batches of one example, which batch norm cannot learn from.
         """
-        if at.local.batch < 2:
+        if setting.local.batch < 2:
             raise ArgumentError(
-                "nodes.local.batch", at.local.batch, "2 or more, for the generator's batch norm"
+                "nodes.local.batch", setting.local.batch, "2 or more, for the generator's batch norm"
             )
         for node in nodes:
             with seeded(node.seed, node.name, "generator"):
-                G = self.make_generator(node.model, node.data.inputs[:2], at.task.classes)
+                G = self.make_generator(node.model, node.data.inputs[:2], setting.task.classes)
             node.add_module("generator", G, self.adam)
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -137,12 +137,12 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     def train_generators(self, nodes: NodeGroup, span: Span, work: TrainStep) -> None:
         """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""
-        at = nodes.setting
+        setting = nodes.setting
         local_training.train(
             nodes.nodes,
-            at.task,
-            replace(at.local, lr=self.generator_lr, lr_end=self.generator_lr),
-            at.compute,
+            setting.task,
+            replace(setting.local, lr=self.generator_lr, lr_end=self.generator_lr),
+            setting.compute,
             span=span,
             train_step=work,
             roles=self.roles,

@@ -80,7 +80,7 @@ class WeightsNodes(CountsLabels, LogitEnsemble):
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """Without label counts, where nobody is weighed by them."""
         return [
-            query for query in super().queries(at) if self.weighted_by_counts or query.name != "count_labels"
+            query for query in super().queries(setting) if self.weighted_by_counts or query.name != "count_labels"
         ]
 
     @property

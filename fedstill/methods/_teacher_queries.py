@@ -1,6 +1,6 @@
-"""Nodes' models examined: what they answer about the server's inputs, and what batch norm makes of these.
+"""Queries to the nodes' models for their logits and their batch norm statistics on the server's inputs.
 
-Both are differentiable in the inputs; by them DENSE, Co-Boosting and Co-Dream learn what to ask.
+Both are differentiable in the inputs. DENSE, Co-Boosting and Co-Dream optimize their inputs with them.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from fedstill.protocol.payload_kinds import INPUTS, LOGITS, PayloadKind
 
 BATCH_NORM_DISTANCE = PayloadKind(
     "batch norm distance",
-    "how far the server's inputs are, inside a node's model, from the means and variances that it has kept "
-    "of its training data: one number for all of them",
+    "the distance of the server's inputs, inside a node's model, from the means and variances of its training "
+    "data in batch norm: one number for all inputs",
     category="responses",
-    opt_out="with method.bn = 0 none is told",
+    opt_out="with method.bn = 0 none is released",
 )
 
 
 def evaluate_with_batch_norm(model: nn.Module, x: torch.Tensor, bn: float) -> dict[str, torch.Tensor]:
-    """What one model says of inputs ``(B, ...)``: ``logits`` (B, C), and ``statistics`` () if they count."""
+    """Return ``logits`` (B, C) of one model and, if weighted, the batch norm distance ``statistics`` ()."""
     z, apart = outputs_and_batch_norm_loss(model, x)
     return {"logits": z, **({"statistics": apart} if bn else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueriesTeachers(StudentOptions):
-    """A student, and a query to models about inputs that the server makes for it."""
+    """Base class of methods with a student and a query to the nodes' models about generated inputs."""
 
     unit: ClassVar[Literal["step"]] = "step"
     length_options: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
-    """Batches of inputs, from each of which the student learns."""
+    """Batches of inputs; the student trains after each."""
     bn: NonNegativeFloat = 0.0
-    """Weight of the distance of inputs to what the nodes' batch norm has kept; 0: none is told."""
+    """Weight of the distance of inputs to the nodes' batch norm statistics; 0: none is released."""
 
     @property
     def total_steps(self) -> int:
@@ -51,12 +51,12 @@ class QueriesTeachers(StudentOptions):
 
     @property
     def queries_nodes(self) -> bool:
-        """Whether nodes are asked at all."""
+        """True if nodes are queried at all."""
         return True
 
     @property
     def queries_per_step(self) -> int:
-        """Queries to all nodes in a step."""
+        """Number of queries to all nodes in a step."""
         return 1
 
     @query(
@@ -72,11 +72,11 @@ class QueriesTeachers(StudentOptions):
         when=lambda self, setting: self.queries_nodes,
     )
     def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
-        """z_k = f_k(x) ``(G, B, C)``, and the distance to what batch norm has kept ``(G,)``."""
+        """Return z_k = f_k(x) ``(G, B, C)``, and the distance to batch norm statistics ``(G,)``."""
         seen, model = nodes.setting.task.observe(x), nodes.module("model")
         if not self.bn:
             return {"logits": model(seen)}
-        model.train(False)  # what flows inside is seen only where a model is computed by itself
+        model.train(False)  # hooks work only on a model that is evaluated by itself
         each = [
             evaluate_with_batch_norm(node.model, mine, self.bn)
             for node, mine in zip(nodes.nodes, seen, strict=True)

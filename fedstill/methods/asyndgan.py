@@ -89,14 +89,14 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(at).sends},
-        releases=lambda self, setting: self.critics(at).releases,
+        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
+        releases=lambda self, setting: self.critics(setting).releases,
         differentiable=("x",),
         times=lambda self, setting: self.steps,
         rows=lambda self, setting: self.batch,
-        depends_on_records=lambda self, setting: self.critics(at).depends_on_records,
+        depends_on_records=lambda self, setting: self.critics(setting).depends_on_records,
         trains=("critic",),
-        owner_only=lambda self, setting: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
+        owner_only=lambda self, setting: tuple(self.critics(setting).sends) if self.conditions == "nodes" else (),
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""

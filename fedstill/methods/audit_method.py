@@ -25,7 +25,7 @@ class AuditMethod(CountsLabels, CriticOptions):
 
     @query(
         sends={"x": INPUTS},
-        releases=lambda self, setting: {"logits": LOGITS, **self.critics(at).releases},
+        releases=lambda self, setting: {"logits": LOGITS, **self.critics(setting).releases},
         differentiable=("x",),
         times=1,
         rows=lambda self, setting: self.batch,

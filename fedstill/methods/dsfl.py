@@ -90,7 +90,7 @@ class DSFL(WeightsNodes):
 
     def max_rows(self, setting: NodeSetting) -> int:
         """Examples of o_r, at most."""
-        return self.subset if at.public is None else min(self.subset, len(at.public))
+        return self.subset if setting.public is None else min(self.subset, len(setting.public))
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class DSFL(WeightsNodes):
         """Room for the labels that are kept."""
         if self.keep:
             for node in nodes:
-                add_buffers(node, "labels", t_g=torch.zeros(len(require_public(at.public)), at.task.classes))
+                add_buffers(node, "labels", t_g=torch.zeros(len(require_public(setting.public)), setting.task.classes))
 
     @query(
         sends={"rows": INDICES, "round": SCHEDULE},

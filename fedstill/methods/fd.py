@@ -64,7 +64,7 @@ class FD(ClassMeans):
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """Room for what a node told, and in which round."""
-        c = at.task.classes
+        c = setting.task.classes
         for node in nodes:
             add_buffers(node, "told", F=torch.zeros(c, c), round=torch.tensor(-1))
 
@@ -72,7 +72,7 @@ class FD(ClassMeans):
         sends={"F_sum": CLASS_SCORES, "round": SCHEDULE},
         releases={"F": CLASS_SCORES},
         times=lambda self, setting: self.rounds,
-        rows=lambda self, setting: at.task.classes,
+        rows=lambda self, setting: setting.task.classes,
         depends_on_records=("F",),
         span=Rounds.round_span,
         extra_loss="the distance to what all others say of an example's class",
@@ -80,16 +80,16 @@ class FD(ClassMeans):
     def train_locally(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:
         """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
         setting: NodeSetting = nodes.setting
-        check_class_vectors("F_sum", F_sum, len(nodes), at.task.classes, at.task.classes)
+        check_class_vectors("F_sum", F_sum, len(nodes), setting.task.classes, setting.task.classes)
         F_hat = {
             node.name: others(all_of, get_buffers(node, "told"), round)
             for node, all_of in zip(nodes.nodes, F_sum, strict=True)
         }
-        train_round(nodes, round, self.rounds, self.make_train_step(at.task, at.local.smoothing, F_hat))
+        train_round(nodes, round, self.rounds, self.make_train_step(setting.task, setting.local.smoothing, F_hat))
         for node in nodes.nodes:
-            p = predict(node.model, node.data.inputs, at.compute).softmax(1)
+            p = predict(node.model, node.data.inputs, setting.compute).softmax(1)
             told = get_buffers(node, "told")
-            told["F"].copy_(class_means(p, node.data.targets, at.task.classes))
+            told["F"].copy_(class_means(p, node.data.targets, setting.task.classes))
             told["round"].fill_(round)
         return {"F": torch.stack([get_buffers(node, "told")["F"] for node in nodes.nodes])}
 

@@ -96,7 +96,7 @@ class FedAD(OneShot):
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """Find where each model looks, before anything is trained."""
-        places: dict[str, str] = at.cached("places", dict)
+        places: dict[str, str] = setting.cached("places", dict)
         for node in nodes if self.attention else ():
             shape = tuple(node.data.inputs.shape[1:])
             places[node.name] = find_attention_layer(node.model, shape, f"the model of {node.name}")
@@ -107,8 +107,8 @@ class FedAD(OneShot):
             "logits": LOGITS,
             **({"attention": ATTENTION} if self.attention else {}),
         },
-        times=lambda self, setting: len(split_rows(at.public, CHUNK)),
-        rows=lambda self, setting: min(len(at.public or ()), CHUNK),
+        times=lambda self, setting: len(split_rows(setting.public, CHUNK)),
+        rows=lambda self, setting: min(len(setting.public or ()), CHUNK),
         depends_on_records=(),
     )
     def predict(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:

@@ -46,12 +46,12 @@ class FedCG(LocalGenerators):
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """A generator and a critic for each node."""
-        super().prepare(nodes, at)
+        super().prepare(nodes, setting)
         for node in nodes:
             parts = split_model(node.model, node.name)
             p = count_features(parts, node.data.inputs[:2], node.name)
             with seeded(node.seed, node.name, "critic"):
-                critic = FeatureCritic(p, at.task.classes, hidden_widths(parts.head))
+                critic = FeatureCritic(p, setting.task.classes, hidden_widths(parts.head))
             node.add_module("critic", critic, self.adam)
 
     def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:

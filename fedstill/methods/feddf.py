@@ -77,7 +77,7 @@ class FedDF(CountsLabels, Averaging):
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """The size of a node's data (by class, if wanted), and its model after a round of training."""
         wanted = ("count_labels" if self.weights == "counts" else "count_samples", "train")
-        return [query for query in super().queries(at) if query.name in wanted]
+        return [query for query in super().queries(setting) if query.name in wanted]
 
     # --- at the server ----------------------------------------------------------------------------------
 

@@ -110,10 +110,10 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(at).sends},
+        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
         releases=lambda self, setting: {
             "logits": LOGITS,
-            **self.critics(at).releases,
+            **self.critics(setting).releases,
             **self.rating_kinds,
         },
         differentiable=lambda self, setting: ("x",) if self.through else (),
@@ -121,15 +121,15 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
         rows=lambda self, setting: (1 + self.directions) * self.batch,
         depends_on_records=lambda self, setting: (
             *(("critic_real",) if self.compares_with_real else ()),
-            *self.critics(at).depends_on_records,
+            *self.critics(setting).depends_on_records,
         ),
         trains=lambda self, setting: ("critic",) if self.has_critics else (),
-        sums=lambda self, setting: self.sum_weightings(at),
+        sums=lambda self, setting: self.sum_weightings(setting),
         sampler=lambda self, nodes, x, **about: {
             **self.critics(nodes.setting).sample_inputs(nodes, nodes.query_number, x),
             **self.sample_real_inputs(nodes, x),
         },
-        capturable=lambda self, setting: not self.critics(at).compares_images,
+        capturable=lambda self, setting: not self.critics(setting).compares_images,
         finite_differences=lambda self, setting: bool(self.directions),
     )
     def predict_logits(
@@ -153,7 +153,7 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
             changes += ['method.ensemble = "logits"'] if self.ensemble != "logits" else []
             expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
             raise ArgumentError("link.secure_aggregation", True, expected)
-        return super().sum_weightings(at)
+        return super().sum_weightings(setting)
 
     # --- at the server ----------------------------------------------------------------------------------
 

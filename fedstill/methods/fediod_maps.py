@@ -44,12 +44,12 @@ class FedIODMaps(GeneratesFromMaps, FedIOD):
         return self.pretrain + self.steps
 
     @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(at).sends},
-        releases=lambda self, setting: self.critics(at).releases,
+        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
+        releases=lambda self, setting: self.critics(setting).releases,
         differentiable=("x",),
         times=lambda self, setting: self.pretrain,
         rows=lambda self, setting: self.batch,
-        depends_on_records=lambda self, setting: self.critics(at).depends_on_records,
+        depends_on_records=lambda self, setting: self.critics(setting).depends_on_records,
         trains=("critic",),
         when=lambda self, setting: self.pretrain > 0,
     )

@@ -138,17 +138,17 @@ class FedKD(OneShot):
         Raises:
             ArgumentError: texts, rows of a table, or images whose targets are pictures, would be shifted.
         """
-        task = at.task
+        task = setting.task
         if self.predictions > 1 and (task.form != "images" or task.kind == "image"):
             moved = {"texts": "texts are never shifted", "rows": "rows of a table are never shifted"}
             why = moved.get(task.form, "a shifted image was never measured")
             raise ArgumentError("method.predictions", self.predictions, f"1 for task {task.name}: {why}")
-        return super().queries(at)
+        return super().queries(setting)
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """With labeled public data: they are part of what each node learns from."""
         if self.labeled:
-            public = require_labeled(at.public)
+            public = require_labeled(setting.public)
             for node in nodes:
                 inputs = torch.cat([node.data.inputs, public.inputs])
                 node.data = TensorData(inputs, torch.cat([node.data.targets, public.targets]))
@@ -188,12 +188,12 @@ class FedKD(OneShot):
             **({"z_max": LOGIT_RANGE} if self.agreed else {}),
         },
         releases={"logits": LOGITS},
-        times=lambda self, setting: self.predictions * len(split_rows(at.public, chunk(at.public))),
-        rows=lambda self, setting: min(len(at.public or ()), chunk(at.public)),
+        times=lambda self, setting: self.predictions * len(split_rows(setting.public, chunk(setting.public))),
+        rows=lambda self, setting: min(len(setting.public or ()), chunk(setting.public)),
         depends_on_records=(),
         postprocess=quantized,
         shift_seed="view",
-        sums=lambda self, setting: self.sum_weightings(at),
+        sums=lambda self, setting: self.sum_weightings(setting),
     )
     def predict(self, nodes: NodeGroup, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
@@ -211,7 +211,7 @@ class FedKD(OneShot):
             raise ArgumentError(
                 "method.levels", self.levels, "0 (no quantizer) where link.secure_aggregation"
             )
-        return super().sum_weightings(at)
+        return super().sum_weightings(setting)
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class FedMD(WeightsNodes):
 
     def max_rows(self, setting: NodeSetting) -> int:
         """Examples of d_j, at most."""
-        return self.subset if at.public is None else min(self.subset, len(at.public))
+        return self.subset if setting.public is None else min(self.subset, len(setting.public))
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
@@ -122,14 +122,14 @@ class FedMD(WeightsNodes):
         """Train f_k on the labeled public data, then on the first part of its own."""
         setting: NodeSetting = nodes.setting
         if not nodes.nodes[0].is_frozen:
-            public, losses = require_labeled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
+            public, losses = require_labeled(setting.public), partial(setting.task.loss, smoothing=setting.local.smoothing)
             steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
             finetune_on_public(
                 nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr
             )
             if self.first:
-                local_training.make_optimizers(nodes.nodes, at.local)
-                local_training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
+                local_training.make_optimizers(nodes.nodes, setting.local)
+                local_training.train(nodes.nodes, setting.task, setting.local, setting.compute, span=self.alone)
         return {}
 
     @query(

@@ -85,13 +85,13 @@ class PrototypeMethod(ClassMeans):
     def train_locally(self, nodes: NodeGroup, C: torch.Tensor, round: int) -> Tensors:
         """Train beside the global prototypes; tell C_i^(j), ``(G, C, p)``, 0 of absent classes."""
         setting: NodeSetting = nodes.setting
-        check_class_vectors("C", C, len(nodes), at.task.classes)
+        check_class_vectors("C", C, len(nodes), setting.task.classes)
         by_name = {node.name: each for node, each in zip(nodes.nodes, C, strict=True)}
-        train_round(nodes, round, self.rounds, self.make_train_step(at.task, at.local.smoothing, by_name))
+        train_round(nodes, round, self.rounds, self.make_train_step(setting.task, setting.local.smoothing, by_name))
         mine = []
         for node in nodes.nodes:
-            f = predict(node.model.get_submodule(EXTRACTOR), node.data.inputs, at.compute)  # (N, p')
-            mine.append(class_means(self.pooled(f), node.data.targets, at.task.classes))  # Eq. 3
+            f = predict(node.model.get_submodule(EXTRACTOR), node.data.inputs, setting.compute)  # (N, p')
+            mine.append(class_means(self.pooled(f), node.data.targets, setting.task.classes))  # Eq. 3
         return {"C": torch.stack(mine)}
 
     def pooled(self, f: torch.Tensor) -> torch.Tensor:

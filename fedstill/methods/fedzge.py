@@ -87,7 +87,7 @@ class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs)
         times=lambda self, setting: self.steps,
         rows=lambda self, setting: (1 + self.directions) * self.batch,
         depends_on_records=(),
-        sums=lambda self, setting: self.sum_weightings(at),
+        sums=lambda self, setting: self.sum_weightings(setting),
         finite_differences=True,
     )
     def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
@@ -138,7 +138,7 @@ def diversity_loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
     Squared distances of inputs ``(B, ...)`` and of noise ``(B, q)`` are means over their values.
 
-    >>> diversity(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])).log()  # half: 1 x 4
+    >>> diversity_loss(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])).log()  # half: 1 x 4
     tensor(-2.)
     """
     x = x.flatten(1)

@@ -169,7 +169,7 @@ class Method(Registrable):
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """Return the queries that nodes answer; by default those declared with ``@query``."""
-        return declared_queries(self, at)
+        return declared_queries(self, setting)
 
     def prepare(self, nodes: Any, setting: NodeSetting) -> None:
         """Prepare all nodes before anything else, for example by adding networks."""
@@ -186,7 +186,7 @@ class Method(Registrable):
             nodes: the nodes.
             x: inputs.
             z: outputs of the nodes' models for ``x``: ``(K, B, C, ...)``.
-            at: environment of the method.
+            setting: environment of the method.
         """
         return {}
 
@@ -198,14 +198,14 @@ class Method(Registrable):
         """Return the part of the method that runs at the nodes."""
         has_preview = type(self).preview_responses is not Method.preview_responses
         return NodeSide(
-            {query.name: query for query in self.queries(at)},
-            prepare=lambda nodes: self.prepare(nodes, at),
-            preview_responses=(lambda nodes, x, z: self.preview_responses(nodes, x, z, at))
+            {query.name: query for query in self.queries(setting)},
+            prepare=lambda nodes: self.prepare(nodes, setting),
+            preview_responses=(lambda nodes, x, z: self.preview_responses(nodes, x, z, setting))
             if has_preview
             else None,
             initial_training=self.initial_training,
             trains_models=self.trains_models,
-            notes=(*self.notes(at), *((SECURE_AGGREGATION_NOTE,) if at.secure_aggregation else ())),
+            notes=(*self.notes(setting), *((SECURE_AGGREGATION_NOTE,) if setting.secure_aggregation else ())),
         )
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def build_node_side(method: Method, setting: NodeSetting) -> NodeSide:
     An owner thus allows by name each kind that this package does not vouch for. Sealed queries of this
     package, such as label counts, keep their kinds.
     """
-    side, package = method.node_side(at), METHODS.origin(method_name(method))
+    side, package = method.node_side(setting), METHODS.origin(method_name(method))
     if package == PACKAGE:
         return side
     queries = {

@@ -452,7 +452,7 @@ def declared_queries(method: Any, setting: NodeSetting) -> list[Query]:
     """Return the queries that a method declares with :func:`query`, in the order of their definition."""
     functions = _decorated_functions(type(method))
     queries = (
-        _build_query(name, function, parts, method, at) for name, (function, parts) in functions.items()
+        _build_query(name, function, parts, method, setting) for name, (function, parts) in functions.items()
     )
     return [query for query in queries if query is not None]
 
@@ -483,18 +483,18 @@ def _build_query(
     name: str, function: Callable[..., Any], parts: Mapping[str, Any], method: Any, setting: NodeSetting
 ) -> Query | None:
     when = parts.get("when")
-    if when is not None and not when(method, at):
+    if when is not None and not when(method, setting):
         return None
     values: dict[str, Any] = {}
     for key, value in parts.items():
         if key in ("span", "postprocess"):
             values[key] = value if value is None else partial(value, method)
-        elif key not in ("when", "name", "sampler") and (key != "sums" or at.secure_aggregation):
-            values[key] = value(method, at) if callable(value) else value
+        elif key not in ("when", "name", "sampler") and (key != "sums" or setting.secure_aggregation):
+            values[key] = value(method, setting) if callable(value) else value
 
     def as_handler(function: Callable[..., Any]) -> Handler:
         def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            response: Mapping[str, torch.Tensor] = function(method, group.for_query(at, number), **inputs)
+            response: Mapping[str, torch.Tensor] = function(method, group.for_query(setting, number), **inputs)
             return response
 
         return handler

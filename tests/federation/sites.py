@@ -254,8 +254,8 @@ class Sites:
 
     def state(self, name: str) -> dict[str, Any]:
         """A node's state at the end."""
-        mark = load_state(self.served / "state.safetensors")["mark"]
-        state: dict[str, Any] = load_state(self.own(name) / f"checkpoint-{mark}.safetensors")["node"]
+        checkpoint = load_state(self.served / "state.safetensors")["checkpoint"]
+        state: dict[str, Any] = load_state(self.own(name) / f"checkpoint-{checkpoint}.safetensors")["node"]
         return state
 
     def student(self) -> dict[str, torch.Tensor]:
@@ -281,11 +281,11 @@ class Unbroken:
         self.lines = releases(out)
 
     def audit(self, name: str) -> list[tuple[Any, ...]]:
-        return [result(line) for line in self.lines if line["node"] == name]
+        return [audit_fields(line) for line in self.lines if line["node"] == name]
 
 
-def result(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a line says, but for the time of day."""
+def audit_fields(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the fields of an audit entry without its time."""
     return tuple(
         sorted(line[part].items()) if isinstance(line[part], dict) else line[part]
         for part in ("number", "part", "query", "content_hash", "down", "up")
@@ -308,9 +308,9 @@ def same_figures(
                 assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
         if not audits:
             continue
-        mine = [response(line) for line in sites.audit(node.name)]
+        mine = [audit_fields(line) for line in sites.audit(node.name)]
         assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))  # each line once
-        there = [response(line) for line in sites.audit("server") if line["node"] == node.name]
+        there = [audit_fields(line) for line in sites.audit("server") if line["node"] == node.name]
         assert Counter(map(repr, there)) == Counter(map(repr, unbroken.audit(node.name)))
     if audits:
         for key in ("bytes", "queries", "queries_by_name"):
@@ -325,6 +325,6 @@ def until(happened: Callable[[], object], pause: float = 0.005) -> None:
         time.sleep(pause)
 
 
-def told_time(what: str, since: float) -> None:
+def report_time(what: str, since: float) -> None:
     """Print how long a recovery took; ``pytest -s`` shows it."""
     print(f"\nRECOVERY {what}: {time.monotonic() - since:.1f} s")

@@ -26,7 +26,7 @@ OWNERS = '[nodes.policy]\napprove = "each run"\nmin_records = 100\nmin_nodes = 3
 
 
 def run(here: Sites, name: str = "first") -> str | dict[str, object]:
-    """What becomes of the run at a server that is started anew."""
+    """What becomes of the run at a server that is restarted."""
     here.served = here.folder / f"server-{name}"
     here.served.mkdir(exist_ok=True)
     here.begin()
@@ -71,7 +71,7 @@ def test_run_needs_approval_of_each_owner(tmp_path: Path) -> None:
             assert {entry["query"] for entry in entries(folder, "answer")} == {"count_labels", "predict"}
             value = [line["event"] for line in SecurityLog(folder).lines()]
             assert value == ["policy", "waits", "refused", "approved", "waits", "refused", "joined"]
-        # A line of the log is changed: its owner is told, by `log` and `check`.
+        # A modified line of the log is reported by `log` and `check`.
         log = here.folder / "nodes" / here.names[0] / FILE
         log.write_text(log.read_text().replace('"event":"approved"', '"event":"rejected"'))
         code, out = owner(here, here.names[0], "log")

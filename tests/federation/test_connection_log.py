@@ -68,7 +68,7 @@ def test_only_heartbeat_replies_change_connection_state(
     """A node that may not come in ends; one that was in stays, and says so."""
     defs = pytest.importorskip("nvflare.fuel.f3.cellnet.defs")
     caplog.set_level(logging.INFO)
-    heard: list[Any] = []
+    callbacks: list[Any] = []
 
     class Idle:
         def __init__(self, **given: Any) -> None: ...
@@ -76,7 +76,7 @@ def test_only_heartbeat_replies_change_connection_state(
 
     class Cell:
         def add_incoming_reply_filter(self, channel: str, topic: str, cb: Any) -> None:
-            heard.append(cb)
+            callbacks.append(cb)
 
     class Reply(dict[str, str]):
         get_header = dict.get
@@ -90,7 +90,7 @@ def test_only_heartbeat_replies_change_connection_state(
     def reply(topic: str, code: str) -> list[str]:
         keys = defs.MessageHeaderKey
         caplog.clear()
-        heard[0](Reply({keys.TOPIC: topic, keys.RETURN_CODE: code, keys.ERROR: "it is full"}))
+        callbacks[0](Reply({keys.TOPIC: topic, keys.RETURN_CODE: code, keys.ERROR: "it is full"}))
         return [record.getMessage() for record in caplog.records]
 
     topics, codes = defs.CellChannelTopic, defs.ReturnCode

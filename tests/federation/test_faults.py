@@ -26,7 +26,7 @@ from tests.federation.sites import (
     same_figures,
     sites,
     small,
-    told_time,
+    report_time,
     until,
 )
 
@@ -89,13 +89,13 @@ def test_node_killed_in_local_training_resumes(three: Sites, unbroken: Unbroken)
     stopped(three, "node-2", "train_locally")
     three.begin()
     same_figures(three, three.end(), unbroken)
-    told_time("node killed in local training", since)
+    report_time("node killed in local training", since)
 
 
 def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: Unbroken) -> None:
     for name, late in (("node-0", False), ("node-1", True)):
         three.begin()
-        if late:  # what was answered since the mark is answered again, and not counted
+        if late:  # responses since the checkpoint are repeated and not counted
             until(marked(three))
         until(queries(three, three.steps() + (3 if late else 2)))
         three.kill(name)
@@ -104,7 +104,7 @@ def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: 
         stopped(three, name)
     three.begin()
     same_figures(three, three.end(), unbroken)
-    told_time("node killed in distillation", since)
+    report_time("node killed in distillation", since)
 
 
 # --- 2: the server is killed --------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_killed_server_resumes(patient: Sites, unbroken: Unbroken, moment: str) 
     since = time.monotonic()
     patient.begin()
     same_figures(patient, patient.end(), unbroken)
-    told_time(f"server killed, {moment}", since)
+    report_time(f"server killed, {moment}", since)
 
 
 @pytest.mark.parametrize("save", [2])
@@ -152,7 +152,7 @@ def test_resumes_after_all_processes_are_killed(patient: Sites, unbroken: Unbrok
     patient.start()
     patient.begin()
     same_figures(patient, patient.end(), unbroken)
-    told_time("server and all nodes killed", since)
+    report_time("server and all nodes killed", since)
 
 
 # --- 3 and 4: a node that stays away, or is frozen -----------------------------------------------------
@@ -170,7 +170,7 @@ def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unb
         three.signal("node-1", signal.SIGCONT)
         three.begin()
         same_figures(three, three.end(), unbroken)
-        told_time("node frozen, quorum 1", since)
+        report_time("node frozen, quorum 1", since)
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
@@ -186,7 +186,7 @@ def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) ->
             three.kill("node-1")
         since, before = time.monotonic(), three.steps()
         until(queries(three, before + 8))
-        told_time(f"node {how}, quorum 0.6, until the others go on", since)
+        report_time(f"node {how}, quorum 0.6, until the others go on", since)
         without = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         if how == "frozen":
             three.signal("node-1", signal.SIGCONT)
@@ -237,7 +237,7 @@ def test_resumed_run_excludes_unreachable_node(tmp_path: Path) -> None:
         result = three.end()
         assert isinstance(result, dict), result
         assert [(event["node"], event["event"]) for event in result["events"]] == [("node-2", "left out")]
-        assert "mark" not in result["events"][0]["reason"]
+        assert "checkpoint" not in result["events"][0]["reason"]
 
 
 # --- 7: the disk is full -------------------------------------------------------------------------------
@@ -282,4 +282,4 @@ def test_node_with_full_disk_releases_nothing(three: Sites, unbroken: Unbroken, 
     ballast.unlink()
     three.begin()
     same_figures(three, three.end(), unbroken)
-    told_time("disk full, and space made", since)
+    report_time("disk full, and space made", since)

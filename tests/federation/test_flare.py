@@ -38,7 +38,7 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
 from fedstill.runs.flare import ServerProgram
 from tests.audited import releases
-from tests.federation.sites import STEPS, Unbroken, small, told, told_time, until
+from tests.federation.sites import STEPS, Unbroken, small, audit_fields, report_time, until
 from tests.federation.test_remote import tiny
 from tests.forked import Command
 
@@ -97,13 +97,13 @@ class Started:
         result = json.loads((self.out / "result.json").read_text())
         for name in SAME:
             assert result[name] == json.loads(json.dumps(unbroken.metrics[name])), name
-        mark = load_state(self.served / "state.safetensors")["mark"]
+        checkpoint = load_state(self.served / "state.safetensors")["checkpoint"]
         for node in unbroken.experiment.nodes:
-            state = load_state(self.node(node.name) / f"checkpoint-{mark}.safetensors")["node"]
+            state = load_state(self.node(node.name) / f"checkpoint-{checkpoint}.safetensors")["node"]
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
                     assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
-            mine = [response(line) for line in self.left(node.name)]
+            mine = [audit_fields(line) for line in self.left(node.name)]
             assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))
         if (self.out / "student.safetensors").exists():
             for key, value in unbroken.experiment.student.state_dict().items():
@@ -178,7 +178,7 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
             assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
             assert admin.progress(job, 2)[1] == lines[2:] != []
         code, printed = run.end()
-        told_time("FLARE, node killed in distillation, until the run has stopped", since)
+        report_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed
         (line,) = [line for line in printed.splitlines() if line.startswith("fedstill: ")]
         assert "the run stopped: " in line
@@ -191,20 +191,20 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         since = time.monotonic()
         kill(flare_kit.server(run.out / "federation/flare"))
         code, printed = run.end()
-        told_time("FLARE, server killed in distillation, until the command says so", since)
+        report_time("FLARE, server killed in distillation, until the command says so", since)
         assert code == 2, printed
         run.resume()
         code, printed = run.end()
         assert code == 0, printed
         run.same(unbroken)
-        told_time("FLARE, server killed in distillation, to the end", since)
+        report_time("FLARE, server killed in distillation, to the end", since)
         folder = run.out / "federation/nodes/node-1"
         assert {"node.log", "node.pid", "audit.sqlite"} <= {path.name for path in folder.iterdir()}
         assert find_open_files(folder, folder / "audit.sqlite") is None  # FLARE's processes write there, too
 
 
 def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
-    """It is started anew, and FLARE lets it into no job that runs: nobody waits for ``link.wait`` then."""
+    """It is restarted, and FLARE lets it into no job that runs: nobody waits for ``link.wait`` then."""
     config = small(nodes=2, wait=600.0, quorum=0.5)
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 20, pause=0.02)
@@ -215,7 +215,7 @@ def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken:
         flare_site.start(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before = len(run.left("node-0"))
         until(lambda: len(run.left("node-0")) > before + 4, pause=0.1)
-        told_time("FLARE, node killed, quorum 0.5, until the other goes on", since)
+        report_time("FLARE, node killed, quorum 0.5, until the other continues", since)
         code, printed = run.end()
         assert code == 0, printed
         result = json.loads((run.out / "result.json").read_text())
@@ -237,7 +237,7 @@ def test_node_with_invalid_folder_replies_with_generic_error(
 ) -> None:
     """Before, FLARE ended the whole job with an error of its own."""
     init_folder(tmp_path / "clinic")
-    SecurityLog(tmp_path / "clinic").write("approved", "somebody", "why")
+    SecurityLog(tmp_path / "clinic").write("approved", "other", "why")
     (tmp_path / "clinic" / "security.jsonl").write_text("")
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
     guarded: list[Any] = []

@@ -113,9 +113,9 @@ def engine_of(jobs: dict[str, Any]) -> tuple[Any, Cell]:
 @pytest.mark.parametrize(
     ("signs", "expected"),
     [
-        ([("north", "new", [])], ["north"]),  # started anew
+        ([("north", "new", [])], ["north"]),  # restarted
         ([("north", "new", [])] * 3, ["north"]),  # said once
-        ([("north", "new", ["job"])], []),  # its link was cut, and its process goes on
+        ([("north", "new", ["job"])], []),  # its connection was cut, its process continues
         ([("north", "old", [])], []),  # the job is about to reach it
         ([("north", "old", ["job"]), ("north", "old", [])], ["north"]),  # its process has ended
         ([("east", "old 2", ["job"]), ("north", "old", [])], []),

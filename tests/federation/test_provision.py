@@ -102,7 +102,7 @@ class Federation:
         return Admin(self.folder / "admin", 60)
 
 
-# A kit cannot allow the programs of these tests at a node: the node's own list can, beside its own.
+# A kit cannot allow the programs of these tests at a node, but the node's own list can.
 ALLOWED = """
 from fedstill.federation import flare_permissions
 
@@ -331,7 +331,7 @@ def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureF
 def test_concurrent_status_checks_do_not_count_as_site(tmp_path: Path) -> None:
     here = flare_kit.Site("client", tmp_path)
     assert flare_site.process_id(here) is None
-    here.pid.write_text("1")  # of a site that was killed, and that number is somebody else's now
+    here.pid.write_text("1")  # of a site that was killed, and that number is another process's now
     with here.pid.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)  # another who asks, at this moment
         assert flare_site.process_id(here) is None
@@ -461,7 +461,7 @@ def test_nodes_refuse_unlisted_class(federation: Federation) -> None:
 
 
 def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path: Path) -> None:
-    # One more node of the same name as far as its certificate says, but signed by somebody else.
+    # One more node of the same name as far as its certificate says, but signed by another authority.
     provision.provision(tmp_path / "other", "localhost", ["west"], port=federation.port)
     foreign, ours = tmp_path / "other/nodes/west", federation.node("east") / "kit"
     root = ours / "startup/rootCA.pem"
@@ -485,7 +485,7 @@ def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path
 
 
 def _handshake(port: int, root: Path, kit: Path | None) -> str:
-    """Whether the server speaks to somebody with this kit's certificate."""
+    """Return whether the server accepts this kit's certificate."""
     context = ssl.create_default_context(cafile=root)
     context.set_alpn_protocols(["h2"])
     if kit is not None:
@@ -557,10 +557,10 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
         for cell in (server, job):
             cell.start()
         NetAgent(job)
-        heard: list[str] = []
+        topics: list[str] = []
 
         def obey(request: Message) -> Message:
-            heard.append(request.get_header(MessageHeaderKey.TOPIC))
+            topics.append(request.get_header(MessageHeaderKey.TOPIC))
             return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, {})
 
         job.register_request_cb(channel=CellChannel.CLIENT_COMMAND, topic="*", cb=obey)
@@ -575,7 +575,7 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
         assert call("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
-        assert heard == ["abort"]
+        assert topics == ["abort"]
         assert "configure_job_log" in (tmp_path / "security.jsonl").read_text()
         with pytest.raises(DeployError, match="none would be guarded"):
             guard_job("south", tmp_path)
@@ -666,7 +666,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     (local / "custom").rmdir()
     config = tmp_path / "kit" / "startup" / "fed_client.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
-    with pytest.raises(DeployError, match=r"fed_client\.json has components: allowed are"):
+    with pytest.raises(DeployError, match=r"fed_client\.json has components \(expected"):
         flare_site.start(flare_kit.node(tmp_path))
 
 

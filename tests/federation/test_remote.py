@@ -124,9 +124,9 @@ class Away:
 
     def same_nodes(self, experiment: Simulation) -> None:
         """The nodes' networks are those of the same run in one process."""
-        mark = load_state(self.folder / "server/state.safetensors")["mark"]
+        checkpoint = load_state(self.folder / "server/state.safetensors")["checkpoint"]
         for node in experiment.nodes:
-            path = self.folder / "nodes" / node.name / f"runs/one/checkpoint-{mark}.safetensors"
+            path = self.folder / "nodes" / node.name / f"runs/one/checkpoint-{checkpoint}.safetensors"
             kept = load_state(path)["node"]["modules"]
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
@@ -220,7 +220,7 @@ def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
     whole, of_whole = here(tiny("fediod", options))
     assert result["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
     assert not torch.equal(to_vector(whole.student), to_vector(experiment.student))
-    ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has a scale of 4 bytes beside 64 of one
+    ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has a scale of 4 bytes in addition to 64 of one
     for kind, way in (("inputs", "down"), ("gradients", "up")):
         assert result["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
 
@@ -237,10 +237,10 @@ class Scripted:
     most: int | None = None  # queries that they answer
 
     def __init__(self, **link: Any) -> None:
-        self.heard: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.fail: dict[tuple[str, str], Callable[[], bytes]] = {}
         self.nodes = ["one", "two", "three"]
-        self.marks: dict[str, list[int]] = {name: [] for name in self.nodes}
+        self.checkpoints: dict[str, list[int]] = {name: [] for name in self.nodes}
         self.last = dict.fromkeys(self.nodes, -1)
         query = Query("weigh", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, ("x",))
         self.audit = AuditLog()
@@ -257,7 +257,7 @@ class Scripted:
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
         header, tensors = unpack(message)
         do = header["operation"]
-        self.heard.append((node, do))
+        self.calls.append((node, do))
         if (node, do) in self.fail:
             return self.fail[node, do]()
         result: dict[str, Any] = {}
@@ -267,7 +267,7 @@ class Scripted:
             result = {"name": node, "protocol": PROTOCOL, "versions": {}}
         elif do == "join":
             about = {"refused_queries": {}, "max_queries": self.most, "is_trained": True}
-            result = {**about, "checkpoints": self.marks[node], "last_query": self.last[node]}
+            result = {**about, "checkpoints": self.checkpoints[node], "last_query": self.last[node]}
         elif do == "answer_query":
             self.last[node] = header["number"]
             result, released = {"privacy": {}}, {"logits": factor * tensors["x"].flatten(1)[:, :2]}
@@ -276,7 +276,7 @@ class Scripted:
             gradient.view(2, 4)[:, :2] = factor * tensors["logits"]
             result, released = {"privacy": {}}, {"d/dx": gradient}
         elif do == "load_checkpoint":
-            self.last[node] = header["mark"] - 1
+            self.last[node] = header["checkpoint"] - 1
         return pack({"body": result, "seconds": 0.25}, released)
 
     def query(self) -> Any:
@@ -351,10 +351,10 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
     assert reason in nodes.federation.events[0]["reason"]
     # It said nonsense: it does not come back, even if it seems well.
     nodes.mends("two")
-    nodes.heard.clear()
+    nodes.calls.clear()
     for _ in range(3):
         assert nodes.query().nodes == ("one", "three")
-    assert "two" not in {node for node, _ in nodes.heard}
+    assert "two" not in {node for node, _ in nodes.calls}
     # One fewer, and the run stops.
     nodes.breaks("one", "answer_query", how)
     alone = r"1 of 3 nodes are left, link\.quorum wants 2"
@@ -363,16 +363,16 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quorum", "unwilling", "goes_on"), [(0.6, 1, True), (0.6, 2, False), (1.0, 1, False)]
+    ("quorum", "unwilling", "continues"), [(0.6, 1, True), (0.6, 2, False), (1.0, 1, False)]
 )
-def test_refusing_node_is_excluded_above_quorum(quorum: float, unwilling: int, goes_on: bool) -> None:
+def test_refusing_node_is_excluded_above_quorum(quorum: float, unwilling: int, continues: bool) -> None:
     nodes = Scripted(quorum=quorum)
     for node in nodes.nodes[:unwilling]:
         about = nodes.federation.node_status[node]
         nodes.federation.node_status[node] = dataclasses.replace(
             about, refused_queries={"weigh": "outputs_only: no logits"}
         )
-    if not goes_on:
+    if not continues:
         with pytest.raises(QueryRefused, match="outputs_only: no logits"):
             nodes.federation.check_policies(["weigh"])
         assert nodes.events() == []
@@ -408,7 +408,7 @@ def test_resends_lost_message_and_reports_waiting(
     waited: list[Sequence[str]] = []
     nodes.federation.on_waiting = waited.append
     assert nodes.query().nodes == ("one", "two", "three")
-    assert nodes.heard.count(("two", "answer_query")) == 4
+    assert nodes.calls.count(("two", "answer_query")) == 4
     assert nodes.events() == []
     result = [record.message for record in caplog.records if " to join for " not in record.message]
     assert len(result) >= 2
@@ -433,34 +433,34 @@ def test_unreachable_node_rejoins() -> None:
         assert len(present) < 1000
     back = 3 + len(present) - 1
     assert nodes.events() == [("two", 1, "left out"), ("two", back, "back")]
-    assert ("two", "load_checkpoint") not in nodes.heard  # it knows where it was
+    assert ("two", "load_checkpoint") not in nodes.calls  # it knows where it was
     assert nodes.federation.excluded == {}
 
 
 @pytest.mark.parametrize(
-    ("marks", "last", "recalled"),
+    ("checkpoints", "last", "recalled"),
     [
-        ([3, 6], -1, 6),  # started anew: to its latest mark
-        ([3, 6], 5, None),  # at its latest mark
+        ([3, 6], -1, 6),  # restarted: to its latest checkpoint
+        ([3, 6], 5, None),  # at its latest checkpoint
         ([3, 6], 7, None),  # further than that: where it was when it was lost
         ([3, 60], 59, 3),  # ahead: the run went back while it was away
         ([], -1, None),  # at its beginning
-        ([60], 59, 0),  # ahead, and no mark to go to but its beginning
+        ([60], 59, 0),  # ahead, with no checkpoint but its beginning
     ],
 )
-def test_rejoining_node_restores_checkpoint(marks: list[int], last: int, recalled: int | None) -> None:
+def test_rejoining_node_restores_checkpoint(checkpoints: list[int], last: int, recalled: int | None) -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.federation.number = 9
     nodes.breaks("two", "answer_query", nodes.lost)
     nodes.query()
     nodes.mends("two")
-    nodes.marks["two"], nodes.last["two"] = marks, last
+    nodes.checkpoints["two"], nodes.last["two"] = checkpoints, last
     for _ in range(1000):
         nodes.query()
         if nodes.events()[1:]:
             break
     assert nodes.federation.excluded == {}
-    assert nodes.heard.count(("two", "load_checkpoint")) == (recalled is not None)
+    assert nodes.calls.count(("two", "load_checkpoint")) == (recalled is not None)
     if recalled is not None:
         assert nodes.last["two"] >= recalled - 1
 
@@ -548,7 +548,7 @@ def test_rejects_node_of_other_protocol_version() -> None:
 
 
 def test_repeated_query_after_others_is_charged_again() -> None:
-    """A node that went back and was asked in another order answers anew, and pays anew."""
+    """A node that went back and was asked in another order responds and is charged again."""
     nodes = Scripted()
 
     def after(before: object, value: float = 1.0) -> Callable[[], bytes]:
@@ -578,7 +578,7 @@ def test_exclusions_are_saved_in_state_dict() -> None:
     nodes.query()
     state = nodes.federation.state_dict()
     assert {node: left[2] for node, left in state["out"].items()} == {"two": True, "three": False}
-    again = Scripted(quorum=0.3)  # goes on later, and all have joined
+    again = Scripted(quorum=0.3)  # resumes later, after all have joined
     again.federation.load_state_dict(state)
     assert again.federation.number == 1
     assert again.events() == [("two", 0, "left out"), ("three", 0, "left out"), ("two", 1, "back")]
@@ -591,7 +591,7 @@ def test_end_run_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     nodes.federation.end_run()
     assert time.monotonic() - start < 5
-    assert sorted(node for node, do in nodes.heard if do == "leave") == sorted(nodes.nodes)  # at once
+    assert sorted(node for node, do in nodes.calls if do == "leave") == sorted(nodes.nodes)  # at once
 
 
 # --- whose weight, and what it cost ---------------------------------------------------------------------
@@ -750,8 +750,8 @@ def replying(result: Any = None, **tensors: torch.Tensor) -> Callable[[], bytes]
 
 
 OF_X = {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}
-TOLD = {"__metadata__": {"fedstill": json.dumps({"fedstill": {}, "strides": {}})}, "x": OF_X}
-WITHOUT_BYTES = len(json.dumps(TOLD)).to_bytes(8, "little") + json.dumps(TOLD).encode()
+HEADER = {"__metadata__": {"fedstill": json.dumps({"fedstill": {}, "strides": {}})}, "x": OF_X}
+WITHOUT_BYTES = len(json.dumps(HEADER)).to_bytes(8, "little") + json.dumps(HEADER).encode()
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a mismatch": (
@@ -879,11 +879,11 @@ def test_excludes_node_without_training_progress(percent: int, monkeypatch: pyte
     nodes.breaks("two", "join", lambda: pack(unlearned))
     nodes.breaks("two", "train_locally", lambda: pack({"body": {"percent": percent, "is_trained": False}}))
     nodes.federation.join()
-    nodes.heard.clear()
+    nodes.calls.clear()
     shown: list[int] = []
     nodes.federation.train_nodes(shown.append)
     assert f"its local training stays at {percent}%" in nodes.federation.excluded["two"].reason
-    assert 2 < len(nodes.heard) < 30  # 0.2 s of them, with a pause between two
+    assert 2 < len(nodes.calls) < 30  # 0.2 s of them, with a pause between two
     assert shown[0] == percent
 
 

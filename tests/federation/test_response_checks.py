@@ -158,8 +158,8 @@ def test_finds_inconsistent_counts(counts: list[float], size: float, wrong: str 
 
 
 def test_sizes_without_counts_are_integers() -> None:
-    told_apart = {"counts": "label counts", "sizes": "data sizes"}
-    asked = Query("count", lambda group, number: {}, releases=told_apart)
+    kinds = {"counts": "label counts", "sizes": "data sizes"}
+    asked = Query("count", lambda group, number: {}, releases=kinds)
     responses = {
         "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
         "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},
@@ -173,7 +173,7 @@ def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
 
 def test_finds_oversized_gradients_only() -> None:
     pulls = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
-    # Allowed is 100 x 100 times the others' median, which is 1.5.
+    # The limit is 100 x 100 times the others' median, which is 1.5.
     assert list(oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask")) == ["c"]
     assert oversized_gradients(gradients(1, 2, 14e3), pulls, 100.0, "ask") == {}
     assert oversized_gradients(gradients(1, 1e-9, 2), pulls, 100.0, "ask") == {}

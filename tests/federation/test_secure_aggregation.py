@@ -67,10 +67,10 @@ class Four:
         (folder / "server").mkdir()
 
     def live(self) -> Live:
-        serve = {name: self._heard(name, host.serve) for name, host in self.hosts.items()}
+        serve = {name: self._recorded(name, host.serve) for name, host in self.hosts.items()}
         return Live(self.config, Loopback(serve), "one", self.folder / "server")
 
-    def _heard(self, node: str, serve: Serve) -> Serve:
+    def _recorded(self, node: str, serve: Serve) -> Serve:
         def reply(message: bytes) -> bytes:
             header, _ = unpack(message)
             response = self._change(node, header, serve, message)
@@ -203,7 +203,7 @@ def test_keys_are_exchanged_once(tmp_path: Path) -> None:
     live = four.live()
     live.run()
 
-    assert cards.count("meet node-0") == 1  # once, as long as nobody is started anew
+    assert cards.count("meet node-0") == 1  # once, as long as nobody is restarted
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
 
 
@@ -242,7 +242,7 @@ def test_inconsistent_queries_make_sums_unreadable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights that one node got, and nothing left for; inputs, of which the gradients are asked for alike."""
-    monkeypatch.setattr(summed_answers, "spoilt", lambda ring: False)  # it goes on all the same
+    monkeypatch.setattr(secure_aggregation, "is_corrupted", lambda ring: False)  # it continues all the same
     method = {"initialize_nodes": "fedper", "predict_logits": "fediod"}[when]
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
@@ -262,7 +262,7 @@ def test_inconsistent_queries_make_sums_unreadable(
 
 
 def test_corrupted_sum_stops_run(tmp_path: Path) -> None:
-    """No node refuses, as that would tell whose it is, and nobody goes on from random numbers."""
+    """No node refuses, as that would reveal which one it is, and no run continues from random numbers."""
 
     def ill(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         session = four.hosts[node].session
@@ -288,7 +288,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
         if header["operation"] == "join" and node == "node-0":
             joining.append(message)
         if header.get("query") == "predict":
-            result.append(four.hosts["node-0"].session.node.told["counts"])  # type: ignore[union-attr]
+            result.append(four.hosts["node-0"].session.node.released_counts["counts"])  # type: ignore[union-attr]
             raise RuntimeError("the server stops here")
         return serve(message)
 
@@ -303,7 +303,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
     four.hosts["node-0"].leave()
     host = NodeService(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
     host.file = file
-    back = {"operation": "load_checkpoint", "run": "one", "server": header["server"], "message": 9, "mark": 0}
+    back = {"operation": "load_checkpoint", "run": "one", "server": header["server"], "message": 9, "checkpoint": 0}
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None
@@ -343,8 +343,7 @@ def test_rejects_gradients_at_other_scale(tmp_path: Path) -> None:
 def between(
     serve: Serve, message: bytes, name: str, extra: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> bytes:
-    """What a node answers at last to a server that leaves room between its queries, and between its sums,
-    and asks one query more before one of a name: the same, but for what is told here."""
+    """Return the last responses of a node to a server that skips numbers and sends one more query."""
     result, sent = unpack(message)
     if result["operation"] != "answer_query":
         return serve(message)
@@ -436,10 +435,10 @@ def test_rejects_other_weighting_of_equal_responses(
     assert (f"sums: it {rule}" in result) is bool(rule)  # as its owner knows beforehand
     asked: list[str] = []
 
-    def heard(serve: Serve) -> Serve:
+    def recorded(serve: Serve) -> Serve:
         return lambda message: asked.append(unpack(message)[0]["operation"]) or serve(message)  # type: ignore[func-returns-value]
 
-    serve = {name: heard(host.serve) for name, host in four.hosts.items()}
+    serve = {name: recorded(host.serve) for name, host in four.hosts.items()}
     live = Live(again, Loopback(serve), "two", tmp_path / "again")
     if rule:
         with pytest.raises(FedstillError, match=rule):

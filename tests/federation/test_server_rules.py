@@ -1,4 +1,4 @@
-"""What whoever holds an admin's kit can have a deployed server read and run."""
+"""Rules of a deployed server for the runs of the admin."""
 
 from __future__ import annotations
 

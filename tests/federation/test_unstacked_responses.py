@@ -58,9 +58,9 @@ class Tells(Method):
         result = responses.by_node("words")
         given = {node: len(some) for node, some in responses.by_node("some").items()}
         assert given == {node: words["n"] for node, words in result.items()}
-        with pytest.raises(ArgumentError, match=r"answers.by_node\('some'\) gives what each node answered"):
+        with pytest.raises(ArgumentError, match=r"responses.by_node\('some'\)"):
             responses["some"]
-        state.told = result
+        state.words = result
         return {
             "records": float(sum(given.values())),
             "of": float(sum(each["of"] for each in result.values())),
@@ -78,7 +78,7 @@ def test_ragged_responses_match_on_every_engine(tmp_path: Path) -> None:
     here.run()
     losses = [line["losses"] for line in here.records.metrics]
     assert losses == [{"records": float(counts[:, t].sum()), "of": 3.0 * t} for t in (0, 1)]
-    assert here.server.state.told == {
+    assert here.server.state.words == {
         name: {"n": int(n), "of": 1} for name, n in zip(NAMES, counts[:, 1], strict=True)
     }
     there = Away(config(), tmp_path).live()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from fedstill.core.compute import Compute
 from fedstill.methods._label_histogram import CountsLabels, CountsSamples
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting, Query, declared
+from fedstill.protocol.queries import NodeSetting, Query, declared_queries
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 
 
 def count_labels(task: Task) -> Query:
-    (query,) = declared(CountsLabels(), NodeSetting(task, LocalConfig(), Compute()))
+    (query,) = declared_queries(CountsLabels(), NodeSetting(task, LocalConfig(), Compute()))
     return query
 
 
 def count_samples() -> Query:
-    (query,) = declared(CountsSamples(), NodeSetting(Classification(2), LocalConfig(), Compute()))
+    (query,) = declared_queries(CountsSamples(), NodeSetting(Classification(2), LocalConfig(), Compute()))
     return query

@@ -147,10 +147,10 @@ def world(
     ``compute`` is the nodes'; ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
     compute = compute or Compute()
-    at = NodeSetting(task, local, compute, setting.get("public"), features, secure_aggregation=sums)
-    side = method.node_side(at)
+    setting = NodeSetting(task, local, compute, setting.get("public"), features, secure_aggregation=sums)
+    side = method.node_side(setting)
     if protect is not None:
-        protect(side, at)
+        protect(side, setting)
     side.prepare(nodes)
     federation = InProcess(
         nodes, group_nodes(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
@@ -211,7 +211,7 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
 
 def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeGroup:
     """A group of one whose networks of some roles learn."""
-    group = NodeGroup([node]).for_query(at)
+    group = NodeGroup([node]).for_query(setting)
     for role in node.modules:
         group.module(role).train(role in roles)
     return group

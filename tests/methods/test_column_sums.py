@@ -25,7 +25,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import COLUMN_SUMS
-from fedstill.protocol.queries import NodeSide, Query, declared
+from fedstill.protocol.queries import NodeSide, Query, declared_queries
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
@@ -51,7 +51,7 @@ def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
 def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
     """The query, and its setting at a node."""
     at = SimpleNamespace(task=TASK, schema=schema, secure_aggregation=False)
-    (query,) = declared(ColumnSums(), at)
+    (query,) = declared_queries(ColumnSums(), at)
     return query, at
 
 

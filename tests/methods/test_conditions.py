@@ -29,7 +29,7 @@ def at(one: World, **changes: Any) -> Server:
     return server
 
 
-def gathered(one: World, **options: Any) -> Maps:
+def gathered(one: World, **options: Any) -> MapSource:
     maps = MapSource(GeneratesFromMaps(**options), one.server)
     maps.gather(one.server)
     return maps

@@ -51,10 +51,10 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
         NodeGroup([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3)
     )
     difference = response["difference"]  # (2, 4)
-    own = a.data.inputs[told(a)]
+    own = a.data.inputs[map_order(a)]
     turned = torch.rot90(own[4].flip(-1), 1, (-2, -1))
     expected = torch.zeros(2, 4)
-    for row, node, real in ((0, 0, own[1]), (1, 0, turned), (2, 1, b.data.inputs[told(b)][0])):
+    for row, node, real in ((0, 0, own[1]), (1, 0, turned), (2, 1, b.data.inputs[map_order(b)][0])):
         expected[node, row] = 2.0 * (X[0, row] - real).abs().mean()
         theirs, mine = features(real.unsqueeze(0)), features(X[0, row].unsqueeze(0))
         far = [(i - j).square().mean() for i, j in zip(mine, theirs, strict=True)]

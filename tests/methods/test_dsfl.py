@@ -137,7 +137,7 @@ def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> Non
     t_g = next(sent["t_g"] for query, sent, _ in first if query == "distill")
     told = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
     for row, label in told.items():
-        assert torch.equal(memory(kept.nodes[0], "labels")["t_g"][row], label)
+        assert torch.equal(get_buffers(kept.nodes[0], "labels")["t_g"][row], label)
     size = len(MIXED) * N * CLASSES * 4
     assert kept.audit.summary()["by_kind"]["logits"] == {"up": size, "down": size}
     assert plain.audit.summary()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}

@@ -148,12 +148,12 @@ class Counting(CountsLabels, Idle):
     own: bool = False
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        for asked in super().queries(at):
+        for asked in super().queries(setting):
             yield replace(asked, handler=lambda *given, **sent: {}) if self.own else asked
 
 
 def test_only_the_packages_own_answers_keep_their_kinds_name() -> None:
-    at = NodeSetting(Classification(3), LocalConfig(), Compute())
-    plain, posing = (build_node_side(Counting(own=own), at).queries["count_labels"] for own in (False, True))
+    setting = NodeSetting(Classification(3), LocalConfig(), Compute())
+    plain, posing = (build_node_side(Counting(own=own), setting).queries["count_labels"] for own in (False, True))
     assert {kind.package for kind in plain.releases.values()} == {""}
     assert {kind.package for kind in posing.releases.values()} == {"tests"}

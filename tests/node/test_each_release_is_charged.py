@@ -300,8 +300,8 @@ def test_model_with_releases_is_not_retrained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (PRIVATE.replace('"dp-sgd"', '"dp-sgd"\ndelta = 0.03'), "privacy.delta is 0.03"),
-        ('[privacy]\nmechanism = "dp-sgd"\n', "privacy.epsilon is inf"),
+        (PRIVATE.replace('"dp-sgd"', '"dp-sgd"\ndelta = 0.03'), "privacy.delta = 0.03"),
+        ('[privacy]\nmechanism = "dp-sgd"\n', "privacy.epsilon = inf"),
         ('queries = ["exmine"]\n', "exmine"),
     ],
 )

@@ -425,7 +425,7 @@ def paid(clinic: Clinic) -> dict[str, int]:
     """What the run has paid, by the parts of releases."""
     times: Counter[str] = Counter()
     for row in clinic.rows():
-        times[row["part"]] += sum(row["price"].values())
+        times[row["part"]] += sum(row["cost"].values())
     return dict(times)
 
 
@@ -590,7 +590,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "a number beyond all": ({"number": 10**30}, {"x": image(0)}, "ArgumentError", "an integer"),
     "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "an integer"),
     "true for a number": ({"number": True}, {"x": image(0)}, "ArgumentError", "an integer"),
-    "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
+    "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run = 'two'"),
     "pulled before asked": (
         {"operation": "compute_gradients"},
         {"logits": torch.ones(2, 10)},
@@ -686,29 +686,29 @@ ASKED = {"query": "predict_logits", "number": 0, "differentiable": True}
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("plan", {"protocol": PROTOCOL + 1}, "protocol is"),
-        ("plan", {"method": {"name": "os.system"}}, "method.name is 'os.system'"),
-        ("plan", {"method": []}, "plan is"),
-        ("plan", {"spec": {}}, "spec is"),
-        ("plan", {"wire": {"inputs": "float1"}}, "wire.inputs is 'float1'"),
-        ("plan", {"public": "../../data"}, "public is '../../data'"),
-        ("plan", {"data": "/etc/passwd"}, "plan is"),
+        ("plan", {"protocol": PROTOCOL + 1}, "protocol ="),
+        ("plan", {"method": {"name": "os.system"}}, "method.name = 'os.system'"),
+        ("plan", {"method": []}, "plan ="),
+        ("plan", {"spec": {}}, "spec ="),
+        ("plan", {"wire": {"inputs": "float1"}}, "wire.inputs = 'float1'"),
+        ("plan", {"public": "../../data"}, "public = '../../data'"),
+        ("plan", {"data": "/etc/passwd"}, "plan ="),
         *[
-            ("plan", {"run": run}, "run is ")
+            ("plan", {"run": run}, "run = ")
             for run in ("../../x", "..", "", "a/b", ".a", "x" * 101, "a\nb", "a b")
         ],
         ("spec", {"task": "spying"}, "task"),
-        ("spec", {"shape": [1, True, 8]}, "spec.shape[1] is True"),
-        ("spec", {"shape": [1, -8, 8]}, "spec.shape is (1, -8, 8)"),
-        ("spec", {"shape": [1, 10**4000, 8]}, "spec.shape is (1, 1000"),
-        ("spec", {"vocabulary": False}, "spec.vocabulary is False"),
-        ("spec", {"mean": [float("nan")]}, "spec.mean[0] is nan"),
+        ("spec", {"shape": [1, True, 8]}, "spec.shape[1] = True"),
+        ("spec", {"shape": [1, -8, 8]}, "spec.shape = (1, -8, 8)"),
+        ("spec", {"shape": [1, 10**4000, 8]}, "spec.shape = (1, 1000"),
+        ("spec", {"vocabulary": False}, "spec.vocabulary = False"),
+        ("spec", {"mean": [float("nan")]}, "spec.mean[0] = nan"),
         *[("spec", {"std": [std]}, "spec.std") for std in (10**400, float("inf"), 1e-38, 1e5)],
-        ("spec", {"classes": "0123456789"}, "spec.classes is '0123456789'"),
+        ("spec", {"classes": "0123456789"}, "spec.classes = '0123456789'"),
         ("method", {"code": "x"}, "method.code"),
-        ("method", {"critic_width": 10**4000}, "method.critic_width is "),
-        ("method", {"critic_width": True}, "method.critic_width is "),
-        ("method", {"batch": -(2**60)}, "method.batch is "),
+        ("method", {"critic_width": 10**4000}, "method.critic_width = "),
+        ("method", {"critic_width": True}, "method.critic_width = "),
+        ("method", {"batch": -(2**60)}, "method.batch = "),
         ("train_locally", {"seconds": float("nan")}, "invalid seconds = nan (expected a number"),
         (
             "answer_query",

@@ -69,12 +69,12 @@ FAULTS = {
         'mechanism = "dp-sgd"\n',
         "invalid privacy.epsilon = inf (expected finite, where privacy.training.noise is to be found from it",
     ),
-    "the same of votes": ('mechanism = "pate"\n', "where privacy.pate.noise is to be found"),
+    "the same of votes": ('mechanism = "pate"\n', "from which privacy.pate.noise is calibrated"),
     "a budget and no mechanism": (
         "epsilon = 3.0\n",
         "invalid privacy.mechanism = 'none' (expected a mechanism",
     ),
-    "a budget of the data and no mechanism": ("total_epsilon = 3.0\n", "privacy.mechanism is 'none'"),
+    "a budget of the data and no mechanism": ("total_epsilon = 3.0\n", "privacy.mechanism = 'none'"),
     "noise without a bound": (
         'mechanism = "noisy-outputs"\nepsilon = 3.0\n',
         "invalid privacy.outputs.bound = 0.0 (expected above 0, where a budget is set",
@@ -128,7 +128,7 @@ def test_damaged_audit_log_is_a_fault(tmp_path: Path) -> None:
     (folder / "audit.sqlite").rename(tmp_path / "elsewhere")
     (fault,) = owner_folder.check_folder(folder).faults
     assert "privacy.audit_log 'audit.sqlite'" in fault
-    assert "its head is there" in fault
+    assert "its head exists" in fault
     assert f"fedstill audit accept {folder}" in fault
     (folder / "audit.sqlite").write_bytes(b"no audit at all, and long enough to be read as one" * 100)
     assert len(owner_folder.check_folder(folder).faults) == 1

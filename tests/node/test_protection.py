@@ -359,7 +359,7 @@ def released(one: World, rows: int = ROWS) -> PrivacyCost:
 
 
 def test_group_size_needs_groups_and_limits_them() -> None:
-    with pytest.raises(ArgumentError, match="group_size is 2"):
+    with pytest.raises(ArgumentError, match="group_size = 2"):
         made(under("pate", group_size=2), train=False)
     groups = torch.arange(24) // 6  # four groups of six
     one = made(under("pate", group_size=2), records(groups=groups), train=False)

@@ -14,7 +14,7 @@ from fedstill.data.node_data import NodeDataConfig
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import ALL_RUNS, ReceivedQuery
-from fedstill.node.audit_log import AuditLog, Spent
+from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.policy_checks import privacy_faults
@@ -80,7 +80,7 @@ class Node:
         self.gate.admit(asked, query or self.query, X)
         return self.gate.release(asked, "response", tensors or LOGITS, query or self.query, X)
 
-    def spent(self) -> Spent:
+    def spent(self) -> Spending:
         return self.audit.spending("clinic", self.run)
 
     def requires_approval(self, first: int = 0, most: int = 1000) -> int:
@@ -111,7 +111,7 @@ def test_releases_never_exceed_budget() -> None:
     assert cost_from_dict(node.spent().run) == PrivacyCost({ONE: answered})
     one = {str(ONE): answered}
     counted = {"queries_run": answered, "queries": answered, "bytes": answered * 128}
-    assert node.spent() == Spent(one, one, **counted)
+    assert node.spent() == Spending(one, one, **counted)
 
 
 def test_refused_query_is_not_computed_or_charged() -> None:
@@ -156,7 +156,7 @@ def test_row_width_determines_cost_and_is_enforced() -> None:
         NodeDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"
     ):
         narrow.query(0, tensors=inputs)
-    assert narrow.spent() == Spent({}, {})
+    assert narrow.spent() == Spending({}, {})
     row = replace(config.outputs, distribution="gaussian")  # a row's length is bounded, whatever is in it
     Node(replace(config, outputs=row), **{**wide, "width": 0}).query(0, tensors=inputs)
 
@@ -248,7 +248,7 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
         ("response", 1),
         ("response", 2),
     ]
-    assert rows[0]["price"] == {str(STEP): 20}
+    assert rows[0]["cost"] == {str(STEP): 20}
     assert all(row["cost"] == {} and not row["no_guarantee"] for row in rows[1:])
     Node(TRAINED, audit).query(3)  # the same run after a stop
     assert node.spent().run == {str(STEP): 20}
@@ -266,7 +266,7 @@ def test_unaffordable_training_blocks_releases() -> None:
     asked = ReceivedQuery(0, "predict", "c0", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.release(asked, "response", LOGITS, node.query, X)
-    assert node.spent() == Spent({}, {})
+    assert node.spent() == Spending({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=total * 1.01)
     assert Node(enough, audit).planned_queries(most=3) == 3
     assert Node(enough, audit).planned_queries(3, most=3) == 3, "after a stop, it is not reckoned again"
@@ -376,14 +376,14 @@ def test_query_without_training_charges_initial_training_only() -> None:
 def test_release_without_guarantee_is_counted_and_refused_under_budget() -> None:
     node = Node(VOTES)
     node.query(0, RANGE, BARE)
-    assert node.spent() == Spent({}, {}, 1, 1, 1, 1, 4)
+    assert node.spent() == Spending({}, {}, 1, 1, 1, 1, 4)
     for budget in ("epsilon", "total_epsilon"):
         strict = Node(replace(VOTES, **{budget: 1.5}))
         with pytest.raises(QueryRefused, match="no guarantee for logit range"):
             strict.query(0, RANGE, BARE)
         with pytest.raises(QueryRefused, match="without any guarantee"):
             strict.gate.release(ReceivedQuery(0, "max_logit", "c", "", {}), "response", BARE, RANGE, X)
-        assert strict.spent() == Spent({}, {})
+        assert strict.spent() == Spending({}, {})
 
 
 def test_release_without_guarantee_voids_budget() -> None:
@@ -518,4 +518,4 @@ def test_volume_slices_need_group_protection() -> None:
 def test_noise_is_calibrated_to_total_budget_alone() -> None:
     assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
     (fault,) = privacy_faults(PATE(), None, None)
-    assert "privacy.epsilon is inf" in fault
+    assert "privacy.epsilon = inf" in fault

@@ -213,7 +213,7 @@ def test_numbers_and_masks_are_used_once(party: Party) -> None:
     first = party.added("n0", call)
 
     assert torch.equal(party.masked("n0", call)["z"], first["z"])  # the disk was full, say
-    with refused("another sum's"):
+    with refused("another sum"):
         party.masked("n0", call, "other content")
     for again in (call, SumRequest(4, NAMES), SumRequest(5, NAMES[:3])):
         with refused("not above 5"):
@@ -280,7 +280,7 @@ def test_exhausted_node_corrupts_all_sums(
 def test_members_must_be_enough_and_known(party: Party) -> None:
     with refused("2 members"):
         party.added("n0", SumRequest(1, NAMES[:2]))
-    with refused("n9: this node has not met"):
+    with refused("n9: no keys were exchanged"):
         party.added("n0", SumRequest(1, (*NAMES, "n9")))
     with refused("none of its members"):
         party.added("n0", SumRequest(1, NAMES[1:]))
@@ -335,7 +335,7 @@ def test_allowed_member_sets_are_refused_after_withdrawal(party: Party) -> None:
 )
 def test_damaged_sum_history_gives_error(text: str, tmp_path: Path) -> None:
     (tmp_path / SUM_HISTORY_FILE).write_text(text)
-    with pytest.raises(RunFolderError, match="does not tell which nodes were summed"):
+    with pytest.raises(RunFolderError, match="is not a record of earlier sums"):
         SumHistory(tmp_path / SUM_HISTORY_FILE)
 
 
@@ -479,7 +479,7 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
     kind, adds, how = trap
     package, _, plain = kind.rpartition(": ")
     of: Any = "records" if plain == "records" else "scores"
-    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).at(package)
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).for_package(package)
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
     asked = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
     return NodeSide({name: asked}, sum_source=adds)

@@ -50,7 +50,7 @@ class Asks(Method):
         releases={"logits": LOGITS},
         differentiable=("x",),
         times=lambda self, setting: self.rounds,
-        rows=lambda self, setting: at.task.classes,
+        rows=lambda self, setting: setting.task.classes,
         depends_on_records=(),
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
         postprocess=lambda self, told, sent: {"logits": told["logits"] * self.rounds},
@@ -64,11 +64,11 @@ class Asks(Method):
 
 
 class Nodes:
-    at: Any = None
+    setting: Any = None
     number = 0
 
-    def for_query(self, at: Any, number: int = 0) -> Nodes:
-        self.at, self.number = at, number
+    def for_query(self, setting: Any, number: int = 0) -> Nodes:
+        self.at, self.number = setting, number
         return self
 
 

@@ -18,7 +18,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.federation.link_config import LinkConfig
 from fedstill.protocol.wire_format import (
     DTYPES,
-    LENGTH,
+    LENGTH_BYTES,
     METADATA,
     Form,
     WireConfig,
@@ -78,7 +78,7 @@ def test_other_bytes_than_0_and_1_are_true() -> None:
 
 def blob_of(header: Any, data: bytes = bytes(8)) -> bytes:
     text = json.dumps(header).encode()
-    return len(text).to_bytes(LENGTH, "little") + text + data
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text + data
 
 
 def part(begin: Any, end: Any, dtype: str = "F32", shape: Any = (2,)) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def generated(**changes: Any) -> dict[str, Any]:
         "releases": ["data sizes", "label counts", "logits", "gradients"],
         "membership": [
             a_target(),
-            a_target("answers of south", sees="what south answered", shadows=8, trained="alone"),
+            a_target("answers of south", view="what south answered", shadows=8, trained="alone"),
         ],
         "memorization": leaked.memorization(*spaces, distances=[distances], scores=scores),
         "counts": [

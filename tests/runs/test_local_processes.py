@@ -1,4 +1,4 @@
-"""Runs whose nodes are elsewhere: with whom a run begins and goes on, and what is known of a rehearsal."""
+"""Runs at deployed federations and rehearsals: nodes of a run, resuming, results."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_run_waits_for_missing_node(server: Server) -> None:
         begin()
     server.there.remove("node-2")
     away = (
-        r"not connected to the server at localhost:8002: node-2\. The run .*fedstill run --resume out goes on"
+        r"not connected to the server at localhost:8002: node-2\. The run .*fedstill run --resume out resumes it"
     )
     with pytest.raises(DeployError, match=away):
         run.resume(Path("out"), progress=False)
@@ -203,7 +203,7 @@ def test_interrupting_aborts_job(server: Server) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("QueryRefused", r"refused: x\. Once that is changed there, fedstill run --resume out goes on"),
+        ("QueryRefused", r"refused: x\. Once that is changed there, fedstill run --resume out resumes it"),
         ("DataError", "cannot go on as it is: x$"),
         ("NodeFault", r"stopped: x\. To go on: fedstill run --resume out"),
     ],
@@ -469,52 +469,52 @@ def test_server_config_has_no_node_options() -> None:
     assert not any(word in deployed.server_config_toml(config) for word in ("mine:make", "policy", "models"))
 
 
-class Hears(Tracker):
+class RecordingTracker(Tracker):
     """Keeps what it hears, and how much of it the run's page could show by then."""
 
-    heard: ClassVar[list[Any]] = []
+    events: ClassVar[list[Any]] = []
     fails: ClassVar[str] = ""
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
         if self.fails == "start":
             raise OSError("the server of trackers is gone")
         self.file = folder / "metrics.jsonl"
-        self.heard[:] = [about["method"]]
+        self.events[:] = [about["method"]]
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self.heard.append((len(self.file.read_text().splitlines()), list(lines)))
+        self.events.append((len(self.file.read_text().splitlines()), list(lines)))
 
     def close(self, result: Mapping[str, Any] | None) -> None:
         if self.fails == "close":
             raise OSError("the server of trackers is gone")
-        self.heard.append(result and result["accuracy"])
+        self.events.append(result and result["accuracy"])
 
 
 @pytest.fixture
 def hears(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(deployed, "EVERY", 0.0)
     monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
-    return f"{__name__}:Hears"
+    return f"{__name__}:RecordingTracker"
 
 
 def test_downloads_metrics_during_run(server: Server, hears: str) -> None:
-    """And of a run that goes on all of them come anew, in place of those that may be void."""
+    """A resumed run sends all metrics again, in place of those that may be invalid."""
     server.at_work = ["RUNNING", "RUNNING"]
     server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin("--track", hears)
     parts = [(2, TURNS[:2]), (4, TURNS[2:4])]
-    assert Hears.heard == ["FedAvg", *parts, None]
+    assert RecordingTracker.events == ["FedAvg", *parts, None]
     server.at_work, server.measured, server.left = ["RUNNING", "RUNNING"], 0, {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
-    assert Hears.heard == ["FedAvg", *parts, (5, TURNS[4:]), 80.0]
+    assert RecordingTracker.events == ["FedAvg", *parts, (5, TURNS[4:]), 80.0]
     assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == TURNS
 
 
 def test_failing_tracker_start_submits_no_job(
     server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Hears, "fails", "start")
+    monkeypatch.setattr(RecordingTracker, "fails", "start")
     with pytest.raises(FedstillError, match="cannot start: the server of trackers is gone"):
         begin("--track", hears)
     assert server.handed_in == []
@@ -523,7 +523,7 @@ def test_failing_tracker_start_submits_no_job(
 def test_result_notes_tracker_that_fails_at_end(
     server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Hears, "fails", "close")
+    monkeypatch.setattr(RecordingTracker, "fails", "close")
     begin("--track", hears)
     result = json.loads(Path("out/result.json").read_text())
     assert result["accuracy"] == 80.0

@@ -36,7 +36,7 @@ from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.local_processes import write_nodes
 from fedstill.tasks import TASKS
 from tests.predictors import serving, write_onnx
-from tests.runs.test_remote_run import Heard, changed, live
+from tests.runs.test_remote_run import RecordingLink, changed, live
 from tests.runs.test_table_nodes import hosts, run_of
 
 WINE = load(make_data_config("wine"), TASKS["tabular"]())
@@ -152,7 +152,7 @@ def test_deployed_predictor_nodes_equal_simulation(
     config = changed(run_of(tmp_path, "fediod"), nodes={"models": [str(tmp_path / "graph.onnx")]})
     answering = changed(config, method={"through": False})
     there = hosts(answering, tmp_path)
-    link = Heard(there)
+    link = RecordingLink(there)
     with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient passes through it"):
         live(config, link, tmp_path).run()
     simulation, _ = build.build_simulation(answering)
@@ -206,7 +206,7 @@ def test_rejects_state_of_earlier_version() -> None:
 
 @pytest.mark.parametrize("part", ["inputs", "targets", "layers"])
 def test_resume_detects_changed_data_and_layers(part: str) -> None:
-    """A file of one's own may be another by then, of the same shape, and so may a module."""
+    """Custom data files and modules may have changed since, with equal shapes."""
     config = run(["mlp:8"])
     begun, _ = build.build_simulation(config)
     kept = begun._node_state()

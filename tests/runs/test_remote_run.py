@@ -25,21 +25,21 @@ from tests.federation.test_remote import NAMES, Live, tiny
 from tests.loopback import Loopback
 
 
-class Heard(Loopback):
+class RecordingLink(Loopback):
     """Notes what is said to whom; nodes in ``away`` are not there."""
 
     def __init__(self, hosts: dict[str, NodeService], away: tuple[str, ...] = ()) -> None:
         super().__init__({name: host.serve for name, host in hosts.items()})
-        self.away, self.heard = away, list[tuple[str, str]]()
+        self.away, self.calls = away, list[tuple[str, str]]()
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        self.heard.append((node, unpack(message)[0]["operation"]))
+        self.calls.append((node, unpack(message)[0]["operation"]))
         if node in self.away:
             raise LinkError("no way")
         return super().call(node, message, seconds)
 
     def times(self, do: str) -> int:
-        return sum(said == do for _, said in self.heard)
+        return sum(said == do for _, said in self.calls)
 
 
 def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
@@ -76,14 +76,14 @@ def test_server_ignores_node_options(tmp_path: Path) -> None:
     experiment, _ = build.build_simulation(config)
     experiment.run()
     other = changed(config, nodes={"models": ["resnet8:4"], "local": {"epochs": 9}}, split={"nodes": 50})
-    server = live(other, Heard(nodes(config, tmp_path)), tmp_path)
+    server = live(other, RecordingLink(nodes(config, tmp_path)), tmp_path)
     server.run()
     assert torch.equal(to_vector(server.student), to_vector(experiment.student))
 
 
 def test_result_has_node_notes_only(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
-    server = live(tiny("fediod"), Heard(hosts), tmp_path)
+    server = live(tiny("fediod"), RecordingLink(hosts), tmp_path)
     results = server.run()
     sizes = [len(part) for part in build.build_simulation(tiny("fediod"))[0].setting.parts]
     assert [node["examples"] for node in results["nodes"]] == sizes
@@ -101,13 +101,13 @@ def test_result_has_node_notes_only(tmp_path: Path) -> None:
 
 def test_no_label_counts_without_query(tmp_path: Path) -> None:
     config = tiny("fedavg")
-    results = live(config, Heard(nodes(config, tmp_path)), tmp_path).run()
+    results = live(config, RecordingLink(nodes(config, tmp_path)), tmp_path).run()
     assert [node["label_counts"] for node in results["nodes"]] == [None] * 3
 
 
 def test_method_without_student_saves_none(tmp_path: Path) -> None:
     config = tiny("standalone")
-    server = live(config, Heard(nodes(config, tmp_path)), tmp_path)
+    server = live(config, RecordingLink(nodes(config, tmp_path)), tmp_path)
     assert server.run()["student"] is None
     assert not server.has_student
 
@@ -115,14 +115,14 @@ def test_method_without_student_saves_none(tmp_path: Path) -> None:
 # --- refused before anything is trained -----------------------------------------------------------------
 
 
-def refused(link: Heard) -> bool:
+def refused(link: RecordingLink) -> bool:
     """Whether nobody has been asked or has trained."""
     return not link.times("train_locally") and not link.times("answer_query")
 
 
 def test_averaging_rejects_other_architectures(tmp_path: Path) -> None:
     config = tiny("fedavg")
-    link = Heard(nodes(config, tmp_path))
+    link = RecordingLink(nodes(config, tmp_path))
     other = changed(config, student={"model": "small-cnn:4"})
     with pytest.raises(MethodRefused, match="node-1, node-2: its model is not of the student's architecture"):
         live(other, link, tmp_path).run()
@@ -131,7 +131,7 @@ def test_averaging_rejects_other_architectures(tmp_path: Path) -> None:
 
 def test_training_methods_reject_frozen_models(tmp_path: Path) -> None:
     config = tiny("fedavg")
-    link = Heard(nodes(config, tmp_path, train="false"))
+    link = RecordingLink(nodes(config, tmp_path, train="false"))
     with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
         live(config, link, tmp_path).run()
     assert refused(link)
@@ -141,7 +141,7 @@ def test_frozen_models_respond(tmp_path: Path) -> None:
     config = tiny("fediod")
     hosts = nodes(config, tmp_path, train="false")
     before = {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
-    link = Heard(hosts)
+    link = RecordingLink(hosts)
     results = live(config, link, tmp_path).run()
     assert link.times("train_locally") == 0
     assert results["queries"] == 4
@@ -150,26 +150,26 @@ def test_frozen_models_respond(tmp_path: Path) -> None:
 
 def test_rejects_missing_public_data(tmp_path: Path) -> None:
     config = tiny("fedkd")
-    link = Heard(nodes(config, tmp_path))
+    link = RecordingLink(nodes(config, tmp_path))
     with pytest.raises(MethodRefused, match=r"there is no public data: set public\.name"):
         live(changed(config, public={"name": "none"}), link, tmp_path)
-    assert link.heard == []
+    assert link.calls == []
 
 
 def test_rejects_low_query_limit_at_start(tmp_path: Path) -> None:
     config = tiny("fediod")  # asks one query and three
-    link = Heard(nodes(config, tmp_path, max_queries="3"))
+    link = RecordingLink(nodes(config, tmp_path, max_queries="3"))
     with pytest.raises(QueryRefused, match="max_queries: 3, and the run asks 4"):
         live(config, link, tmp_path).run()
     assert refused(link)
-    again = Heard({name: NodeService(tmp_path / "nodes" / name) for name in NAMES})
+    again = RecordingLink({name: NodeService(tmp_path / "nodes" / name) for name in NAMES})
     with pytest.raises(QueryRefused, match="max_queries: 3"):
         live(config, again, tmp_path).run()
 
 
 def test_rejects_forbidden_query_at_start(tmp_path: Path) -> None:
     config = tiny("fediod")
-    link = Heard(nodes(config, tmp_path, queries='["count_labels"]'))
+    link = RecordingLink(nodes(config, tmp_path, queries='["count_labels"]'))
     with pytest.raises(QueryRefused, match="'node-1', 'node-2' refuse query 'predict_logits' by rule"):
         live(config, link, tmp_path).run()
     assert refused(link)
@@ -183,7 +183,7 @@ def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.Monk
         return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, classes=("zero", "one")))
 
     config = tiny("fediod")
-    link = Heard(nodes(config, tmp_path))
+    link = RecordingLink(nodes(config, tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(remote_run, "plan_of", other)
         server = live(config, link, tmp_path)
@@ -197,11 +197,11 @@ def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_full_quorum_needs_all_nodes(tmp_path: Path) -> None:
     config = tiny("fediod", wait=0.2)
-    link = Heard(nodes(config, tmp_path), away=("node-1",))
+    link = RecordingLink(nodes(config, tmp_path), away=("node-1",))
     with pytest.raises(NodeFault, match=r"'node-1', query 'join'.*no way.*link\.quorum wants 3"):
         live(config, link, tmp_path).run()
     assert refused(link)
-    # With it, the same folder goes on, to the figures of a run that was never stopped.
+    # With it, the same folder resumes, to the metrics of an uninterrupted run.
     experiment, _ = build.build_simulation(config)
     experiment.run()
     link.away = ()
@@ -216,7 +216,7 @@ def test_run_above_quorum_finishes_without_node(
 ) -> None:
     monkeypatch.setattr(transport, "PAUSE", 0.02)
     config = tiny(method, quorum=0.6, wait=0.1)
-    link = Heard(nodes(config, tmp_path), away=("node-1",))
+    link = RecordingLink(nodes(config, tmp_path), away=("node-1",))
     server = live(config, link, tmp_path)
     with ProgressFile(tmp_path / "progress.json") as bars:
         results = server.run(bars=bars)
@@ -233,7 +233,7 @@ def test_stopped_run_releases_nodes(tmp_path: Path) -> None:
     config = tiny("fediod", {"steps": 6})
     hosts = nodes(config, tmp_path)
 
-    class Stops(Heard):
+    class Stops(RecordingLink):
         def call(self, node: str, message: bytes, seconds: float) -> bytes:
             header, _ = unpack(message)
             if node == "node-1" and header["operation"] == "answer_query" and header["number"] == 3:
@@ -244,4 +244,4 @@ def test_stopped_run_releases_nodes(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match="the power is off"):
         live(config, link, tmp_path).run()
     assert not (tmp_path / "server/result.json").exists()
-    assert hosts["node-0"].session is hosts["node-2"].session is None  # the one that failed is not told
+    assert hosts["node-0"].session is hosts["node-2"].session is None  # the one that failed gets no message

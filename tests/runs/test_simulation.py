@@ -184,7 +184,7 @@ def test_student_is_global_model() -> None:
 def test_test_shares_are_disjoint_and_even(test: int, nodes: int) -> None:
     one = setting(Standalone(), test=test, nodes=nodes)
     number = torch.arange(test).view(-1, 1, 1, 1)
-    one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be told
+    one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be identified
     experiment = Simulation(one)
     shares = [one.test.subset(experiment.evaluation.test_share(index, nodes)) for index in range(nodes)]
     found = sorted(round(x * 1000) for share in shares for x in share.inputs[:, 0, 0, 0].tolist())

@@ -55,7 +55,7 @@ def test_methods_learn_survival(tmp_path: Path, method: str, options: tuple[str,
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "whether it was reached" in page
     assert "rows were followed" in page
-    message = "each node told how many of its rows were followed through each interval"
+    message = "each node of its rows were followed through each interval"
     assert (message in page) == (method in ("fedkd", "fediod"))
 
 

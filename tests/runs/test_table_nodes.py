@@ -23,7 +23,7 @@ from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict, to_toml
 from fedstill.runs.remote_run import plan_of
 from tests.federation.test_remote import NAMES
-from tests.runs.test_remote_run import Heard, live, nodes
+from tests.runs.test_remote_run import RecordingLink, live, nodes
 
 SCHEMA = """
 target = "ill"
@@ -133,7 +133,7 @@ def test_csv_nodes_equal_simulation(tmp_path: Path, method: str) -> None:
     config = run_of(tmp_path, method)
     simulation, _ = build.build_simulation(config)
     simulation.run()
-    server = live(config, Heard(hosts(config, tmp_path)), tmp_path)
+    server = live(config, RecordingLink(hosts(config, tmp_path)), tmp_path)
     server.run()
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
 
@@ -144,6 +144,6 @@ def test_rows_outside_schema_refuse_join_without_values(tmp_path: Path) -> None:
     own = tmp_path / "nodes" / NAMES[1] / "own.csv"
     own.write_text(own.read_text() + "\n163,a,no,train", encoding="utf-8")
     with pytest.raises(FedstillError) as refused:
-        live(config, Heard(there), tmp_path).run()
+        live(config, RecordingLink(there), tmp_path).run()
     assert NAMES[1] in str(refused.value)
     assert "163" not in str(refused.value)

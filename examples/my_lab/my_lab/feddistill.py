@@ -62,7 +62,7 @@ class FedDistill(Method):
         sends={"shared": CLASS_LOGITS, "round": payload_kinds.SCHEDULE},
         releases={"mean": CLASS_LOGITS},
         times=lambda self, setting: self.rounds,
-        rows=lambda self, setting: at.task.classes,
+        rows=lambda self, setting: setting.task.classes,
         depends_on_records=("mean",),
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
         extra_loss="the distance to the shared class logits",
