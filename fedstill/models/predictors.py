@@ -110,7 +110,7 @@ class OnnxGraph:
         ModelError: the graph takes inputs of another shape.
     """
 
-    description = "ONNX graph"
+    display_name = "ONNX graph"
 
     def __init__(self, session: Any, shape: tuple[int, ...]) -> None:
         inputs = session.get_inputs()
@@ -215,12 +215,11 @@ class Endpoint:
         self._host, self._port, self._seconds = str(parts.hostname), port, seconds
         self._secure = parts.scheme == "https"
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self.description = f"endpoint {parts.scheme}://{parts.netloc}{parts.path}"
+        self.display_name = f"endpoint {parts.scheme}://{parts.netloc}{parts.path}"
         self.classes: tuple[str, ...] = ()
         self.probabilities = False
-        self._format: tuple[tuple[str, ...], str] | None = (
-            None  # classes and output key of the first response
-        )
+        # Classes and output key of the first response.
+        self._format: tuple[tuple[str, ...], str] | None = None
 
     @property
     def is_loopback(self) -> bool:
@@ -315,7 +314,7 @@ class Endpoint:
         return numbers.astype(np.float64)
 
     def _error(self, problem: str) -> PredictorError:
-        return PredictorError(f"the {self.description} {problem}")
+        return PredictorError(f"the {self.display_name} {problem}")
 
 
 def _shut_down(connection: http.client.HTTPConnection, expired: threading.Event) -> None:
@@ -376,7 +375,7 @@ class Predictor(nn.Module):
                 f"the model is a {type(source).__name__}, which predicts a class or a number for each input "
                 f"(expected a torch.nn.Module for task {interface.task.name})"
             )
-        self._description = getattr(source, "description", type(source).__name__)
+        self._description = getattr(source, "display_name", type(source).__name__)
         self._interface, self._input_format = interface, config.input_format
         probe = self._convert_inputs(np.zeros((2, *interface.shape), dtype=np.float32))
         opened = _open_source(source, probe, interface.task.kind == "number", self._description)
@@ -412,8 +411,8 @@ class Predictor(nn.Module):
 
     def _outputs(self, x: torch.Tensor) -> torch.Tensor:
         inputs = x.detach().cpu()
-        taken = self._convert_inputs((inputs.float() if inputs.is_floating_point() else inputs).numpy())
-        predictions = _call_predict(self._predict, taken, self._description)
+        converted = self._convert_inputs((inputs.float() if inputs.is_floating_point() else inputs).numpy())
+        predictions = _call_predict(self._predict, converted, self._description)
         outputs = (
             self._numbers(predictions) if self._interface.task.kind == "number" else self._logits(predictions)
         )
