@@ -17,7 +17,14 @@ PRICE, OWNER = {"gaussian(4.0)": 1}, PrivacyConfig(epsilon=3.0, total_epsilon=5.
 def charged(log: AuditLog, run: str, unit: str = "a record", no_guarantee: int = 0) -> None:
     about = (run, NODE_DATA, "clinic", 0, "predict_logits", "response")
     assert log.charge(
-        Entry(*about, content_hash=run, cost={} if no_guarantee else PRICE, no_guarantee=no_guarantee, unit=unit, queries=1)
+        Entry(
+            *about,
+            content_hash=run,
+            cost={} if no_guarantee else PRICE,
+            no_guarantee=no_guarantee,
+            unit=unit,
+            queries=1,
+        )
     )
 
 

@@ -479,7 +479,9 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
     kind, adds, how = trap
     package, _, plain = kind.rpartition(": ")
     of: Any = "records" if plain == "records" else "scores"
-    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).for_package(package)
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).for_package(
+        package
+    )
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
     asked = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
     return NodeSide({name: asked}, sum_source=adds)
