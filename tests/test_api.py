@@ -368,7 +368,15 @@ def test_resumed_run_keeps_precision(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_fingerprint_covers_all_arguments() -> None:
     """Or else another run could go on in its folder."""
     given = few()
-    parts = {"centralized_model", "samples", "best", "model_names", "student_name", "split_values", "test_names"}  # not distil's
+    parts = {
+        "centralized_model",
+        "samples",
+        "best",
+        "model_names",
+        "student_name",
+        "split_values",
+        "test_names",
+    }  # not distil's
     parts |= {"learns", "words"}  # nor is what the student's file says of the task
     parts |= {"options"}  # those of a config are compared by themselves
     task = api.TASKS["classification"]().make(3)

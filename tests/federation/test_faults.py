@@ -23,10 +23,10 @@ from tests.federation.sites import (
     STEPS,
     Sites,
     Unbroken,
+    report_time,
     same_figures,
     sites,
     small,
-    report_time,
     until,
 )
 
@@ -196,8 +196,8 @@ def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) ->
         result = three.end()
         assert isinstance(result, dict), result
         gone, back = result["events"]
-        assert (gone["node"], gone["event"]) == ("node-1", "left out")
-        assert (back["node"], back["event"]) == ("node-1", "back")
+        assert (gone["node"], gone["event"]) == ("node-1", "excluded")
+        assert (back["node"], back["event"]) == ("node-1", "rejoined")
         # The numbers are those of the first query without the node, and of the first one with it again.
         numbers = {line["number"] for line in three.audit("server") if line["node"] == "node-1"}
         everyone = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
@@ -236,7 +236,7 @@ def test_resumed_run_excludes_unreachable_node(tmp_path: Path) -> None:
         three.begin()
         result = three.end()
         assert isinstance(result, dict), result
-        assert [(event["node"], event["event"]) for event in result["events"]] == [("node-2", "left out")]
+        assert [(event["node"], event["event"]) for event in result["events"]] == [("node-2", "excluded")]
         assert "checkpoint" not in result["events"][0]["reason"]
 
 

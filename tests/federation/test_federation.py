@@ -235,7 +235,7 @@ def test_rejects_unknown_queries_inputs_and_outputs() -> None:
         ArgumentError, match=r"invalid query = 'gossip' \(expected one of predict_logits, tell"
     ):
         federation.query("gossip")
-    with pytest.raises(ArgumentError, match=r"tensors of query predict_logits is \['y'\]"):
+    with pytest.raises(ArgumentError, match=r"tensors of query predict_logits = \['y'\]"):
         federation.query("predict_logits", y=image())
     with pytest.raises(ArgumentError, match="tensors of query predict_logits"):
         federation.query("predict_logits")

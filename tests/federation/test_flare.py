@@ -38,7 +38,7 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
 from fedstill.runs.flare import ServerProgram
 from tests.audited import releases
-from tests.federation.sites import STEPS, Unbroken, small, audit_fields, report_time, until
+from tests.federation.sites import STEPS, Unbroken, audit_fields, report_time, small, until
 from tests.federation.test_remote import tiny
 from tests.forked import Command
 
@@ -222,7 +222,7 @@ def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken:
         (event,) = result["events"]
         # FedIOD lets nodes' own models be: what the one that is gone had learned is looked at too.
         assert result["local"] == unbroken.metrics["local"]
-        assert (event["node"], event["event"]) == ("node-1", "left out")
+        assert (event["node"], event["event"]) == ("node-1", "excluded")
         assert "its process for this run has ended" in event["reason"]
         answered = [line["number"] for line in run.left("node-1") if line["part"] == "response"]
         assert event["number"] in (answered[-1], answered[-1] + 1)

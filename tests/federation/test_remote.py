@@ -323,12 +323,12 @@ SICK: dict[str, tuple[Callable[[], bytes], str]] = {
     "nan": (answering(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
     "another shape": (answering(torch.zeros(2, 3)), "logits are (2, 3)"),
     "1000 times": (answering(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
-    "nothing": (lambda: pack({"body": {"privacy": {}}, "seconds": 0.0}), "answered nothing"),
+    "nothing": (lambda: pack({"body": {"privacy": {}}, "seconds": 0.0}), "responded nothing"),
     "scale without": (
         lambda: pack({"body": {}, "seconds": 0.0}, {"logits:scale": torch.ones(2)}),
         "came without logits",
     ),
-    "garbage": (lambda: b"\0garbage", "no message of fedstill"),
+    "garbage": (lambda: b"\0garbage", "not a message of fedstill"),
     "an odd error": (lambda: pack({"error": "x"}), "error is 'x'"),
 }
 
@@ -347,7 +347,7 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
     responses["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
-    assert nodes.events() == [("two", 1, "left out")]
+    assert nodes.events() == [("two", 1, "excluded")]
     assert reason in nodes.federation.events[0]["reason"]
     # It said nonsense: it does not come back, even if it seems well.
     nodes.mends("two")
@@ -378,7 +378,7 @@ def test_refusing_node_is_excluded_above_quorum(quorum: float, unwilling: int, c
         assert nodes.events() == []
         return
     nodes.federation.check_policies(["weigh"])
-    assert nodes.events() == [("one", 0, "left out")]
+    assert nodes.events() == [("one", 0, "excluded")]
     assert nodes.federation.events[0]["reason"] == "refused: outputs_only: no logits"
     assert nodes.query().nodes == ("two", "three")
 
@@ -395,7 +395,7 @@ def test_server_knows_release_costs() -> None:
 def test_resends_lost_message_and_reports_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "SAID", 0.01)
+    monkeypatch.setattr(remote, "FIRST_WARNING", 0.01)
     nodes = Scripted()
     losses = iter(range(2))
 
@@ -424,7 +424,7 @@ def test_unreachable_node_rejoins() -> None:
         nodes.breaks("two", do, nodes.lost)
     assert nodes.query().nodes == ("one", "three")
     assert nodes.query().nodes == ("one", "three")
-    assert nodes.events() == [("two", 1, "left out")]
+    assert nodes.events() == [("two", 1, "excluded")]
     assert "no answer within 0.1 s (link.wait): no way" in nodes.federation.events[0]["reason"]
     nodes.mends("two")
     present = [nodes.query().nodes]
@@ -432,7 +432,7 @@ def test_unreachable_node_rejoins() -> None:
         present.append(nodes.query().nodes)
         assert len(present) < 1000
     back = 3 + len(present) - 1
-    assert nodes.events() == [("two", 1, "left out"), ("two", back, "back")]
+    assert nodes.events() == [("two", 1, "excluded"), ("two", back, "rejoined")]
     assert ("two", "load_checkpoint") not in nodes.calls  # it knows where it was
     assert nodes.federation.excluded == {}
 
@@ -481,7 +481,7 @@ def test_invalid_gradient_adds_nothing(gradient: torch.Tensor, reason: str) -> N
     nodes.federation.query("weigh", x=x)["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
-    assert nodes.events() == [("two", 1, "left out")]  # in query 0 it had a part
+    assert nodes.events() == [("two", 1, "excluded")]  # in query 0 it had a part
     assert reason in nodes.federation.excluded["two"].reason
 
 
@@ -567,7 +567,7 @@ def test_repeated_query_after_others_is_charged_again() -> None:
         "who says nothing of it is asked the same again"
     )
     nodes.breaks("one", "answer_query", after(7))
-    with pytest.raises(FedstillError, match="after is 7"):
+    with pytest.raises(FedstillError, match="7"):
         nodes.query()
 
 
@@ -577,11 +577,11 @@ def test_exclusions_are_saved_in_state_dict() -> None:
     nodes.breaks("three", "answer_query", SICK["nan"][0])
     nodes.query()
     state = nodes.federation.state_dict()
-    assert {node: left[2] for node, left in state["out"].items()} == {"two": True, "three": False}
+    assert {node: left[2] for node, left in state["excluded"].items()} == {"two": True, "three": False}
     again = Scripted(quorum=0.3)  # resumes later, after all have joined
     again.federation.load_state_dict(state)
     assert again.federation.number == 1
-    assert again.events() == [("two", 0, "left out"), ("three", 0, "left out"), ("two", 1, "back")]
+    assert again.events() == [("two", 0, "excluded"), ("three", 0, "excluded"), ("two", 1, "rejoined")]
     assert again.query().nodes == ("one", "two")
 
 
@@ -600,8 +600,8 @@ def test_end_run_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_label_histogram_by_hand() -> None:
     counts = torch.tensor([[8.0, 2.0], [10.0, 20.0], [0.0, 60.0]])
     result = LabelHistogram(("one", "two", "three"), counts, counts.sum(1))
-    assert result.of(("one", "two", "three")) is result
-    part = result.of(("one", "three"))
+    assert result.select(("one", "two", "three")) is result
+    part = result.select(("one", "three"))
     assert part.names == ("one", "three")
     assert part.sizes.tolist() == [10.0, 60.0]
     pi = part.sizes / part.sizes.sum()
@@ -611,7 +611,7 @@ def test_label_histogram_by_hand() -> None:
     torch.testing.assert_close(weights.sum(0), torch.ones(2))
     average = weighted_mean(torch.tensor([[7.0], [0.0]]), part.sizes)
     torch.testing.assert_close(average, torch.tensor([1.0]))
-    assert result.of(("three", "one")).sizes.tolist() == [60.0, 10.0]
+    assert result.select(("three", "one")).sizes.tolist() == [60.0, 10.0]
     nodes = Scripted(quorum=0.3)
     late = LabelHistogram(("one", "three"), part.counts, part.sizes)  # two came after that
     assert late.present(nodes.federation) == ["one", "three"]
@@ -665,7 +665,7 @@ def test_rejects_non_numeric_seconds(said: Any) -> None:
 @pytest.mark.parametrize(
     ("price", "fault"),
     [
-        ({"gaussian(1e+300)": 1}, "price: noise of an event"),
+        ({"gaussian(1e+300)": 1}, "noise of an event"),
         ({"gaussian(2.0)": 2**53}, "expected numbers up to"),
         (functools.reduce(lambda inner, _: [inner], range(600), 1), "deeper than 20"),
     ],
@@ -710,7 +710,7 @@ def test_methods_continue_without_late_node(method: str, tmp_path: Path) -> None
 
     live = away.live(Late(away.serve))
     metrics = live.run()
-    assert [event["event"] for event in metrics["events"]][:1] == ["left out"]
+    assert [event["event"] for event in metrics["events"]][:1] == ["excluded"]
     assert all(torch.isfinite(value).all() for value in live.student.state_dict().values())
 
 
@@ -760,9 +760,9 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a shape that no memory has": (
         lambda: WITHOUT_BYTES,
-        "no message of fedstill",
+        "not a message of fedstill",
     ),
-    "no bytes": (lambda: cast(bytes, None), r"a invalid message = a NoneType \(expected bytes"),
+    "no bytes": (lambda: cast(bytes, None), "a message is a NoneType"),
     "an error without a kind": (lambda: pack({"error": {"text": "x"}}), "error.kind is missing"),
     "float8 with a scale": (
         replying(logits=L.to(torch.float8_e4m3fn), logits__scale=torch.ones(2)),
@@ -771,15 +771,15 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "no table of privacy": (replying({"privacy": "abc"}, logits=L), "privacy is 'abc'"),
     "a price of no event": (
         replying({"privacy": {"cost": {"luck(2.0)": 1}}}, logits=L),
-        "event is 'luck(2.0)'",
+        "invalid event = 'luck(2.0)'",
     ),
     "a price paid less than once": (
         replying({"privacy": {"cost": {"gaussian(2.0)": -1}}}, logits=L),
-        "times of gaussian(2.0) is -1",
+        "invalid times of gaussian(2.0) = -1",
     ),
     "an endless price": (
         replying({"privacy": {"cost": {f"gaussian({n}.5)": 1 for n in range(101)}}}, logits=L),
-        "price is {",
+        "cost is {",
     ),
 }
 
@@ -798,7 +798,7 @@ def test_malformed_replies_do_not_stop_run_above_quorum(what: str) -> None:
 @pytest.mark.parametrize("do", ["answer_query", "compute_gradients", "leave"])
 def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link may count silence only, as FLARE's does: what trickles in is not silent."""
-    monkeypatch.setattr(remote, "SPARE", 0.1)
+    monkeypatch.setattr(remote, "GRACE", 0.1)
     monkeypatch.setattr(remote, "PROBE", 0.1)
     nodes, over = Scripted(quorum=0.6, wait=0.1), threading.Event()
 
@@ -938,5 +938,5 @@ def test_detects_poisoned_responses(
 
     away = Away(tiny(method, quorum=0.6), tmp_path, {"node-1": bend})
     (event,) = away.live().run()["events"]
-    assert (event["node"], event["event"]) == ("node-1", "left out")
+    assert (event["node"], event["event"]) == ("node-1", "excluded")
     assert event["reason"].startswith(part)

@@ -303,7 +303,13 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
     four.hosts["node-0"].leave()
     host = NodeService(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
     host.file = file
-    back = {"operation": "load_checkpoint", "run": "one", "server": header["server"], "message": 9, "checkpoint": 0}
+    back = {
+        "operation": "load_checkpoint",
+        "run": "one",
+        "server": header["server"],
+        "message": 9,
+        "checkpoint": 0,
+    }
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None

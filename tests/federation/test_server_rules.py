@@ -58,7 +58,7 @@ def test_server_allows_listed_modules(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["../provision", "/etc", "a/b", "..", "", "x" * 101, "a\n"])
 def test_rejects_run_names_with_paths(run: str) -> None:
-    with pytest.raises(ArgumentError, match="run is "):
+    with pytest.raises(ArgumentError, match="run = "):
         ServerProgram("", run)
 
 

@@ -98,9 +98,7 @@ def test_rejects_list_for_undeclared_ragged_output(declared: str) -> None:
     kept = tuple(name for name in getattr(tell, part) if name != declared)
     side = replace(run.side, queries={"tell": replace(tell, **{part: kept})})
     handler = RequestHandler(NodeGroup(run.nodes[:1]), side, run.compute)
-    with pytest.raises(
-        ArgumentError, match=rf"^{declared} of query invalid tell = 'a list of 1' \(expected a"
-    ):
+    with pytest.raises(ArgumentError, match=rf"^invalid {declared} of query tell = 'a list of 1'"):
         handler.respond("tell", 0, {"wish": json_to_tensor({"class": 0})}, False)
     assert run.audit.summary()["queries"] == 0
 
@@ -186,5 +184,5 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
 
 def test_rejects_undeclared_outputs() -> None:
     for apart in ({"ragged": ("sme",)}, {"values": ("wsh",)}):
-        with pytest.raises(ArgumentError, match="parts that it sends or releases"):
+        with pytest.raises(ArgumentError, match="expected"):
             Query("tell", None, {"wish": WISH}, {"some": SOME}, **apart)  # type: ignore[arg-type]

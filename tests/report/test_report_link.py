@@ -31,8 +31,8 @@ RESULT: dict[str, Any] = {
         "server": 10.0,
     },
     "events": [
-        {"node": "north", "number": 7, "event": "left out", "reason": "logits hold <NaN>"},
-        {"node": "east", "number": 9, "event": "back", "reason": ""},
+        {"node": "north", "number": 7, "event": "excluded", "reason": "logits hold <NaN>"},
+        {"node": "east", "number": 9, "event": "rejoined", "reason": ""},
     ],
 }
 

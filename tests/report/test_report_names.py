@@ -41,7 +41,7 @@ def test_page_uses_display_names_everywhere(tmp_path: Path) -> None:
         "global_model": by_site,
         "nodes": {"north": by_site, "south": by_site},
     }
-    result["events"] = [{"node": "north", "number": 3, "event": "left out", "reason": "silent"}]
+    result["events"] = [{"node": "north", "number": 3, "event": "excluded", "reason": "silent"}]
     result["pictures"] = [a_case(models=[{"name": "student", "score": 1.0}, {"name": "north", "score": 2.0}])]
     privacy = {"guarantee": True, "epsilon": 2.0, "delta": 1e-5, "mechanism": "dpsgd", "unit": "a record"}
     result["privacy"] = {

@@ -224,7 +224,7 @@ def test_run_above_quorum_finishes_without_node(
     assert noted is not None
     assert noted.excluded == ("node-1",)
     (event,) = results["events"]
-    assert (event["node"], event["number"], event["event"]) == ("node-1", 0, "left out")
+    assert (event["node"], event["number"], event["event"]) == ("node-1", 0, "excluded")
     assert results["nodes"][1]["bytes"] == {"up": 0, "down": 0}
     assert torch.isfinite(to_vector(server.student)).all()
 
