@@ -92,8 +92,9 @@ def build_model(
 
 
 def _known_labels(source: nn.Module, interface: Interface) -> list[str]:
-    """Return a network's own class names, "" for unknown ones, or an empty list if it knows none of the
-    federation's.
+    """Return a network's own class names, "" for unknown ones.
+
+    The list is empty if none of the names is a class of the federation.
     """
     labels = list(map(to_name, source.labels)) if isinstance(source, HuggingFace) else []
     return (

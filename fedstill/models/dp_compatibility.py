@@ -60,16 +60,16 @@ def check(model: nn.Module, subject: str, inputs: torch.Tensor | None = None) ->
 
 
 def _describe_replacement(layer: nn.Module, last: nn.Module | None) -> str:
-    """Return the problem of a layer and its replacement, or an empty text. ``last`` is the layer before
-    it.
-    """
+    """Return a layer's problem and replacement, or an empty text. ``last`` is the layer before it."""
     try:
         import opacus.layers as private
         from opacus.validators import ModuleValidator
     except ImportError as error:
         raise FedstillError("Opacus is not installed: pip install 'fedstill[dp]'") from error
     name = type(layer).__name__
-    if any(isinstance(own, nn.parameter.UninitializedParameter) for own in layer.parameters(recurse=False)):
+    if any(
+        isinstance(tensor, nn.parameter.UninitializedParameter) for tensor in layer.parameters(recurse=False)
+    ):
         return f"{name} has no sizes yet: call the network once, or set the sizes"
     if type(layer) is nn.RNN:
         return f"{name} -> opacus.layers.{private.DPRNN.__name__}({layer.input_size}, {layer.hidden_size})"

@@ -467,8 +467,9 @@ class Predictor(nn.Module):
 
 
 def _open_source(source: Any, probe: Any, numbers: bool, description: str) -> _Source:
-    """Return the prediction function of a source, called once on ``probe`` if its format is known only
-    then.
+    """Return the prediction function of a source.
+
+    The source is called once on ``probe`` if its output format is known only then.
     """
     if hasattr(source, "run") and hasattr(source, "get_inputs"):
         source = OnnxGraph(source, probe.shape[1:])
@@ -532,8 +533,9 @@ def _model_errors() -> tuple[type[Exception], ...]:
 
 
 def file_fingerprint(model: nn.Module) -> str:
-    """Return the fingerprint of the files of a model's predictors, or an empty text. Networks are not
-    included.
+    """Return the fingerprint of the files of a model's predictors, or an empty text.
+
+    Networks are not included: runs store their weights.
     """
     return "".join(module.file for module in model.modules() if isinstance(module, Predictor))
 

@@ -97,9 +97,7 @@ def objects_from_probs(probabilities: npt.NDArray[np.floating], smallest: int) -
 def grow_objects(
     objects: npt.NDArray[np.int32], mask: npt.NDArray[np.bool_], steps: int
 ) -> npt.NDArray[np.int32]:
-    """Return objects ``(H, W)`` grown by ``steps`` pixels in four directions, into free pixels of ``mask``
-    only.
-    """
+    """Return objects ``(H, W)`` grown by ``steps`` pixels in four directions into free pixels of ``mask``."""
     from scipy import ndimage
 
     footprint = ndimage.generate_binary_structure(2, 1)
@@ -156,7 +154,7 @@ def count_overlaps(prediction: Labels, truth: Labels) -> ObjectOverlaps:
 
 
 def _renumber_objects(labels: Labels) -> tuple[Counts, Counts]:
-    """Return the pixel counts of the background and of each object, and the map with objects numbered from
+    """Return the pixels of the background and of each object, and the flat map with objects numbered from
     1.
     """
     flat = labels.ravel().astype(np.int64)
@@ -189,13 +187,12 @@ def object_dice(overlaps: ObjectOverlaps) -> float:
 
 
 def aji(overlaps: ObjectOverlaps) -> float:
-    """Return the aggregated Jaccard index, FedIOD Eq. 12: Kumar et al. 2017 with at most one match per
-    prediction.
+    """Return the aggregated Jaccard index, FedIOD Eq. 12.
 
-    The paper's "sorted and nonrepeated" is implemented as follows. Pairs are taken in descending order of
-    their Jaccard index, ties in order of the true, then of the predicted object. Each pair removes both of
-    its objects. Objects without a partner add to the union only. In Kumar et al. a prediction may match
-    several objects.
+    It follows Kumar et al. 2017 with at most one match per prediction. The paper's "sorted and nonrepeated"
+    is implemented as follows. Pairs are taken in descending order of their Jaccard index, ties in order of
+    the true, then of the predicted object. Each pair removes both of its objects. Objects without a partner
+    add to the union only. In Kumar et al. a prediction may match several objects.
     """
     intersection, union = 0, 0
     true, predicted = overlaps.true_sizes.copy(), overlaps.predicted_sizes.copy()  # 0 once matched
