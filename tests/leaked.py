@@ -1,4 +1,4 @@
-"""What attacks found, made by hand: the parts of a ``leakage.json`` as each attack writes its own."""
+"""Handmade results of attacks, as in ``leakage.json``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedstill.attacks.memorization import Memorization
 Part = dict[str, Any]
 
 
-def found(
+def attack_entries(
     inversion: Any = None, membership: Any = None, memorization: Any = None, counts: Any = None
 ) -> list[Part]:
-    """The attacks of a file, those that are given."""
+    """Return the entries of the given attacks."""
     parts = (
         (GradientInversion(), inversion),
         (MembershipInference(), membership and {"targets": membership}),
@@ -30,7 +30,7 @@ def interval(value: float, low: float = 0.0, high: float = 1.0) -> dict[str, flo
     return {"value": value, "low": low, "high": high}
 
 
-def inverted(
+def inversion_result(
     title: str, mean: float, std: float = 0.0, each: list[float] | None = None, right: int = 3
 ) -> Part:
     psnr = {"mean": mean, "std": std, "per_image": each or []}
@@ -45,8 +45,8 @@ def inversion(*attacks: Part, **changes: Any) -> Part:
     return {**record, **counts, **rest, **changes}
 
 
-def at(rate: float, share: dict[str, float], accused: int = 1, count: int = 3) -> Part:
-    """Members found at a rate of false alarms."""
+def rate_record(rate: float, share: dict[str, float], accused: int = 1, count: int = 3) -> Part:
+    """Return the record of members found at a rate of false alarms."""
     counts = {"allowed": accused, "accused": accused, "found": count, "members": 1437, "others": 360}
     return {"rate": rate, "true_positives": share, **counts}
 
@@ -80,6 +80,6 @@ def memorization(*spaces: Part, **changes: Any) -> Part:
     return {**record, "spaces": list(spaces), "distances": [], "scores": None, **changes}
 
 
-def counted(node: str, exact: bool, off: float = 0.0, **changes: Any) -> Part:
+def counts_node(node: str, exact: bool, off: float = 0.0, **changes: Any) -> Part:
     errors = {"total_variation": off, "largest_error": off, "largest_class": "one", "size_error": 0.0}
     return {"node": node, "exact": exact, **errors, "absent": [], "reported_absent": [], **changes}

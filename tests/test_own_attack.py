@@ -37,7 +37,7 @@ responses = 100
 
 @pytest.fixture(scope="module")
 def run(lab: Lab) -> Path:
-    """A run by FedKD whose nodes have few classes each."""
+    """A run of FedKD whose nodes have few classes each."""
     lab.write(
         "small.toml",
         split={"nodes": 3, "alpha": 0.2},

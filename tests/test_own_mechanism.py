@@ -184,7 +184,7 @@ def test_only_the_owner_chooses_the_mechanism(lab: Lab) -> None:
     ],
 )
 def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: str) -> None:
-    """Whatever it says of itself, and though a price of nothing is asked for."""
+    """The mechanism's own claims do not matter, nor an empty cost."""
     out = mechanism.rpartition(":")[2]
     lab.run(out, *under(mechanism))
     output = lab.result(out)["privacy"]
@@ -221,7 +221,7 @@ def test_mechanism_refuses_unsupported_query(lab: Lab) -> None:
 
 
 def test_flare_nodes_use_their_own_mechanism_options(lab: Lab) -> None:
-    """And learns the task that its owner allows there."""
+    """The nodes also use the custom task that the owner allows."""
     pytest.importorskip("nvflare")
     lab.run("flare", *OWN, "--engine.name", "flare")
     for name in ("node-0", "node-1"):

@@ -138,7 +138,7 @@ def test_under_a_budget_it_pays_for_each_class(lab: Lab) -> None:
 def test_attacks_say_what_they_can_of_it(lab: Lab) -> None:
     printed = lab("attack", "whole", "--membership.shadows", "4", "--quiet")
     assert "membership" in printed
-    assert "gradient inversion needs parameters, and none leave" in printed
+    assert "gradient inversion needs parameters, and none are released" in printed
     assert "my_lab" in lab.text("whole/report.html")
 
 

@@ -74,7 +74,7 @@ def predict_records(
     )
 
 
-def released(
+def make_release(
     model: nn.Module,
     inputs: torch.Tensor,
     targets: torch.Tensor,

@@ -1,4 +1,4 @@
-"""All attacks on a run, in one file and one section of its report."""
+"""All attacks on a run, with one file of results and one section of the report."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def read_leakage(folder: Path) -> dict[str, Any]:
     return found
 
 
-def parts(found: dict[str, Any]) -> dict[str, Any]:
-    """What each attack got, by its name."""
+def results_by_attack(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the results by attack name."""
     return {each["name"]: each["result"] for each in found["attacks"]}
 
 
@@ -61,7 +61,7 @@ def test_runs_attacks_on_responses(fediod: Path) -> None:
     assert found["audit"] is None
     assert found["epsilon"] is None
     assert found["command"] == "fedstill attack here"
-    got = parts(found)
+    got = results_by_attack(found)
     assert list(got) == ["membership", "memorization", "counts"]
     assert [target["target"] for target in got["membership"]["targets"]] == ["student", "responses of node-0"]
     assert got["memorization"]["images"] == 40
@@ -69,9 +69,10 @@ def test_runs_attacks_on_responses(fediod: Path) -> None:
     assert set(got["memorization"]["distances"][0]["nodes"]) == {"node-0", "node-1", "node-2"}
     assert 1 <= got["memorization"]["scores"]["adapted"] <= 10
     assert [node["exact"] for node in got["counts"]["nodes"]] == [True] * 3
-    assert {"attack": "inversion", "reason": "gradient inversion needs parameters, and none leave"} in found[
-        "skipped"
-    ]
+    assert {
+        "attack": "inversion",
+        "reason": "gradient inversion needs parameters, and none are released",
+    } in found["skipped"]
     pictures = load_file(str(fediod / "leakage.safetensors"))
     assert pictures["memorization.generated"].shape == (3, 1, 8, 8)
     assert {picture.dtype for picture in pictures.values()} == {torch.uint8}
@@ -79,8 +80,8 @@ def test_runs_attacks_on_responses(fediod: Path) -> None:
 
 def test_runs_attacks_on_parameters(fedavg: Path) -> None:
     found = read_leakage(fedavg)
-    assert list(parts(found)) == ["inversion", "membership"]
-    assert parts(found)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
+    assert list(results_by_attack(found)) == ["inversion", "membership"]
+    assert results_by_attack(found)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
     skipped = {each["attack"] for each in found["skipped"]}
     assert skipped == {"memorization", "counts", "membership through responses"}
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
@@ -99,8 +100,8 @@ def test_progress_without_terminal_is_one_line_per_attack(
 
 
 def test_equal_seeds_give_equal_results(fedavg: Path) -> None:
-    first = parts(read_leakage(fedavg))
-    again = parts(json.loads(json.dumps(run_attacks(fedavg, CONFIG))))
+    first = results_by_attack(read_leakage(fedavg))
+    again = results_by_attack(json.loads(json.dumps(run_attacks(fedavg, CONFIG))))
     assert _without_seconds(again) == _without_seconds(first)
 
 
@@ -114,11 +115,11 @@ def test_summary_sentences(fediod: Path, fedavg: Path) -> None:
     by_responses, by_parameters = (read_leakage(folder)["sentence"] for folder in (fediod, fedavg))
     assert by_responses.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
     assert "exact number of its examples of each class" in by_responses
-    assert "iDLG would have recovered images from all parameters at" in by_parameters
+    assert "iDLG recovers images from all parameters at" in by_parameters
     assert "chance is 50" in by_parameters
     for words in (by_responses, by_parameters):
         assert "safe" not in words
-    low = {**parts(read_leakage(fedavg))["inversion"], "guess": 12.0}
+    low = {**results_by_attack(read_leakage(fedavg))["inversion"], "guess": 12.0}
     low["attacks"] = [{**low["attacks"][0], "psnr": {"mean": 12.5, "std": 0.0, "per_image": [12.5]}}]
     assert "no better than a guess" in GradientInversion().sentence(low)
 
@@ -184,7 +185,7 @@ def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"invalid record of .*Keeper = "):
         run_attacks(tmp_path, LeakageConfig((Keeper(odd=True),)))
     assert read_leakage(tmp_path)["attacks"] == [only]  # the previous result is kept
-    assert list(parts(run_attacks(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
+    assert list(results_by_attack(run_attacks(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
     assert not (tmp_path / "leakage.safetensors").exists()  # the previous images are deleted
 
 

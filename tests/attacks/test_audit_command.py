@@ -1,4 +1,4 @@
-"""`fedstill privacy audit`: one table, one file, and an end with 2 where a claim is refuted."""
+"""The command `fedstill privacy audit`: table, file, and exit code for a refuted claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FID, KID and inception scores: by hand, against others' code, and in order of quality."""
+"""FID, KID, inception scores and feature extractors: by hand, against torchmetrics, and by quality."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_inception_score_matches_torchmetrics(seed: int, n: int, classes: int, s
 
 
 class Knows(nn.Module):
-    """Tells the brightness of an image as one of some classes, and all beyond as the last."""
+    """Classify images by brightness; values beyond the last class count as the last."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_penultimate_features_are_last_layer_inputs() -> None:
 
 
 class Branched(nn.Module):
-    """Layers in another order than they are used in, batch norm, and a convolution at the end."""
+    """A network with layers in another order than in the forward pass, batch norm, and a final convolution."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Gradient inversion meets what the protocol really lets out: all parameters, a part, later rounds, Adam."""
+"""Gradient inversion of releases of the protocol: all parameters, a part, later rounds, Adam."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_first_adam_step_allows_cosine_attack_only() -> None:
     signs = torch.cat([value.flatten() for value in victim.release.target.values()])
     assert torch.isclose(signs.abs(), torch.ones(()), atol=0.02).float().mean() > 0.5
     for attack in ("dlg", "layers"):
-        with pytest.raises(ArgumentError, match="tells signs alone"):
+        with pytest.raises(ArgumentError, match="reveals signs only"):
             invert_victim(victim, attack, PixelRange(), 0)
     assert invert_victim(victim, "inverting", PixelRange(), 0).labels.tolist() == victim.data.targets.tolist()
 
 
 def test_rejects_inapplicable_runs_in_one_line() -> None:
     side = replay(FEDKD, outputs_only=True, public={"name": "held-out"}).experiment().side
-    assert ONE.refusal(side) == "gradient inversion needs parameters, and none leave"
+    assert ONE.refusal(side) == "gradient inversion needs parameters, and none are released"
     uploaded = {"name": "dense", "models": "uploaded"}
     side = replay(uploaded).experiment().side
     assert ONE.refusal(side) == (

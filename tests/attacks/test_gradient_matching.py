@@ -1,4 +1,4 @@
-"""Gradient inversion: shown to succeed where theory says that it can, and to fail when it is weakened."""
+"""Gradient matching succeeds where theory predicts it, and fails when it is weakened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, Schedule, 
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load, make_data_config
 from fedstill.models import build
-from tests.attacks.runs import PACKS, needs_fashion, released
+from tests.attacks.runs import PACKS, make_release, needs_fashion
 
 DIGIT = (1, 8, 8)
 
@@ -43,7 +43,7 @@ def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 STRONG = replace(IDLG, restarts=1, steps=12)
 
 
-def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.0) -> tuple[int, int]:
+def count_recovered(config: InversionConfig, first: int, last: int, believed: float = 0.0) -> tuple[int, int]:
     """Of some Fashion-MNIST images, alone in a batch: how many come back at over 30 dB, and their labels.
 
     ``believed`` is the smoothing of labels that the attack reckons with; in truth there is none.
@@ -52,7 +52,7 @@ def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.
     model, good, right = build("sigmoid-lenet", (1, 28, 28), 10, 0), 0, 0
     for at in range(first, last):
         image, label = data.inputs[at : at + 1], data.targets[at : at + 1]
-        release = replace(released(model, image, label), schedule=Schedule(smoothing=believed))
+        release = replace(make_release(model, image, label), schedule=Schedule(smoothing=believed))
         found = invert(release, (1, 28, 28), 1, config).against(image)
         good, right = good + (found.psnr[0] > 30), right + int(found.labels.equal(label))
     return good, right
@@ -60,7 +60,7 @@ def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.
 
 @needs_fashion
 def test_recovers_image_from_full_gradient() -> None:
-    good, right = over_30(STRONG, 0, 5)
+    good, right = count_recovered(STRONG, 0, 5)
     assert good >= 4
     assert right == 5
 
@@ -72,7 +72,7 @@ def test_recovers_image_from_full_gradient() -> None:
     ids=["fewer steps", "wrong loss"],
 )
 def test_weakened_attack_misses_threshold(config: InversionConfig, believed: float) -> None:
-    good, _ = over_30(config, 0, 2, believed)
+    good, _ = count_recovered(config, 0, 2, believed)
     assert good == 0, "2 of 5 are lost already, so that 4 of 5 cannot be reached"
 
 
@@ -81,7 +81,7 @@ def test_weakened_attack_misses_threshold(config: InversionConfig, believed: flo
 )
 def test_recovers_batches_and_labels(attack: InversionConfig, count: int) -> None:
     inputs, targets = digits(count)
-    release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
+    release = make_release(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
     found = invert(release, DIGIT, count, attack).against(inputs)
     assert min(found.psnr) > 30
     assert found.labels.equal(targets)
@@ -89,7 +89,7 @@ def test_recovers_batches_and_labels(attack: InversionConfig, count: int) -> Non
 
 def test_signed_adam_improves_and_stays_in_range() -> None:
     inputs, targets = digits(1)
-    release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
+    release = make_release(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
     few, many = (
         invert(release, DIGIT, 1, replace(INVERTING, steps=steps, tv=0.0)).against(inputs)
         for steps in (5, 500)
@@ -130,7 +130,7 @@ def test_recovers_images_with_batch_norm(count: int) -> None:
     )
     model = nn.Sequential(*first, *second, nn.Sigmoid(), nn.Flatten(), nn.Linear(12 * 16, 10))
     inputs, targets = digits(count)
-    release = released(model, inputs, targets)
+    release = make_release(model, inputs, targets)
     found = invert(release, DIGIT, count, replace(IDLG, restarts=1, steps=8)).against(inputs)
     assert found.labels.equal(targets)
     assert min(found.psnr) > 40, found.psnr
@@ -145,23 +145,23 @@ def test_recovers_images_with_batch_norm(count: int) -> None:
 def test_reads_label_of_one_image(name: str, smoothing: float, part: ModelPart) -> None:
     model, (inputs, targets) = build(name, DIGIT, 10, 0), digits(10)
     for at in range(10):
-        release = released(model, inputs[at : at + 1], targets[at : at + 1], part, smoothing)
+        release = make_release(model, inputs[at : at + 1], targets[at : at + 1], part, smoothing)
         assert read_labels(release, DIGIT, 1).equal(targets[at : at + 1])
 
 
 def test_reads_label_from_weights_without_bias() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10, bias=False))
     inputs, targets = digits(3)
-    assert read_labels(released(model, inputs[2:], targets[2:]), DIGIT, 1).equal(targets[2:])
+    assert read_labels(make_release(model, inputs[2:], targets[2:]), DIGIT, 1).equal(targets[2:])
     with pytest.raises(ArgumentError, match=r"one with 3.bias"):
-        read_labels(released(model, inputs, targets), DIGIT, 3)
+        read_labels(make_release(model, inputs, targets), DIGIT, 3)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_counts_labels_of_batch(smoothing: float) -> None:
     inputs, _ = digits(8)
     targets = torch.tensor([2, 7, 2, 2, 0, 9, 7, 2])
-    release = released(build("lenet5", DIGIT, 10, 0), inputs, targets, smoothing=smoothing)
+    release = make_release(build("lenet5", DIGIT, 10, 0), inputs, targets, smoothing=smoothing)
     assert read_labels(release, DIGIT, 8).tolist() == [0, 2, 2, 2, 2, 7, 7, 9]
 
 

@@ -17,7 +17,7 @@ from tests.runs.test_simulation import SHAPE, setting
 
 
 def labeled(*numbers: int) -> TensorData:
-    """So many examples of each class."""
+    """Create examples with given counts for each class."""
     labels = torch.repeat_interleave(torch.arange(len(numbers)), torch.tensor(numbers))
     return TensorData(torch.zeros(len(labels), *SHAPE), labels)
 

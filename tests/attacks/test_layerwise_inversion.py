@@ -1,4 +1,4 @@
-"""Layer by layer: what a network with max pooling gives away although matching its gradient fails."""
+"""Layer-by-layer inversion of networks with max pooling, for which gradient matching fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data import load, make_data_config
 from fedstill.models import build
 from fedstill.models.extractor_head import split_model
-from tests.attacks.runs import PACKS, needs_fashion, released
+from tests.attacks.runs import PACKS, make_release, needs_fashion
 
 
 def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,8 +25,8 @@ def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return data.inputs[first : first + count], data.targets[first : first + count]
 
 
-def believing(release: ObservedUpdate, extractor: nn.Module) -> ObservedUpdate:
-    """The same release, to an adversary who takes the node's extractor for that of another network."""
+def with_other_extractor(release: ObservedUpdate, extractor: nn.Module) -> ObservedUpdate:
+    """Return the release with another network's extractor, as an adversary without the node's one has it."""
     model = copy.deepcopy(release.model)
     split_model(model, "model").extractor.load_state_dict(
         split_model(extractor, "other").extractor.state_dict()
@@ -34,13 +34,13 @@ def believing(release: ObservedUpdate, extractor: nn.Module) -> ObservedUpdate:
     return replace(release, model=model)
 
 
-def pictures(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def images_(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(count, 1, 28, 28, generator=generator) * 2 - 1, torch.arange(count) % 10
 
 
-def furthest(found: torch.Tensor, true: torch.Tensor) -> float:
-    """How far, relatively, the true row is that none of the found ones is near."""
+def max_row_error(found: torch.Tensor, true: torch.Tensor) -> float:
+    """Largest relative distance of a true row from the nearest recovered one."""
     return float(((found[:, None] - true).norm(dim=2) / true.norm(dim=1)).amin(0).max())
 
 
@@ -50,12 +50,12 @@ def furthest(found: torch.Tensor, true: torch.Tensor) -> float:
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
 def test_factorizes_gradient_exactly(count: int, precision: torch.dtype) -> None:
-    inputs, targets = pictures(count)
+    inputs, targets = images_(count)
     model = build("lenet5", (1, 28, 28), 10, 0).to(precision)
-    release = released(model, inputs.to(precision), targets)
+    release = make_release(model, inputs.to(precision), targets)
     found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], count)
     true = split_model(model, "model").extractor(inputs.to(precision)).detach().double()
-    assert furthest(found, true) < 1e-4
+    assert max_row_error(found, true) < 1e-4
     assert int((found > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
     torch.testing.assert_close(deltas.sum(0), release.target["7.bias"].double(), rtol=0, atol=1e-6)
 
@@ -64,8 +64,8 @@ def test_factors_by_hand() -> None:
     inputs = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])
     slopes = torch.tensor([[1.0, 2.0, 0.0, 0.0, -1.0], [0.0, 0.0, 4.0, -2.0, 1.0]])
     found, deltas = factor_gradient(slopes.T @ inputs, slopes.sum(0), 2)
-    assert furthest(found, inputs.double()) < 1e-6
-    assert furthest(deltas, slopes.double()) < 1e-6
+    assert max_row_error(found, inputs.double()) < 1e-6
+    assert max_row_error(deltas, slopes.double()) < 1e-6
 
 
 def test_rejects_more_images_than_gradient_rank() -> None:
@@ -83,10 +83,10 @@ def test_rejects_gradients_without_zeros() -> None:
 @pytest.mark.parametrize("part", ["all", "head"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_recovers_label_of_each_image(part: ModelPart, smoothing: float) -> None:
-    inputs, _ = pictures(5)
+    inputs, _ = images_(5)
     targets = torch.tensor([3, 0, 9, 3, 1])
     model = build("lenet5", (1, 28, 28), 10, 0)
-    release = released(model, inputs, targets, part, smoothing)
+    release = make_release(model, inputs, targets, part, smoothing)
     found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], 5)
     true = split_model(model, "model").extractor(inputs).detach().double()
     order = (found[:, None] - true).norm(dim=2).argmin(0)
@@ -97,10 +97,10 @@ def test_recovers_label_of_each_image(part: ModelPart, smoothing: float) -> None
 
 
 def test_sharp_network_matches_original() -> None:
-    inputs, targets = pictures(3)
+    inputs, targets = images_(3)
     model = build("lenet5", (1, 28, 28), 10, 0).double()
     x = inputs.double()
-    release = released(model, x, targets)
+    release = make_release(model, x, targets)
     blocks, linear = layerwise_inversion._find_blocks(model, x)
     assert linear == "7"
     outputs = layerwise_inversion._outputs(blocks, x)
@@ -122,7 +122,7 @@ def test_sharp_network_matches_original() -> None:
 def test_recovers_more_than_gradient_matching() -> None:
     model = build("lenet5", (1, 28, 28), 10, 0)
     image, label = fashion(6, 1)
-    release = released(model, image, label)
+    release = make_release(model, image, label)
     strong = invert_layers(release, (1, 28, 28), 1, steps=300).against(image)
     weak = invert_layers(release, (1, 28, 28), 1, steps=40).against(image)
     plain = invert(release, (1, 28, 28), 1, replace(IDLG, restarts=1, steps=10)).against(image)
@@ -135,7 +135,7 @@ def test_recovers_more_than_gradient_matching() -> None:
 @needs_fashion
 def test_recovers_batch() -> None:
     images, targets = fashion(20, 2)
-    release = released(build("lenet5", (1, 28, 28), 10, 0), images, targets)
+    release = make_release(build("lenet5", (1, 28, 28), 10, 0), images, targets)
     found = invert_layers(release, (1, 28, 28), 2, steps=400).against(images)
     assert sum(found.psnr) / 2 > 17, found.psnr
     assert found.labels.equal(targets)
@@ -147,8 +147,8 @@ def test_head_alone_leaks_more_with_wider_extractor() -> None:
     got: dict[str, float] = {}
     for width in (6, 24):
         model, other = (build(f"lenet5:{width}", (1, 28, 28), 10, seed) for seed in (0, 1))
-        release = released(model, images, targets, "head")
-        for known, view in {"known": release, "another": believing(release, other)}.items():
+        release = make_release(model, images, targets, "head")
+        for known, view in {"known": release, "another": with_other_extractor(release, other)}.items():
             if (width, known) != (6, "another"):
                 found = invert_layers(view, (1, 28, 28), 3, steps=120).against(images)
                 got[f"{known} {width}"] = sum(found.psnr) / 3
@@ -162,7 +162,7 @@ def test_head_alone_leaks_more_with_wider_extractor() -> None:
 
 @pytest.mark.parametrize("name", ["sigmoid-lenet", "small-cnn:4", "mlp:8", "resnet8:4"])
 def test_rejects_unsupported_networks(name: str) -> None:
-    inputs, targets = pictures(1)
-    release = released(build(name, (1, 28, 28), 10, 0), inputs, targets)
+    inputs, targets = images_(1)
+    release = make_release(build(name, (1, 28, 28), 10, 0), inputs, targets)
     with pytest.raises(ArgumentError, match=r"invalid release.model = .*Conv2d, ReLU, MaxPool2d"):
         invert_layers(release, (1, 28, 28), 1)

@@ -36,13 +36,13 @@ LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
 
 
-def done(again: ReplayedRun, most: int = 0) -> tuple[ObservedSimulation, ServerTranscript]:
+def replay_to_end(again: ReplayedRun, most: int = 0) -> tuple[ObservedSimulation, ServerTranscript]:
     experiment, transcript = again.experiment(), ServerTranscript(most)
     experiment.listen(lambda release: transcript.record_release(release, experiment.public))
     return experiment, transcript
 
 
-def section(
+def run_attack(
     again: ReplayedRun, experiment: ObservedSimulation, transcript: ServerTranscript, how: MembershipInference
 ) -> list[dict[str, Any]]:
     record: list[dict[str, Any]] = how.run(Target(again, experiment, transcript)).part["targets"]
@@ -55,8 +55,8 @@ def auc(found: dict[str, Any], name: str) -> float:
 
 def test_detects_members_of_overfitted_model() -> None:
     again = replay({"name": "standalone"}, **HEART)
-    experiment, transcript = done(again)
-    (found,) = section(again, experiment, transcript, FEW)
+    experiment, transcript = replay_to_end(again)
+    (found,) = run_attack(again, experiment, transcript, FEW)
     assert (found["target"], found["members"], found["shadows"], found["trained"]) == (
         "nodes' models",
         200,
@@ -77,19 +77,19 @@ def test_detects_members_of_overfitted_model() -> None:
 def test_untrained_model_reveals_no_membership() -> None:
     lazy = {**SGD, "lr": 1e-9, "lr_end": 1e-9, "epochs": 1.0}
     again = replay(FEDAVG, **{**HEART, "nodes": {**LOCAL, "local": lazy}})
-    experiment, transcript = done(again)
-    (found,) = section(again, experiment, transcript, FEW)
+    experiment, transcript = replay_to_end(again)
+    (found,) = run_attack(again, experiment, transcript, FEW)
     for each in found["attacks"]:
         assert each["auc"]["low"] < 0.5 < each["auc"]["high"], each["name"]
 
 
 def test_shadow_federations_repeat_the_method() -> None:
     again = replay(FEDAVG, **HEART)
-    experiment, transcript = done(again)
-    (found,) = section(again, experiment, transcript, replace(FEW, trained="federations", shadows=4))
+    experiment, transcript = replay_to_end(again)
+    (found,) = run_attack(again, experiment, transcript, replace(FEW, trained="federations", shadows=4))
     assert (found["target"], found["trained"]) == ("student", "federations")
     assert auc(found, "lira") > 0.55
-    alone = section(again, experiment, transcript, replace(FEW, shadows=4))[0]
+    alone = run_attack(again, experiment, transcript, replace(FEW, shadows=4))[0]
     assert auc(alone, "loss") == auc(found, "loss")  # which looks at no shadow
     assert auc(alone, "lira") != auc(found, "lira")
 
@@ -118,7 +118,7 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
     plain = {"name": "fedkd", "epochs": 1, "levels": 0, "gamma": float("inf")}
     shape = {**HEART, "nodes": {**LOCAL, "policy": {}}, "data": {"name": "digits", "train_limit": 400}}
     again = replay(plain, outputs_only=True, public=public, **shape)
-    experiment, transcript = done(again, 500)
+    experiment, transcript = replay_to_end(again, 500)
     # Below only responses matter, and shadows are the same each time.
     monkeypatch.setattr(membership_inference, "_attack_student", lambda target, how: {})
     shadows = membership_inference.train_shadows
@@ -129,7 +129,7 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
         return trained[0]
 
     monkeypatch.setattr(membership_inference, "train_shadows", once)
-    _, responses = section(again, experiment, transcript, FEW)
+    _, responses = run_attack(again, experiment, transcript, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
     assert responses["target"] == f"responses of {largest.name}"
     assert responses["view"].startswith("200 queries to it")
@@ -137,19 +137,19 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
     record = transcript._logits_by_node[largest.name]
     for number, logits in record.items():
         record[number] = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))]
-    shuffled = section(again, experiment, transcript, FEW)[1]
+    shuffled = run_attack(again, experiment, transcript, FEW)[1]
     for attack in ("loss", "rmia"):
         assert auc(responses, attack) > 0.53
         assert auc(responses, attack) > auc(shuffled, attack) + 0.02
-    none = section(again, experiment, transcript, replace(FEW, responses=0))
+    none = run_attack(again, experiment, transcript, replace(FEW, responses=0))
     assert len(none) == 1
 
 
 def test_members_come_from_contributing_nodes() -> None:
     again = replay({**FEDAVG, "rounds": 1, "participation": 0.34})
-    experiment, transcript = done(again)
+    experiment, transcript = replay_to_end(again)
     (drawn,) = transcript.contributors
-    (found,) = section(again, experiment, transcript, FEW)
+    (found,) = run_attack(again, experiment, transcript, FEW)
     size = next(len(node.data) for node in experiment.nodes if node.name == drawn)
     assert found["member_count"] == found["members"] == size < 200
     candidates_ = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
@@ -160,19 +160,19 @@ def test_members_come_from_contributing_nodes() -> None:
 
 def test_public_data_are_no_members() -> None:
     again = replay({"name": "fedkd", "epochs": 1, "labeled": True}, public={"name": "held-out"})
-    experiment, transcript = done(again)
+    experiment, transcript = replay_to_end(again)
     held = sum(len(part) for part in again.parts)
     assert sum(len(node.data) for node in experiment.nodes) > held, "they stand next to what nodes hold"
-    (central, *responses) = section(again, experiment, transcript, replace(FEW, records=1000))
+    (central, *responses) = run_attack(again, experiment, transcript, replace(FEW, records=1000))
     assert central["members"] == held
     assert all(each["members"] <= held for each in responses)
 
 
 def test_rejects_student_of_public_data() -> None:
     again = replay({"name": "public-only"}, public={"name": "held-out"})
-    experiment, transcript = done(again)
+    experiment, transcript = replay_to_end(again)
     with pytest.raises(MethodRefused, match="no node's records came to the central model"):
-        section(again, experiment, transcript, FEW)
+        run_attack(again, experiment, transcript, FEW)
 
 
 def test_ensemble_responds_through_gates() -> None:
@@ -182,14 +182,14 @@ def test_ensemble_responds_through_gates() -> None:
     spread = []
     for more in ({}, {"privacy": privacy}):
         again = replay({"name": "ensemble"}, nodes={**nodes, **more})
-        experiment, _ = done(again)
+        experiment, _ = replay_to_end(again)
         spread.append(float(target_logits(experiment, again.data.test.subset(torch.arange(50))).std()))
     assert spread[1] > 10 * spread[0]
 
 
 def test_most_confident_node_model_is_used() -> None:
     again = replay({"name": "standalone"})
-    experiment, _ = done(again)
+    experiment, _ = replay_to_end(again)
     records = again.data.test.subset(torch.arange(20))
     record = target_logits(experiment, records)
     each = torch.stack([node.model(records.inputs) for node in experiment.nodes]).detach()
@@ -227,10 +227,10 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
         with pytest.raises(ArgumentError, match="membership"):
             MembershipInference(**bad)  # type: ignore[arg-type]
     again = replay(FEDAVG)
-    experiment, transcript = done(again)
+    experiment, transcript = replay_to_end(again)
     experiment.task = ReconstructionConfig().make(1)
     with pytest.raises(MethodRefused, match="one label an input"):
-        section(again, experiment, transcript, FEW)
+        run_attack(again, experiment, transcript, FEW)
 
 
 def test_secure_aggregation_hides_single_responses() -> None:
@@ -241,7 +241,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
         link={"secure_aggregation": True},
         split={"nodes": 3, "alpha": 5.0},
     )
-    experiment, transcript = done(again, most=100)
+    experiment, transcript = replay_to_end(again, most=100)
 
     inputs, responses = transcript.responses(SUM) or pytest.fail("no sums were transcript")
     alone = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
@@ -249,7 +249,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
     mean = (counts * alone).sum(0) / counts.sum(0)
     torch.testing.assert_close(responses, mean, rtol=1e-3, atol=1e-3)
     assert [transcript.responses(node.name) for node in experiment.nodes] == [None] * 3
-    central, record = section(again, experiment, transcript, replace(FEW, shadows=4))
+    central, record = run_attack(again, experiment, transcript, replace(FEW, shadows=4))
     assert central["members"] == sum(len(node.data) for node in experiment.nodes)
     assert record["target"].startswith("sum of the nodes' responses, for records of node-")
     for attack in (LabelCounts(), GradientInversion()):

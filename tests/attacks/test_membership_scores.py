@@ -49,8 +49,10 @@ from tests.attacks.runs import predict_records
 SEEDS = st.integers(0, 2**32)
 
 
-def of_two(target: list[float], shadows: list[list[float]], inside: list[list[int]]) -> RecordLogits:
-    """Of two classes, all records of the first: the logit is the confidence."""
+def two_class_logits(
+    target: list[float], shadows: list[list[float]], inside: list[list[int]]
+) -> RecordLogits:
+    """Logits of two classes and records of the first, so that the logit is the confidence."""
 
     def logits(values: torch.Tensor) -> torch.Tensor:
         return torch.stack([values, torch.zeros_like(values)], -1)
@@ -73,12 +75,12 @@ def random_logits(seed: int, models: int = 6, records: int = 5, classes: int = 3
     )
 
 
-def outsiders(seed: int, models: int = 6, records: int = 8) -> RecordLogits:
+def population_logits(seed: int, models: int = 6, records: int = 8) -> RecordLogits:
     records_ = random_logits(seed, models, records)
     return RecordLogits(records_.target, records_.shadows, torch.zeros_like(records_.inside), records_.labels)
 
 
-def fewer(records_: RecordLogits, models: int) -> RecordLogits:
+def first_shadows(records_: RecordLogits, models: int) -> RecordLogits:
     return RecordLogits(records_.target, records_.shadows[:models], records_.inside[:models], records_.labels)
 
 
@@ -107,7 +109,7 @@ def test_logit_confidence_near_probability_one() -> None:
 
 
 def test_lira_by_hand() -> None:
-    records_ = of_two([3.0], [[2.0], [4.0], [0.0], [-2.0]], [[1], [1], [0], [0]])
+    records_ = two_class_logits([3.0], [[2.0], [4.0], [0.0], [-2.0]], [[1], [1], [0], [0]])
     # inside mean 3, variance 2; outside mean -1, variance 2: 16 / (2 * 2)
     for own in (True, False):
         assert lira_attack(records_, own).item() == pytest.approx(4.0)
@@ -116,7 +118,7 @@ def test_lira_by_hand() -> None:
 
 def test_shared_variance_uses_record_means() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
-    records_ = of_two([1.0, 11.0], [[0.0, 10.0], [2.0, 14.0], [0.0, 10.0], [2.0, 14.0]], inside)
+    records_ = two_class_logits([1.0, 11.0], [[0.0, 10.0], [2.0, 14.0], [0.0, 10.0], [2.0, 14.0]], inside)
     # Deviations 1, 1 and 2, 2 of 1 degree of freedom each: variance (2 + 8) / 2
     assert lira_offline_attack(records_, False).tolist() == pytest.approx([0.0, -1 / math.sqrt(5)])
     assert lira_offline_attack(records_, True).tolist() == pytest.approx([0.0, -1 / math.sqrt(8)])
@@ -140,7 +142,7 @@ def test_lira_matches_loops(seed: int) -> None:
 
 def test_shrinkage_by_hand() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
-    records_ = of_two([0.0, 0.0], [[0.0, 4.0], [2.0, 6.0], [-2.0, -2.0], [0.0, 0.0]], inside)
+    records_ = two_class_logits([0.0, 0.0], [[0.0, 4.0], [2.0, 6.0], [-2.0, -2.0], [0.0, 0.0]], inside)
     # Variance 2 everywhere. Means 1 and -1, 5 and -1, apart by 2 and 6 with an error of 2 / 2 + 2 / 2, while
     # they vary by 4: so half of their deviation from 4 is kept, and means are 1.5, -1.5 and 4.5, -0.5.
     assert lira_attack(records_, True).tolist() == pytest.approx([0.0, (1 - 25) / 4])
@@ -156,8 +158,8 @@ def test_shared_variance_below_64_shadows() -> None:
 
 def test_rmia_by_hand() -> None:
     odds = math.log(3)  # probability 3/4; 0 is 1/2
-    records_ = of_two([odds], [[odds], [0.0]], [[1], [0]])
-    others = of_two([0.0, odds, -odds], [[0.0, 0.0, 0.0]] * 2, [[0, 0, 0]] * 2)
+    records_ = two_class_logits([odds], [[odds], [0.0]], [[1], [0]])
+    others = two_class_logits([0.0, odds, -odds], [[0.0, 0.0, 0.0]] * 2, [[0, 0, 0]] * 2)
     # r(x) = (3/4) / (5/8) = 6/5; with alpha 0.6, Pr(z) = (1.6 / 2 + 0.4) / 2 = 3/5: r(z) = 5/6, 5/4, 5/12
     score = partial(rmia_attack, records_, others, alpha=0.6, temperature=1.0)
     tie = (6 / 5) / (1 + 6 / 5)
@@ -167,7 +169,7 @@ def test_rmia_by_hand() -> None:
 
 @given(SEEDS, st.sampled_from([0.5, 1.0, 2.0]))
 def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
-    records_, others, alpha, temperature = random_logits(seed), outsiders(seed), 0.3, 2.0
+    records_, others, alpha, temperature = random_logits(seed), population_logits(seed), 0.3, 2.0
     found = rmia_attack(records_, others, gamma=gamma, alpha=alpha, temperature=temperature)
 
     def probability(logits: torch.Tensor, label: torch.Tensor) -> float:
@@ -202,16 +204,16 @@ def test_rejects_non_finite_logits() -> None:
 
 
 def test_rejects_too_few_shadows() -> None:
-    records_, others = random_logits(0), outsiders(0)
+    records_, others = random_logits(0), population_logits(0)
     with pytest.raises(ArgumentError, match="invalid shadows inside = 0"):
         rmia_attack(others, others)
     with pytest.raises(ArgumentError, match="invalid shadows inside = 0"):
         lira_attack(others)
     with pytest.raises(ArgumentError, match=r"invalid shadows outside = 1 .*variance"):
-        lira_offline_attack(fewer(records_, 2))
+        lira_offline_attack(first_shadows(records_, 2))
     with pytest.raises(ArgumentError, match=r"invalid shadows outside = 1 \(expected 2 or more"):
-        lira_offline_attack(fewer(records_, 2), True)
-    assert rmia_attack(fewer(records_, 2), fewer(others, 2)).shape == (5,), (
+        lira_offline_attack(first_shadows(records_, 2), True)
+    assert rmia_attack(first_shadows(records_, 2), first_shadows(others, 2)).shape == (5,), (
         "one inside and one outside are enough"
     )
 
@@ -225,7 +227,7 @@ N, TARGETS, SHADOWS = 100, 3, 12
 
 
 @pytest.fixture(scope="module")
-def leak() -> tuple[Leak, Leak]:
+def train_leaking_models() -> tuple[Leak, Leak]:
     """Overfitted targets, each on 100 digits of 200, without smoothing; and one that saw none of the 200.
 
     The latter comes with the same lists of members, which for it are made up.
@@ -268,20 +270,20 @@ def by_lira_offline(records_: RecordLogits, others: RecordLogits) -> torch.Tenso
     return lira_offline_attack(records_)
 
 
-def with_strange_masks(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    """Shadows that did learn from records, but not from those that are said."""
+def with_wrong_masks(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
+    """Replace the masks by ones that do not match the shadows' training."""
     return lira_attack(
         RecordLogits(records_.target, records_.shadows, shadow_halves(2 * N, SHADOWS, 3), records_.labels)
     )
 
 
 def with_few_shadows(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    """Two inside and two outside, and each record's Gaussians from those."""
-    return lira_attack(fewer(records_, 4), True)
+    """Two shadows inside and two outside, with per-record Gaussians."""
+    return lira_attack(first_shadows(records_, 4), True)
 
 
 def against_one_population(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    """RMIA as if every record were equally hard: what models at large say of another one."""
+    """RMIA as if all records were equally hard, with one marginal of the population."""
     return rmia_attack(
         RecordLogits(
             records_.target, records_.shadows.roll(1, 1), records_.inside.roll(1, 1), records_.labels
@@ -302,7 +304,7 @@ def mean_auc(attack: Attack, leaks: Leak) -> float:
     [
         (by_lira, 0.79, by_loss, 0.76),
         (rmia_attack, 0.77, by_loss, 0.76),
-        (by_lira, 0.79, with_strange_masks, 0.70),
+        (by_lira, 0.79, with_wrong_masks, 0.70),
         (by_lira, 0.79, with_few_shadows, 0.75),
         (by_lira_offline, 0.75, by_loss, 0.74),
         (rmia_attack, 0.77, against_one_population, 0.70),
@@ -380,7 +382,7 @@ def test_shadow_training_matches_local_training(name: str) -> None:
 
 
 def test_shadows_with_dropout_after_others() -> None:
-    """As those of a node with dropout follow those of the student, in one attack."""
+    """Shadows of a node with dropout follow those of the student in one attack."""
 
     def dropping(seed: int) -> nn.Module:
         return nn.Sequential(nn.Dropout(0.5), make(seed))
@@ -428,7 +430,7 @@ def network(seed: int) -> nn.Module:
 
 
 class ProxyTarget:
-    """A node that overfitted 100 digits of 200, a server with shadows, and 500 digits that nobody owns."""
+    """A node overfitted on 100 of 200 digits, a server with shadows, and 500 unused digits."""
 
     def __init__(self) -> None:
         data = load(Digits())

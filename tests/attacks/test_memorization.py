@@ -52,15 +52,15 @@ def gauss(count: int, seed: int, size: int = 8) -> torch.Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def three(seed: int, *counts: int) -> tuple[torch.Tensor, ...]:
-    """Vectors of one distribution, in parts."""
+def random_parts(seed: int, *counts: int) -> tuple[torch.Tensor, ...]:
+    """Split vectors of one distribution into parts."""
     return torch.split(gauss(sum(counts), seed), list(counts))
 
 
-def slowly(
+def slow_distances(
     generated: torch.Tensor, private: torch.Tensor, held_out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distances to the nearest private and the nearest held-out vector, one by one."""
+    """Distances to the nearest private and held-out vector, by loops."""
     return tuple(  # type: ignore[return-value]
         torch.stack([min(((x - y) ** 2).sum().sqrt() for y in part) for x in generated])
         for part in (private, held_out)
@@ -110,7 +110,7 @@ def test_finds_nearest_of_rare_subset(few: int) -> None:
     among[torch.randperm(300, generator=torch.Generator().manual_seed(2))[:few]] = True
     pool = Neighbors(x, y)
     distances, places = pool.nearest(among)
-    slow, _ = slowly(x, y[among], y)
+    slow, _ = slow_distances(x, y[among], y)
     torch.testing.assert_close(distances, slow)
     assert among[places].all()
     others = (x.unsqueeze(1) - y[~among]).norm(dim=2)
@@ -149,12 +149,12 @@ def test_fewer_private_than_held_out_by_hand() -> None:
 
 
 def test_p_value_matches_slow_permutation_loop() -> None:
-    generated, private, held_out = three(0, 12, 9, 5)
+    generated, private, held_out = random_parts(0, 12, 9, 5)
     found = memorization_test(generated, private, held_out, PLAIN, seed=3, permutations=60)
     everyone = torch.cat([private, held_out])
 
     def statistic(mine: torch.Tensor) -> float:
-        p, h = slowly(generated, everyone[mine], everyone[~mine])
+        p, h = slow_distances(generated, everyone[mine], everyone[~mine])
         return float(((h - p) / (h + p)).mean())
 
     truth = torch.arange(14) < 9
@@ -165,7 +165,7 @@ def test_p_value_matches_slow_permutation_loop() -> None:
 
 
 def test_share_matches_subsets_of_equal_size() -> None:
-    generated, private, held_out = three(1, 40, 60, 15)
+    generated, private, held_out = random_parts(1, 40, 60, 15)
     slow = []
     for seed in range(1500):
         kept = torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:15]
@@ -225,10 +225,10 @@ def test_detects_memorizing_generator(noise: float) -> None:
 
 
 def test_p_values_of_fresh_images_are_uniform() -> None:
-    """P-values are uniform: no more are small than should be, and no fewer."""
+    """Neither too many nor too few p-values are small."""
     values = []
     for seed in range(150):
-        generated, private, held_out = three(seed, 60, 80, 40)
+        generated, private, held_out = random_parts(seed, 60, 80, 40)
         found = memorization_test(generated, private, held_out, PLAIN, seed=seed, permutations=79)
         values.append(found["p_value"])
     small = sum(value <= 0.05 for value in values)
@@ -239,7 +239,7 @@ def test_p_values_of_fresh_images_are_uniform() -> None:
 
 
 def test_permutes_patients_instead_of_slices() -> None:
-    """Slices of a patient are near each other: drawing slices would find copies where there are none."""
+    """Slices of a patient are near each other, so that permuted slices would suggest copies."""
 
     def measure(seed: int) -> tuple[dict[str, Any], ...]:
         centers = gauss(18, seed, 3)
@@ -286,7 +286,7 @@ PIXELS = pixel_extractor((0.5,), (0.5,))
 
 
 def digits() -> tuple[list[TensorData], TensorData, torch.Tensor]:
-    """Three nodes' digits, held-out ones, and fresh ones that neither of them has."""
+    """Digits of three nodes, held-out ones, and fresh ones."""
     data = load(Digits())
     images = torch.cat([data.train.inputs, data.test.inputs])
     labels = torch.cat([data.train.targets, data.test.targets])
@@ -321,7 +321,7 @@ def run() -> Simulation:
     return experiment
 
 
-def spaces(found: AttackResult) -> list[dict[str, Any]]:
+def space_records(found: AttackResult) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = found.part["spaces"]
     return records
 
@@ -335,7 +335,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 
 def test_detects_copied_node_images(run: Simulation) -> None:
     found = examine_images(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
-    for space in spaces(found):
+    for space in space_records(found):
         assert space["p_value"] < 0.01
         assert space["pairs"][-1]["ratio"] < min(0.1, space["held_out_ratio"] / 2)
         # Image i is a copy of node-1's image i.
@@ -360,7 +360,7 @@ def test_record_matches_single_functions(run: Simulation) -> None:
     everyone = torch.cat([part.inputs for part in PARTS])
     assert (found.part["images"], found.part["of"]) == (60, "inputs that the server sent to nodes")
     for extractor, copies, apart in zip(
-        (PIXELS, features), spaces(found), found.part["distances"], strict=True
+        (PIXELS, features), space_records(found), found.part["distances"], strict=True
     ):
         same = memorization_test(
             last, everyone, TEST.inputs, extractor, seed=3, permutations=199, pair_count=5
@@ -420,7 +420,7 @@ def test_samples_from_large_image_sets(run: Simulation, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "MAX_NODE_IMAGES", 40)
     found = examine_images(noisy(FRESH), run, FEW, 0)
     drawn = "90 of 600 private and 90 of 300 held-out images were drawn to compare with"
-    for space in spaces(found):
+    for space in space_records(found):
         assert (space["private"], space["held_out"]) == (90, 90)
         assert space["caveats"] == [drawn]
     (p, *_) = (row for row in FEW.rows(found.part) if row.metric == "p")
@@ -429,21 +429,23 @@ def test_samples_from_large_image_sets(run: Simulation, monkeypatch: pytest.Monk
         == "199 permutations; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     )
     shown = found.pictures
-    for row, pair in enumerate(spaces(found)[0]["pairs"]):
+    for row, pair in enumerate(space_records(found)[0]["pairs"]):
         true = run.nodes[int(pair["node"][-1])].data.inputs[pair["private"]]
         assert torch.equal(shown["private"][row], ((true + 1) * 127.5).round().to(torch.uint8))
         other = TEST.inputs[pair["held_out"]]
         assert torch.equal(shown["held_out"][row], ((other + 1) * 127.5).round().to(torch.uint8))
-    assert len({pair["node"] for pair in spaces(found)[0]["pairs"]}) > 1
+    assert len({pair["node"] for pair in space_records(found)[0]["pairs"]}) > 1
     assert {of["real"] for of in found.part["distances"][0]["nodes"].values()} == {40}
-    assert json.dumps(spaces(found)) == json.dumps(spaces(examine_images(noisy(FRESH), run, FEW, 0)))
+    assert json.dumps(space_records(found)) == json.dumps(
+        space_records(examine_images(noisy(FRESH), run, FEW, 0))
+    )
 
 
 def test_skips_fid_in_large_spaces(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_FID_DIMENSIONS", 63)
     found = examine_images(FRESH, run, FEW, 0)
     assert [space["dimensions"] for space in found.part["distances"]] == [16]
-    assert len(spaces(found)) == 2
+    assert len(space_records(found)) == 2
     (skipped,) = found.skipped
     assert skipped[0] == "distances"
     assert "pixels: 64 dimensions, more than 63" in skipped[1]
@@ -453,11 +455,11 @@ def test_skips_fid_in_large_spaces(run: Simulation, monkeypatch: pytest.MonkeyPa
 
 
 def test_patients_are_permuted_as_groups() -> None:
-    """Numbers of patients may be alike in two places, where they are of two patients."""
+    """Equal patient numbers at two nodes mean two patients."""
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
     experiment = Simulation(setting(Standalone(), parts=parts, test=test))
-    (space,) = spaces(examine_images(FRESH, experiment, FEW, 0))
+    (space,) = space_records(examine_images(FRESH, experiment, FEW, 0))
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
     same = memorization_test(
@@ -469,11 +471,11 @@ def test_patients_are_permuted_as_groups() -> None:
 
     by_cases = replace(TEST, cases=CaseIndex(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
     experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
-    assert spaces(examine_images(FRESH, experiment, FEW, 0)) == [space]
+    assert space_records(examine_images(FRESH, experiment, FEW, 0)) == [space]
 
     # Of held-out images nothing is known: drawn one by one, and said so.
     experiment = Simulation(setting(Standalone(), parts=parts))
-    (space,) = spaces(examine_images(FRESH, experiment, FEW, 0))
+    (space,) = space_records(examine_images(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone["expected"]
     assert "p is too small" in space["caveats"][0]
 
@@ -488,7 +490,7 @@ def test_skips_inception_scores_of_multi_label_tasks() -> None:
     assert found.part["scores"] is None
     assert [name for name, _ in found.skipped] == ["scores"]
     assert "multi-label" in found.skipped[0][1]
-    assert len(spaces(found)) == 2
+    assert len(space_records(found)) == 2
 
 
 def test_diverged_student_leaves_pixel_space() -> None:
@@ -496,7 +498,7 @@ def test_diverged_student_leaves_pixel_space() -> None:
     for parameter in experiment.student.parameters():
         parameter.data.fill_(torch.nan)
     found = examine_images(FRESH, experiment, FEW, 0)
-    assert [space["extractor"] for space in spaces(found)] == ["pixels"]
+    assert [space["extractor"] for space in space_records(found)] == ["pixels"]
     assert found.part["scores"] is None
     assert [name for name, _ in found.skipped] == ["memorization", "distances", "scores"]
     assert all("NaN" in reason for _, reason in found.skipped)

@@ -1,4 +1,4 @@
-"""What an adversary computes of a node's training is what the node's training does."""
+"""Simulated updates of an adversary equal those of a node's training."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def examples(count: int) -> TensorData:
     return TensorData(inputs, torch.randint(CLASSES, (count,), generator=generator))
 
 
-def really_trained(
+def train_at_node(
     model: nn.Module, data: TensorData, local: LocalConfig
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """The node's own code: parameters after it, and which examples each step took."""
+    """Train with the node's own code; return the parameters and the examples of each step."""
     node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), AuditLog()), 3)
     local_training.make_optimizers([node], local)
     local_training.train([node], Classification(CLASSES), local, Compute())
@@ -70,7 +70,7 @@ def really_trained(
 )
 def test_simulated_update_matches_local_training(model: str, local: LocalConfig) -> None:
     network, data = build(model, SHAPE, CLASSES, 0), examples(5)
-    after, order = really_trained(network, data, local)
+    after, order = train_at_node(network, data, local)
     before = parameters(network)
     found = simulate_training(
         network, before, data.inputs, data.targets, Schedule.from_config(local, 5), order

@@ -67,7 +67,7 @@ def test_replay_reports_different_audit_log(fediod: Path, tmp_path: Path) -> Non
     audited.write(tmp_path, releases(fediod)[:-1])
     disagreement = replay(tmp_path)[2]
     assert disagreement is not None
-    assert "by the audit log" in disagreement
+    assert "in the audit log" in disagreement
 
 
 def test_transcript_keeps_last_queries_and_responses(fediod: Path) -> None:

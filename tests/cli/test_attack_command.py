@@ -30,7 +30,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 LIRA = leaked.member_attack(
     "LiRA", interval(0.614, 0.58, 0.64),
-    leaked.at(0.01, interval(0.031, 0.0, 0.5)), leaked.at(0.001, interval(0.004, 0.0, 0.5), 0),
+    leaked.rate_record(0.01, interval(0.031, 0.0, 0.5)), leaked.rate_record(0.001, interval(0.004, 0.0, 0.5), 0),
 )  # fmt: skip
 VGG = {
     "extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,
@@ -45,11 +45,11 @@ FOUND: dict[str, Any] = {
     "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
     "audit": "node-0: 10 bytes of logits by the audit log, 12 heard",
     "skipped": [{"attack": "memorization", "reason": "the server made no images"}],
-    "attacks": leaked.found(
-        inversion=leaked.inversion(leaked.inverted("DLG", 31.25, 4.0)),
+    "attacks": leaked.attack_entries(
+        inversion=leaked.inversion(leaked.inversion_result("DLG", 31.25, 4.0)),
         membership=[leaked.target("student", LIRA)],
         memorization=COPIED,
-        counts=[leaked.counted("node-0", True), leaked.counted("node-1", False, 0.25)],
+        counts=[leaked.counts_node("node-0", True), leaked.counts_node("node-1", False, 0.25)],
     ),
 }
 

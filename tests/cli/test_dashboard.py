@@ -16,8 +16,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from fedstill.cli.page import _pages
 
+from fedstill.cli.dashboard import _pages
 from fedstill.cli.main import main
 from fedstill.core.errors import QueryRefused
 from fedstill.federation import server_status

@@ -167,7 +167,7 @@ def test_refused_charge_is_not_written(path: Path) -> None:
 def test_rejects_invalid_entries(wrong: dict[str, Any]) -> None:
     audit = AuditLog(None)
     (name,) = wrong
-    with pytest.raises(ArgumentError, match=f"^{name} of an entry is "):
+    with pytest.raises(ArgumentError, match=f"^invalid {name} of an entry = "):
         audit.charge(entry(**{"number": 0, **wrong}))
     assert list(audit.entries()) == []
     audit.verify()

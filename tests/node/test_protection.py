@@ -48,7 +48,7 @@ from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation
-from tests.privacies import protected
+from tests.privacies import make_mechanism
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
@@ -171,7 +171,7 @@ def made(
 
 
 def under(mechanism: Any, **change: Any) -> PrivacyConfig:
-    return protected(mechanism, **{**CONFIG, **change})
+    return make_mechanism(mechanism, **{**CONFIG, **change})
 
 
 # --- what leaves --------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_changed_data_are_refused() -> None:
 
 def test_no_mechanism_changes_nothing() -> None:
     assert not needs_mechanism(NoPrivacy())
-    assert all(needs_mechanism(protected(mechanism)) for mechanism in MECHANISMS)
+    assert all(needs_mechanism(make_mechanism(mechanism)) for mechanism in MECHANISMS)
     assert needs_mechanism(NoPrivacy(epsilon=3.0))
     assert needs_mechanism(NoPrivacy(total_epsilon=3.0))
 
@@ -469,7 +469,7 @@ def test_uncharged_private_steps_are_refused(asked: str) -> None:
     network = build("mlp:4", SHAPE, CLASSES, 0)
     node = Node("n", records(), network, Gate("n", every, AuditLog()), 0)
     side = build_node_side(method, at)
-    protect(node, protected("dp-sgd", **CONFIG), side, method, at, secret=1)
+    protect(node, make_mechanism("dp-sgd", **CONFIG), side, method, at, secret=1)
 
     def attempt() -> None:
         prepare_uncharged(side, [node])

@@ -31,7 +31,7 @@ from fedstill.tasks import TargetKind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 from tests.methods.asked import count_labels
-from tests.privacies import protected
+from tests.privacies import make_mechanism
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
@@ -88,7 +88,7 @@ def protection(
     **more: Any,
 ) -> PrivacyMechanism:
     own = {name: more.pop(name) for name in ("first", "learns") if name in more}
-    changed = protected(mechanism, **{**config, **more})
+    changed = make_mechanism(mechanism, **{**config, **more})
     made = PrivacyMechanism("clinic", changed, side(*queries, **own), LOCAL, examples, task)
     made.setup_hash = "data"
     return made

@@ -89,7 +89,7 @@ def test_matches_published_epsilons() -> None:
 
 @pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.01), (4.0, 0.2), (0.6, 0.05), (8.0, 0.5), (2.0, 1e-5)])
 def test_sampled_rdp_curve_matches_dp_accounting(noise: float, rate: float) -> None:
-    """At whole orders; between them dp-accounting adds up absolute values, and so bounds it from above."""
+    """Equal at integer orders; between them dp-accounting has a looser bound."""
     import dp_accounting
     from dp_accounting import rdp
 
@@ -130,7 +130,7 @@ def test_group_rdp_curve_matches_numerical_integral(noise: float, rate: float, g
 
 
 def test_small_divergences_are_never_negative() -> None:
-    """Sums that should be 1 come out a little below."""
+    """Rounding makes sums slightly smaller than 1."""
     assert all(
         (accounting.rdp_curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12)
     )
@@ -323,7 +323,7 @@ def test_summed_cost_allows_larger_count() -> None:
 DELTA, STEP = 1e-5, 0.002
 
 
-def stopped(accountant: Accountant) -> float:
+def delta_at_stopping(accountant: Accountant) -> float:
     """Delta at the epsilon that is spent, for the best of servers that may stop after any of some looks.
 
     After answers of Gaussian noise that cost mu^2 = t in all, the log likelihood ratio L is normal with mean
@@ -354,4 +354,4 @@ def stopped(accountant: Accountant) -> float:
 
 @pytest.mark.parametrize(("accountant", "times"), [("pld", 16.7), ("rdp", 4.4)])
 def test_epsilon_at_adaptive_stopping_is_no_bound(accountant: Accountant, times: float) -> None:
-    assert stopped(accountant) / DELTA == pytest.approx(times, rel=0.05)
+    assert delta_at_stopping(accountant) / DELTA == pytest.approx(times, rel=0.05)

@@ -97,7 +97,7 @@ def test_refuses_first_cost_over_budget(costs: list[PrivacyCost], accountant: Ac
 
 
 def test_budget_for_laplace_events_by_hand() -> None:
-    """At delta of next to nothing, a Laplace event of scale 10 costs 0.1."""
+    """At a tiny delta, a Laplace event of scale 10 costs 0.1."""
     _, number = spend(Budget(1.05, 1e-9), [PrivacyCost({Event("laplace", 10.0): 1})])
     assert number == 10
 
@@ -109,18 +109,18 @@ steps = st.lists(st.sampled_from([LAPLACE, GAUSSIAN, SAMPLED, PrivacyCost(LAPLAC
 @given(steps, st.sampled_from([0.7, 1.5]), st.lists(st.integers(0, 24), max_size=3))
 def test_budget_agrees_with_accountant(costs: list[PrivacyCost], limit: float, others: list[int]) -> None:
     """For any order of costs, and with charges of another process in between."""
-    one = Budget(limit, 1e-5)
+    budget_ = Budget(limit, 1e-5)
     spent = PrivacyCost()
     for number, cost in enumerate(costs):
         if number in others:
             spent.update({Event("gaussian", 12.0): 1})
         fits = compute_epsilon(spent + cost, 1e-5) <= limit
         if fits:
-            one.check(spent, cost)
+            budget_.check(spent, cost)
             spent.update(cost)
         else:
             with pytest.raises(BudgetExceeded):
-                one.check(spent, cost)
+                budget_.check(spent, cost)
 
 
 def test_budget_rarely_calls_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,18 +162,18 @@ def test_infinite_budget_computes_and_refuses_nothing(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(budget, "compute_epsilon", never)
     monkeypatch.setattr(budget, "is_within_epsilon", never)
-    one = Budget(math.inf, 1e-5)
-    one.check(PrivacyCost({Event("laplace", 1e-6): 10**9}), None)
-    one.check(PrivacyCost(), PrivacyCost({Event("gaussian", 1e-6): 10**9}))
-    assert one.remaining(PrivacyCost({Event("laplace", 1.0): 1})) == math.inf
+    budget_ = Budget(math.inf, 1e-5)
+    budget_.check(PrivacyCost({Event("laplace", 1e-6): 10**9}), None)
+    budget_.check(PrivacyCost(), PrivacyCost({Event("gaussian", 1e-6): 10**9}))
+    assert budget_.remaining(PrivacyCost({Event("laplace", 1.0): 1})) == math.inf
 
 
 def test_refusal_names_remaining_and_total_epsilon() -> None:
     """Laplace of scale 1 at delta 1e-3: 1 - 0.002; two of them: 2 - 2 * ... by the accountant."""
     event = Event("laplace", 1.0)
-    one = Budget(1.5, 1e-3)
+    budget_ = Budget(1.5, 1e-3)
     with pytest.raises(BudgetExceeded) as caught:
-        one.check(PrivacyCost({event: 1}), PrivacyCost({event: 1}))
+        budget_.check(PrivacyCost({event: 1}), PrivacyCost({event: 1}))
     error = caught.value
     assert isinstance(error, FedstillError)
     assert error.spent == pytest.approx(0.998, abs=1e-3)
@@ -187,10 +187,10 @@ def test_refusal_names_remaining_and_total_epsilon() -> None:
 
 
 def test_repeated_refusal_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Budget(1.0, 1e-5)
+    budget_ = Budget(1.0, 1e-5)
     spent, cost = PrivacyCost({Event("laplace", 2.0): 1}), PrivacyCost({Event("laplace", 1.0): 1})
     with pytest.raises(BudgetExceeded) as first:
-        one.check(spent, cost)
+        budget_.check(spent, cost)
 
     def never(*_: object) -> float:
         raise AssertionError("it was computed")
@@ -198,24 +198,24 @@ def test_repeated_refusal_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "compute_epsilon", never)
     monkeypatch.setattr(budget, "is_within_epsilon", never)
     with pytest.raises(BudgetExceeded) as second:
-        one.check(spent, cost)
+        budget_.check(spent, cost)
     assert str(second.value) == str(first.value)
 
 
 def test_remaining_is_never_negative() -> None:
-    one = Budget(1.0, 1e-5)
-    assert one.remaining(PrivacyCost()) == 1.0
-    assert one.remaining(PrivacyCost({Event("laplace", 0.1): 1})) == 0.0
+    budget_ = Budget(1.0, 1e-5)
+    assert budget_.remaining(PrivacyCost()) == 1.0
+    assert budget_.remaining(PrivacyCost({Event("laplace", 0.1): 1})) == 0.0
 
 
 def test_smaller_spending_after_first_check() -> None:
     """A second run that has spent less is checked by its own amounts."""
-    one = Budget(1.0, 1e-9)
+    budget_ = Budget(1.0, 1e-9)
     cost = PrivacyCost({Event("laplace", 10.0): 1})
-    one.check(PrivacyCost({Event("laplace", 10.0): 8}), cost)
-    one.check(PrivacyCost(), cost)
+    budget_.check(PrivacyCost({Event("laplace", 10.0): 8}), cost)
+    budget_.check(PrivacyCost(), cost)
     with pytest.raises(BudgetExceeded):
-        one.check(PrivacyCost({Event("laplace", 10.0): 10}), cost)
+        budget_.check(PrivacyCost({Event("laplace", 10.0): 10}), cost)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_constant_scores_prove_nothing() -> None:
 
 
 def test_thresholds_come_from_separate_runs() -> None:
-    """A third that tells perfectly, and the rest by chance: nothing may be shown."""
+    """If only the first third of the runs differs, nothing is proven."""
     without, with_ = normals(3000, 0), normals(3000, 1)
     without[:1000], with_[:1000] = 0.0, 5.0
     assert evidence_from_runs(without, with_, 1e-5).epsilon(1e-5) < 0.3
@@ -125,8 +125,8 @@ def test_discriminant_works_without_noise() -> None:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def by_the_book(m: int, r: int, v: int, eps: float, delta: float) -> float:
-    """The p-value as the paper's appendix D computes it."""
+def reference_p_value(m: int, r: int, v: int, eps: float, delta: float) -> float:
+    """P-value as in the paper's appendix D."""
     q = 1 / (1 + math.exp(-eps))
     beta, alpha, total = stats.binom.sf(v - 1, r, q), 0.0, 0.0
     for i in range(1, v + 1):
@@ -146,9 +146,9 @@ def test_one_run_bound_matches_reference_p_value(r: int, right: float, more: int
     m, v = r + more, round(right * r)
     bound = one_run_lower_bound(m, r, v, delta)
     if bound:
-        assert by_the_book(m, r, v, bound, delta) == pytest.approx(0.05, rel=1e-3)
+        assert reference_p_value(m, r, v, bound, delta) == pytest.approx(0.05, rel=1e-3)
     else:
-        assert by_the_book(m, r, v, 0.0, delta) > 0.05
+        assert reference_p_value(m, r, v, 0.0, delta) > 0.05
 
 
 def test_one_run_bound_by_hand() -> None:
@@ -169,7 +169,7 @@ def test_rejects_too_few_runs() -> None:
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
 def test_rejects_invalid_confidence(confidence: float) -> None:
-    """A bound that holds with 95 for 0.95 would refute nothing."""
+    """A confidence of 95 instead of 0.95 would refute nothing."""
     scores = torch.arange(10.0)
     with pytest.raises(ArgumentError, match=r"^invalid confidence"):
         evidence_from_runs(scores, scores, 1e-5, confidence)

@@ -121,7 +121,7 @@ def test_extreme_samples() -> None:
 
 @given(st.integers(0, 2**20), st.integers(0, 2**52 - 1))
 def test_tails_have_fine_resolution(high: int, low: int) -> None:
-    """Where v is small its next value is a millionth of it away, at most: 53 bits would not do."""
+    """Adjacent small values of v differ by at most a millionth; 53 bits would not suffice."""
     v = [(high * 2**52 + k + 0.5) / 2**105 for k in (low, low + 1)]
     got = from_bits(high, high, low << 1, (low + 1 if low + 1 < 2**52 else low) << 1).laplace((2,))
     assert got[0].item() == pytest.approx(-math.log(v[0]), rel=1e-12)

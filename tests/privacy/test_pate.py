@@ -1,4 +1,4 @@
-"""PATE's teachers: votes, clipped gradients, parts of the data, and what one record can change."""
+"""PATE: votes, clipped gradients, partitions of the data, thresholds, and the influence of one record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedstill.privacy.noise import seeded
 from fedstill.privacy.pate import NoisyVotes, PateConfig, TeacherEnsemble, _ClippedGradient, partition_records
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.privacy.test_release_rules import only
+from tests.privacy.test_release_rules import single_event
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -36,7 +36,7 @@ CONFIG = LocalConfig(epochs=3, batch=8, lr=0.01)
 
 
 class Fixed(nn.Module):
-    """Logits that depend on the mean of the input by a slope, and else are as given."""
+    """Given logits, of which the first depends linearly on the mean of the input."""
 
     def __init__(self, logits: Sequence[float], slope: float = 0.0) -> None:
         super().__init__()
@@ -54,15 +54,15 @@ def data(n: int = 60, seed: int = 0, groups: torch.Tensor | None = None) -> Tens
     return TensorData(inputs, targets, groups)
 
 
-def made(m: int = 4, records: TensorData | None = None, name: str = "n", spec: str = "mlp:8") -> Node:
+def make_node(m: int = 4, records: TensorData | None = None, name: str = "n", spec: str = "mlp:8") -> Node:
     teachers = [build(spec, SHAPE, 3, 0, "teacher") for _ in range(m)]
     gate: Any = None  # nothing is released here
     network = COMPUTE.to_device(TeacherEnsemble(teachers, sharpness=10.0, clip=1.0))
     return Node(name, records or data(), network, gate, 0)
 
 
-def taught(node: Node, stacked: bool = True) -> Node:
-    """The node, its teachers trained by the usual loop."""
+def train_teachers(node: Node, stacked: bool = True) -> Node:
+    """Train the node's teachers by the usual loop."""
     teachers = make_teachers(node, partition_records(node.data, len(node.model)))  # type: ignore[arg-type]
     local_training.make_optimizers(teachers, CONFIG)
     for group in group_nodes(teachers, stacked):
@@ -231,7 +231,7 @@ def test_groups_stay_together() -> None:
 
 @pytest.mark.parametrize("stacked", [True, False])
 def test_teachers_train_on_their_shards_inside_the_model(stacked: bool) -> None:
-    node = made()
+    node = make_node()
     before = {name: value.clone() for name, value in node.model.state_dict().items()}
     parts = partition_records(node.data, 4)
     teachers = make_teachers(node, parts)
@@ -259,13 +259,13 @@ def test_teachers_train_on_their_shards_inside_the_model(stacked: bool) -> None:
 
 
 def test_teacher_without_records_is_not_trained() -> None:
-    node = made(m=8, records=data(4))
+    node = make_node(m=8, records=data(4))
     parts = partition_records(node.data, 8)
     empty = [k for k, part in enumerate(parts) if not len(part)]
     teachers = make_teachers(node, parts)
     assert empty
     assert len(teachers) == 8 - len(empty)
-    taught(node)
+    train_teachers(node)
     with torch.no_grad():
         votes = node.model(node.data.inputs) * 8 / 10
     torch.testing.assert_close(votes.sum(1), torch.full((4,), 8.0 - len(empty)))
@@ -280,7 +280,7 @@ def test_frozen_teacher_parameters_stay_fixed() -> None:
     NodeGroup([node]).module("model").train(False)  # which takes all gradients away
     first = [network[1].weight.clone() for network in networks]
     last = [network[3].weight.clone() for network in networks]
-    taught(node)
+    train_teachers(node)
     assert all(
         torch.equal(network[1].weight, weight) for network, weight in zip(networks, first, strict=True)
     )
@@ -332,7 +332,7 @@ def test_rows_below_threshold_are_zeros_and_cost_no_votes(release) -> None:
 
 
 def test_threshold_noise_is_independent_of_vote_noise() -> None:
-    """Noise of answered rows is that of all rows: the threshold has noise of its own."""
+    """Noise of released rows is distributed as that of all rows."""
     rule = NoisyVotes(PateConfig(teachers=10, threshold=5.0, threshold_noise=5.0), 5.0)
     x = torch.tensor([[5.0, 5.0]]).repeat(20_000, 1)
     out = rule.noise(rule.bound(x), seeded(0, "own noise"))
@@ -343,7 +343,7 @@ def test_threshold_noise_is_independent_of_vote_noise() -> None:
 
 def test_released_rows_are_never_all_zeros() -> None:
     class Zeros:
-        """Noise that takes away just what there is, and lets every row pass."""
+        """Noise that cancels the votes, with a threshold that all rows pass."""
 
         def normal(self, shape):
             return torch.zeros(tuple(shape), dtype=torch.float64)
@@ -368,14 +368,14 @@ def test_actual_cost_never_exceeds_cost(B: int, seed: int) -> None:
 
 @given(st.integers(0, 2**31), st.integers(1, 20), st.integers(2, 12), st.integers(1, 60))
 def test_votes_stay_within_sensitivity(seed: int, B: int, C: int, m: int) -> None:
-    """One record: one teacher votes for any other class on each input."""
+    """One record may change one teacher's vote on each input."""
     rng = np.random.default_rng(seed)
     votes = rng.integers(C, size=(m, B))
     changed = votes.copy()
     changed[rng.integers(m)] = rng.integers(C, size=B)
     rule = NoisyVotes(PateConfig(teachers=m, threshold=2.0, threshold_noise=3.0, sharpness=7.0), 4.0)
     (most, _), (all_, _) = sorted(
-        (only(PrivacyCost({event: 1})) for event in rule.cost((B, C)) or {}),
+        (single_event(PrivacyCost({event: 1})) for event in rule.cost((B, C)) or {}),
         key=lambda item: item[0].noise != 3.0 / math.sqrt(B),
     )
     logits = [7.0 * torch.from_numpy(np.eye(C)[v].mean(0)).float() for v in (votes, changed)]

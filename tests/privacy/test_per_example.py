@@ -45,7 +45,7 @@ def test_removing_an_example_changes_only_its_gradient(model: str, n: int) -> No
 
 
 class Kernel(torch.autograd.Function):
-    """Adds a rounding error to each row of a batch, by the batch's rows and the row's place."""
+    """Add a rounding error to each row of a batch, by batch size and position."""
 
     error: Callable[[int], torch.Tensor]
 
@@ -67,7 +67,7 @@ class Kernel(torch.autograd.Function):
 
 
 class Uneven(nn.Module):
-    """|w x|, whose slope is turned round by a rounding error where w x is nearly 0."""
+    """|w x|, whose gradient a rounding error reverses where w x is nearly 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_rounding_errors_do_not_affect_other_examples(
 
 
 class Bent(Uneven):
-    """The same, whose rounding error a layer that does not learn lets through."""
+    """Uneven with a rounding error that an untrained layer lets through."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class Bent(Uneven):
         return out
 
 
-def odd_places(rows: int) -> torch.Tensor:
-    """Turns the slope at odd places round, where x is 1: one record less, and others stand there."""
+def odd_position_error(rows: int) -> torch.Tensor:
+    """Reverse the gradient at odd positions, where x is 1; without one record, others have these positions."""
     return 2e-7 * (torch.arange(rows) % 2)
 
 
@@ -126,7 +126,7 @@ TURNS = torch.tensor([1.0, -1.0] * 4).unsqueeze(1)  # (8, 1)
 
 @pytest.mark.parametrize("sent", ["gain", "scale", "times"])
 def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
+    monkeypatch.setattr(Kernel, "error", staticmethod(odd_position_error), raising=False)
     monkeypatch.setattr(per_example, "_layouts", {})
     network = Bent()
 
@@ -140,7 +140,7 @@ def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch:
 
 
 def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose parts have two names, too, as a network's extractor and head have."""
+    """The network has modules with two names, as extractor and head have."""
     monkeypatch.setattr(per_example, "_layouts", {})
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     network = nn.Sequential(layers[:-1], layers)  # its first layer twice
@@ -158,7 +158,7 @@ def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_loss_with_other_options_gets_its_own_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
+    monkeypatch.setattr(Kernel, "error", staticmethod(odd_position_error), raising=False)
     monkeypatch.setattr(per_example, "_layouts", {})
     network = nn.Sequential(nn.Linear(1, 1, bias=False))
     network[0].weight.data.fill_(-1e-7)

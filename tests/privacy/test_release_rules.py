@@ -41,8 +41,8 @@ BARE: list[Rule] = [
 SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded, secure])
 
 
-def only(cost: PrivacyCost | None) -> tuple[Event, int]:
-    """The one event of a price, and how often."""
+def single_event(cost: PrivacyCost | None) -> tuple[Event, int]:
+    """Return the only event of a cost, and its count."""
     assert cost is not None
     (event,) = cost.items()
     return event
@@ -60,7 +60,7 @@ ANY_ROWS = rows(np.float32, float(np.finfo(np.float32).max)) | rows(np.float16, 
 ANY_ROWS = ANY_ROWS | rows(np.float64, 1e308)
 
 
-def long(tensor: torch.Tensor) -> torch.Tensor:
+def row_lengths(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double().reshape(len(tensor), math.prod(tensor.shape[1:])).norm(dim=1)
 
 
@@ -78,12 +78,12 @@ def test_clipped_rows_stay_within_clip(array: np.ndarray, clip: float) -> None:
     ):
         assert out.dtype is torch.float32
         assert out.shape == x.shape
-        assert (long(out) <= clip).all()  # in float64: not by a bit
-        short = long(x) < 0.999 * clip
+        assert (row_lengths(out) <= clip).all()  # in float64: not by a bit
+        short = row_lengths(x) < 0.999 * clip
         assert torch.equal(out[short], x[short].float())
         # What is shortened keeps its direction and all of its length but a millionth.
-        cut = long(x.float()) > clip
-        assert (long(out[cut]) > 0.99999 * clip).all()
+        cut = row_lengths(x.float()) > clip
+        assert (row_lengths(out[cut]) > 0.99999 * clip).all()
         assert torch.equal(out.sign() * x.sign().float(), out.sign().abs())
 
 
@@ -120,7 +120,7 @@ def test_clamped_values_stay_within_bound(array: np.ndarray, bound: float) -> No
 
 @pytest.mark.parametrize("rule", PROTECTING, ids=lambda rule: rule.text)
 def test_nan_is_never_released(rule: Rule) -> None:
-    """NaN where there was none would tell of a record, and no bound would hold."""
+    """A NaN would reveal a record, and no bound would hold."""
     x = torch.tensor([[math.nan, 1.0, 0.0], [math.inf, -math.inf, 0.0], [math.inf, math.inf, math.inf]])
     out = rule.noise(rule.bound(x), seeded(0))
     assert torch.isfinite(out).all()
@@ -187,7 +187,7 @@ def test_added_noise_has_claimed_distribution(make_sampler, rule: Rule, x, law) 
 
 
 def test_noisy_counts_are_whole_and_not_negative() -> None:
-    """What servers ask of a count; Lap(5) is below 0 half of the time."""
+    """Servers accept such counts only; Lap(5) is negative half of the time."""
     rule = NoisyCounts(5.0)
     out = rule.noise(rule.bound(torch.zeros(10_000)), seeded(0, "counts"))
     assert torch.equal(out, out.round())
@@ -259,7 +259,7 @@ def test_without_noise_or_bound_cost_is_none(rule: Rule) -> None:
 
 
 def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Answers of two networks that have nothing in common, of any size; the worst among them: opposites."""
+    """Outputs of two unrelated networks of any scale, or opposite ones."""
     generator = torch.Generator().manual_seed(seed)
     size = 10 ** (6 * torch.rand(2, generator=generator) - 3)
     one, other = size.view(2, *[1] * len(shape)) * torch.randn(2, *shape, generator=generator)
@@ -270,12 +270,12 @@ def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
 def test_outputs_stay_within_sensitivity(seed: int, B: int, C: int, bound: float) -> None:
     one, other = networks(seed, (B, C))
     rule: Rule = NoisyRows("laplace", 3.0, bound)
-    event, times = only(rule.cost((B, C)))
+    event, times = single_event(rule.cost((B, C)))
     moved = (rule.bound(one).double() - rule.bound(other).double()).abs().sum(1)  # L1 of each row
     assert times == B
     assert (event.noise * moved <= 3.0).all()
     rule = NoisyRows("gaussian", 3.0, bound)
-    event, times = only(rule.cost((B, C)))
+    event, times = single_event(rule.cost((B, C)))
     assert times == 1
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0
 
@@ -284,13 +284,13 @@ def test_outputs_stay_within_sensitivity(seed: int, B: int, C: int, bound: float
 def test_gradients_stay_within_sensitivity(seed: int, B: int, clip: float) -> None:
     one, other = networks(seed, (B, 2, 3))
     rule = SanitizedGradients(clip, 3.0)
-    event, _ = only(rule.cost((B, 2, 3)))
+    event, _ = single_event(rule.cost((B, 2, 3)))
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0 * clip
 
 
 @given(st.integers(0, 2**31), st.integers(1, 8), st.integers(2, 20), st.floats(0.01, 100))
 def test_teacher_means_stay_within_sensitivity(seed: int, B: int, m: int, clip: float) -> None:
-    """One record: one teacher's gradients become any others."""
+    """One record may replace one teacher's gradients by any others."""
     generator = torch.Generator().manual_seed(seed)
     each = torch.stack([clip_rows(torch.randn(B, 6, generator=generator) * 3 * clip, clip) for _ in range(m)])
     changed = each.clone()
@@ -300,7 +300,7 @@ def test_teacher_means_stay_within_sensitivity(seed: int, B: int, m: int, clip: 
         other = -one * 1e6
     changed[seed % m] = clip_rows(other, clip)
     rule = SanitizedGradients(clip, 3.0, m)
-    event, _ = only(rule.cost((B, 6)))
+    event, _ = single_event(rule.cost((B, 6)))
     moved = (rule.bound(each.mean(0)).double() - rule.bound(changed.mean(0)).double()).norm()
     assert event.noise * moved <= 3.0 * clip * (1 + 1e-5)  # means are taken in float32
 
@@ -310,7 +310,7 @@ def test_counts_stay_within_sensitivity(seed: int, C: int, group: int) -> None:
     rng = np.random.default_rng(seed)
     labels = rng.integers(C, size=50)
     rule = NoisyCounts(10.0, group)
-    event, _ = only(rule.cost((C,)))
+    event, _ = single_event(rule.cost((C,)))
     whole, less = (
         rule.bound(torch.from_numpy(np.bincount(some, minlength=C)).float()).double()
         for some in (labels, labels[group:])
@@ -324,7 +324,7 @@ def test_pixel_shares_stay_within_sensitivity(seed: int, C: int) -> None:
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(C, 0.3), 50)  # of pixels of each class; an image's sum to 1
     rule = NoisyCounts(10.0)
-    event, _ = only(rule.cost((C,)))
+    event, _ = single_event(rule.cost((C,)))
     whole, less = (
         rule.bound(torch.from_numpy(some.sum(0)).float()).double() for some in (shares, shares[1:])
     )

@@ -1,4 +1,4 @@
-"""What a result says of privacy in one line, and on what a node says that its guarantee rests."""
+"""Privacy summaries of results, and the assumptions of statements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedstill.privacy.statement import (
     make_statement,
     summarize_privacy,
 )
-from tests.privacies import protected
+from tests.privacies import make_mechanism
 
 RECORD = "one training record of this node, added or removed"
 LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
@@ -61,7 +61,7 @@ def test_different_guarantees_have_separate_epsilons(
     change: dict[str, Any], delta: float, unit: str, mechanism: str
 ) -> None:
     pate = PATE()
-    other = protected(**{"mechanism": "pate", **change})
+    other = make_mechanism(**{"mechanism": "pate", **change})
     text_ = text({"a": (pate, LESS), "b": (other, MORE), "c": (pate, MORE)})
     assert text_ == (
         f"a, c: epsilon {cost(1.5)} at delta 1e-05, for {RECORD} (mechanism pate); "
@@ -71,13 +71,13 @@ def test_different_guarantees_have_separate_epsilons(
 
 def test_assumption_of_pld_is_stated() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        pld = protected(mechanism)
+        pld = make_mechanism(mechanism)
         assert statement_of(pld).assumes == (
             *pld.assumes,
             NON_ADAPTIVE,
             STOPPING_TEXT.format(budget="none is set"),
         )
-        rdp = protected(mechanism, accountant="rdp", epsilon=3.0)
+        rdp = make_mechanism(mechanism, accountant="rdp", epsilon=3.0)
         assert statement_of(rdp).assumes == (*rdp.assumes, STOPPING_TEXT.format(budget="epsilon 3"))
     assert statement_of(NoPrivacy()).assumes == ()
 
@@ -112,7 +112,7 @@ def test_grouped_records_are_mentioned_without_group_privacy() -> None:
 
 
 def test_composition_time_of_reported_costs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers that it makes up: of a group in a sample, losses are integrated at length."""
+    """A node may report costs of sampled groups, whose losses take long to integrate."""
     monkeypatch.setattr(statement, "COMPOSE_SECONDS", 1e-9)
     text_ = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
     plain = {"gaussian(2.0)": 1}

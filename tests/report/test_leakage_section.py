@@ -16,7 +16,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report.leakage_section import MAX_IMAGES, build_leakage_section
 from fedstill.report.result import Result
 from tests import leaked
-from tests.leaked import at, interval
+from tests.leaked import interval, rate_record
 from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_png import decoded
 from tests.report.test_result import corruptions
@@ -41,15 +41,15 @@ def a_head(**parts: Any) -> dict[str, Any]:
         "audit": None,
         "skipped": [],
         "sentence": "What left north was enough to work out an image of it.",
-        "attacks": leaked.found(**attacks),
+        "attacks": leaked.attack_entries(**attacks),
         **parts,
     }
 
 
 def an_inversion() -> dict[str, Any]:
     return leaked.inversion(
-        leaked.inverted("DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78]),
-        leaked.inverted("Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], right=4),
+        leaked.inversion_result("DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78]),
+        leaked.inversion_result("Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], right=4),
     )
 
 
@@ -58,14 +58,14 @@ def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
     lira = leaked.member_attack(
         "LiRA",
         interval(0.6123, 0.5831, 0.6409),
-        at(0.01, interval(0.0278, 0.0199, 0.0377), 3, 40),
-        at(0.001, interval(0.0084, 0.0043, 0.0145), 0, 12),
+        rate_record(0.01, interval(0.0278, 0.0199, 0.0377), 3, 40),
+        rate_record(0.001, interval(0.0084, 0.0043, 0.0145), 0, 12),
     )
     loss = leaked.member_attack(
         "loss threshold",
         interval(0.5104, 0.4772, 0.5435),
-        at(0.01, interval(0.0097, 0.0053, 0.0163), 3, 14),
-        at(0.001, interval(0.0007, 0.0, 0.0039), 0, 1),
+        rate_record(0.01, interval(0.0097, 0.0053, 0.0163), 3, 14),
+        rate_record(0.001, interval(0.0007, 0.0, 0.0039), 0, 1),
     )
     return leaked.target(of, lira, loss, **changes)
 
@@ -112,8 +112,8 @@ def generated(**changes: Any) -> dict[str, Any]:
         ],
         "memorization": leaked.memorization(*spaces, distances=[distances], scores=scores),
         "counts": [
-            leaked.counted("north", True, absent=["two"], reported_absent=["two"]),
-            leaked.counted("south", False, 0.05, **noised),
+            leaked.counts_node("north", True, absent=["two"], reported_absent=["two"]),
+            leaked.counts_node("south", False, 0.05, **noised),
         ],
         **changes,
     }

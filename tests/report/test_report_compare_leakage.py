@@ -30,14 +30,16 @@ AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
 
 
 def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, Any]:
-    rates = [leaked.at(0.001, interval(0.5))] + ([] if found is None else [leaked.at(0.01, interval(found))])
+    rates = [leaked.rate_record(0.001, interval(0.5))] + (
+        [] if found is None else [leaked.rate_record(0.01, interval(found))]
+    )
     return leaked.member_attack(title, interval(auc), *rates)
 
 
 def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
     responses = leaked.target("responses of node-0", an_attack("LiRA", 0.99, 0.99))
     attacked = {name: parts.pop(name, None) for name in ("inversion", "memorization")}
-    found = leaked.found(membership=[leaked.target("student", *attacks), responses], **attacked)
+    found = leaked.attack_entries(membership=[leaked.target("student", *attacks), responses], **attacked)
     return {"config": CONFIG, "attacks": found, "sentence": "<one> left.", "audit": None, **parts}
 
 
@@ -50,7 +52,7 @@ MEMBERS = [
 
 
 def psnrs(**values: float) -> dict[str, Any]:
-    return leaked.inversion(*(leaked.inverted(title, value) for title, value in values.items()))
+    return leaked.inversion(*(leaked.inversion_result(title, value) for title, value in values.items()))
 
 
 def memorization(**values: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Audits of real nodes: what is sound stays below its claim, and what is broken is caught."""
+"""Audits of real nodes: sound mechanisms stay below their claims, and faults are detected."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from fedstill.privacy.pate import partition_records
 from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, SanitizedGradients
 from fedstill.runs import config
 
-Make = Callable[..., Distinguisher]
-Break = Callable[[pytest.MonkeyPatch], None]
+MakeDistinguisher = Callable[..., Distinguisher]
+Fault = Callable[[pytest.MonkeyPatch], None]
 
-# Each with the part of what is claimed that so many runs show at least.
-RELEASES: dict[str, tuple[Make, float, int]] = {
+# Distinguisher, minimum share of the claimed epsilon that it proves, and runs.
+RELEASES: dict[str, tuple[MakeDistinguisher, float, int]] = {
     "counts": (neighboring_datasets.distinguish_counts, 0.25, 300),
     "votes": (neighboring_datasets.distinguish_votes, 0.2, 500),
     "label": (partial(neighboring_datasets.distinguish_votes, release="label"), 0.2, 500),
@@ -49,50 +49,52 @@ RELEASES: dict[str, tuple[Make, float, int]] = {
 }
 
 
-SURE = 0.99  # that no other version of torch or of a config finds a fault by chance
+HIGH_CONFIDENCE = 0.99  # against false alarms with other versions of torch
 
 
-# --- what is sound --------------------------------------------------------------------------------
+# --- sound mechanisms --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_lower_bound_of_releases_stays_below_claim(name: str) -> None:
     make, minimum, runs = RELEASES[name]
-    found = run_audit(make(), runs, confidence=SURE)
-    assert not found.refuted
-    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
-    assert found.same_noise_lower_bound is not None
-    assert minimum * found.claimed_epsilon < found.same_noise_lower_bound < 1.02 * found.claimed_epsilon, (
-        "the attack is no weak one"
-    )
+    finding = run_audit(make(), runs, confidence=HIGH_CONFIDENCE)
+    assert not finding.refuted
+    assert 0 < finding.epsilon_lower_bound < finding.claimed_epsilon
+    assert finding.same_noise_lower_bound is not None
+    assert (
+        minimum * finding.claimed_epsilon < finding.same_noise_lower_bound < 1.02 * finding.claimed_epsilon
+    ), "the attack is strong"
 
 
 def test_lower_bound_of_dp_training_stays_below_claim() -> None:
-    found = run_audit(
-        mechanism_audits.distinguish_training_steps(noise=0.6, step_count=2, records=4), 200, confidence=SURE
+    finding = run_audit(
+        mechanism_audits.distinguish_training_steps(noise=0.6, step_count=2, records=4),
+        200,
+        confidence=HIGH_CONFIDENCE,
     )
-    assert not found.refuted
-    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
+    assert not finding.refuted
+    assert 0 < finding.epsilon_lower_bound < finding.claimed_epsilon
 
 
 def test_lower_bound_of_critic_stays_below_claim() -> None:
-    found = run_audit(mechanism_audits.distinguish_critic_steps(), 60, confidence=SURE)
-    assert not found.refuted
-    assert found.epsilon_lower_bound < found.claimed_epsilon
+    finding = run_audit(mechanism_audits.distinguish_critic_steps(), 60, confidence=HIGH_CONFIDENCE)
+    assert not finding.refuted
+    assert finding.epsilon_lower_bound < finding.claimed_epsilon
 
 
 def test_one_run_lower_bound_stays_below_claim() -> None:
-    found = audit_one_run(confidence=SURE)
-    assert not found.refuted
-    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
+    finding = audit_one_run(confidence=HIGH_CONFIDENCE)
+    assert not finding.refuted
+    assert 0 < finding.epsilon_lower_bound < finding.claimed_epsilon
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("many", [False, True])
 def test_one_run_linear_lower_bound_stays_below_claim(many: bool, precision: Precision) -> None:
-    found = audit_one_run_linear(confidence=SURE, many_records=many, precision=precision)
-    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
-    assert found.claimed_epsilon == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
+    finding = audit_one_run_linear(confidence=HIGH_CONFIDENCE, many_records=many, precision=precision)
+    assert 0 < finding.epsilon_lower_bound < finding.claimed_epsilon
+    assert finding.claimed_epsilon == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +105,11 @@ def test_audit_uses_training_of_private_presets(
 ) -> None:
     audited: dict[str, Any] = {}
 
-    def caught(*_: float, **options: Any) -> AuditFinding:
+    def record_options(*_: float, **options: Any) -> AuditFinding:
         audited.update(options)
         return AuditFinding("dp-sgd", "", 1.0, 0.0, None, False, 1, 0.0)
 
-    monkeypatch.setattr(mechanism_audits, "audit_one_run", caught)
+    monkeypatch.setattr(mechanism_audits, "audit_one_run", record_options)
     audit_one_run_linear(many_records=many)
     run = config.load(preset)
     assert isinstance(run.nodes.privacy, DPSGD)
@@ -116,7 +118,7 @@ def test_audit_uses_training_of_private_presets(
     assert replace(audited["local"], **whole) == run.nodes.local
 
 
-# --- what is claimed ------------------------------------------------------------------------------
+# --- claimed costs ------------------------------------------------------------------------------
 
 
 def test_claimed_costs_by_hand() -> None:
@@ -147,31 +149,31 @@ def test_neighboring_datasets_differ_for_one_teacher(m: int) -> None:
     both = TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
     parts = partition_records(both, m)
     (home,) = [part.tolist() for part in parts if 0 in part]
-    assert home == [0, len(data)], "alone with the record that it contradicts"
+    assert home == [0, len(data)], "its teacher has no other records"
 
 
-# --- what is broken -------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------
 
 
-def louder(by: float) -> Callable[..., torch.Tensor]:
-    """Less noise than is drawn for."""
+def scaled_noise(factor: float) -> Callable[..., torch.Tensor]:
+    """``add_noise`` with its scale multiplied by a factor."""
 
     def noisy(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
-        return add_noise(values, noise, scale * by)
+        return add_noise(values, noise, scale * factor)
 
     return noisy
 
 
-def noise_times(by: float) -> Break:
+def noise_times(factor: float) -> Fault:
     def broken(patch: pytest.MonkeyPatch) -> None:
         for module in (release_rules, pate, dp_training):
-            patch.setattr(module, "add_noise", louder(by))
+            patch.setattr(module, "add_noise", scaled_noise(factor))
 
     return broken
 
 
-def noise_again(patch: pytest.MonkeyPatch) -> None:
-    """The same noise for all that a node answers."""
+def repeated_noise(patch: pytest.MonkeyPatch) -> None:
+    """Use the same noise for all responses of a run."""
     draws: Callable[..., NoiseSampler] = PrivacyMechanism.noise_sampler
     runs = iter(range(10**9))
     used: dict[tuple[int, int], str] = {}
@@ -196,7 +198,7 @@ def no_clip_at_teachers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pate, "clip_rows", lambda rows, clip: rows)
 
 
-def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
+def shared_records(patch: pytest.MonkeyPatch) -> None:
     """Every teacher learns from every record."""
 
     def all_of(data: TensorData, m: int) -> Sequence[torch.Tensor]:
@@ -210,48 +212,48 @@ def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
     [
         ("counts", noise_times(0.25), 150),
         ("votes", noise_times(0.5), 500),
-        ("votes", noise_again, 60),
-        ("votes", teachers_that_share, 60),
+        ("votes", repeated_noise, 60),
+        ("votes", shared_records, 60),
         ("label", noise_times(0.25), 200),
         ("laplace", noise_times(0.25), 200),
         ("laplace", no_bound, 250),
         ("gaussian", noise_times(0.5), 200),
         ("gaussian", no_bound, 60),
         ("gradients", noise_times(0.5), 200),
-        ("gradients", noise_again, 60),
+        ("gradients", repeated_noise, 60),
         ("gradients", no_bound, 60),
         ("teachers' gradients", noise_times(0.5), 200),
         ("teachers' gradients", no_clip_at_teachers, 60),
     ],
 )
 def test_detects_broken_releases(
-    name: str, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
+    name: str, broken: Fault, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack = RELEASES[name][0]
     claimed = attack().claimed_cost
     broken(monkeypatch)
-    of_broken = attack()
-    assert of_broken.claimed_cost == claimed, "it is charged as if it were sound"
-    assert caught(run_audit(of_broken, runs))
+    broken_attack = attack()
+    assert broken_attack.claimed_cost == claimed, "the fault is not charged"
+    assert is_detected(run_audit(broken_attack, runs))
 
 
 def fixed_order(patch: pytest.MonkeyPatch) -> None:
-    """Batches one after another from the first record on, charged as if each were drawn by itself."""
+    """Take batches in a fixed order instead of sampling them."""
     batches: Callable[..., Any] = mechanism_audits._step_projections
-    turn = 0
+    step = 0
 
     def sample(data: TensorData, rate: float, draws: NoiseSampler) -> TensorData:
-        nonlocal turn
-        size, turn = round(rate * len(data)), turn + 1
-        return data.subset(torch.arange((turn - 1) * size, turn * size))
+        nonlocal step
+        size, step = round(rate * len(data)), step + 1
+        return data.subset(torch.arange((step - 1) * size, step * size))
 
-    def sensitivity(*args: Any) -> torch.Tensor:
-        nonlocal turn
-        turn = 0
+    def projections(*args: Any) -> torch.Tensor:
+        nonlocal step
+        step = 0
         return batches(*args)
 
     patch.setattr(dp_training, "poisson_sample", sample)
-    patch.setattr(mechanism_audits, "_step_projections", sensitivity)
+    patch.setattr(mechanism_audits, "_step_projections", projections)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
@@ -268,46 +270,46 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
     ("noise", "records", "broken", "runs"),
     [
         (2.0, 2, noise_times(0.25), 90),
-        (2.0, 4, noise_again, 60),
+        (2.0, 4, repeated_noise, 60),
         (2.0, 4, no_clip, 60),
         (0.5, 16, fixed_order, 120),
     ],
 )
 def test_detects_broken_dp_training(
-    noise: float, records: int, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
+    noise: float, records: int, broken: Fault, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
     attack = mechanism_audits.distinguish_training_steps(noise, step_count=2, records=records, batch=2)
     assert attack.claimed_cost == {Event("gaussian", noise, rate=2 / records): 2}
-    assert caught(run_audit(attack, runs))
+    assert is_detected(run_audit(attack, runs))
 
 
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
-def test_detects_broken_critic(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_broken_critic(broken: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     attack = mechanism_audits.distinguish_critic_steps(noise=2.0)
     assert attack.claimed_cost[Event("gaussian", 2.0, rate=0.5)] == 2
-    assert caught(run_audit(attack, 120))
+    assert is_detected(run_audit(attack, 120))
 
 
 def test_detects_missing_noise_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     noise_times(0.0)(monkeypatch)
-    found = audit_one_run(noise=8.0, canaries=200, epochs=20, guessed_share=0.15)
-    assert found.claimed_epsilon < 5
-    assert found.refuted
+    finding = audit_one_run(noise=8.0, canaries=200, epochs=20, guessed_share=0.15)
+    assert finding.claimed_epsilon < 5
+    assert finding.refuted
 
 
 @pytest.mark.parametrize("many", [False, True])
 def test_detects_missing_noise_in_large_steps(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noise_times(0.0)(monkeypatch)
-    found = audit_one_run_linear(many_records=many, noise=16.0)
-    assert found.claimed_epsilon < 1.5
-    assert found.refuted
+    finding = audit_one_run_linear(many_records=many, noise=16.0)
+    assert finding.claimed_epsilon < 1.5
+    assert finding.refuted
 
 
-def caught(found: AuditFinding) -> bool:
+def is_detected(finding: AuditFinding) -> bool:
     return (
-        found.refuted
-        and found.same_noise_lower_bound is not None
-        and found.same_noise_lower_bound > found.claimed_epsilon
+        finding.refuted
+        and finding.same_noise_lower_bound is not None
+        and finding.same_noise_lower_bound > finding.claimed_epsilon
     )
