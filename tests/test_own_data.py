@@ -59,7 +59,7 @@ def test_compares_methods_on_a_custom_data_set(lab: Lab) -> None:
 
 def test_lists_the_custom_data_set_with_its_options(lab: Lab) -> None:
     assert "diabetes, plates" in " ".join(lab("list").split())
-    helped = lab("run", "small.toml", "--help")
+    helped = lab("run", "small.toml", "--help-all")
     assert "--data.white" in helped
     assert "--data.download" not in helped
     assert "plates, or a path" in " ".join(helped.split())
@@ -93,6 +93,6 @@ def test_node_loads_custom_data(lab: Lab) -> None:
     lab("offline", "make", "small.toml")
     lab("offline", "answer", str(node), "queries.safetensors", "--server-key", "server.pub")
     words = ["--queries", "queries.safetensors", "--out", "distilled", "--quiet"]
-    lab("distil", "answers-north.safetensors", *words)
+    lab("offline", "combine", "responses-north.safetensors", *words)
     (record,) = lab.result("distilled")["nodes"]
     assert record["label_counts"] == np.bincount(load_digits().target[1:600:3], minlength=10).tolist()

@@ -69,11 +69,11 @@ def test_custom_split_from_the_command_line_and_in_a_comparison(lab: Lab) -> Non
 
 
 def test_help_shows_only_the_options_of_the_split(lab: Lab) -> None:
-    printed = lab("show", "small.toml", "--split.power", "2")
+    printed = lab("config", "small.toml", "--split.power", "2")
     assert 'name = "quantity-skew"' in printed
     assert "power = 2.0" in printed
     assert "alpha = 0.5" not in printed
-    assert "--split.power" in lab("run", "small.toml", "--help")
+    assert "--split.power" in lab("run", "small.toml", "--help-all")
 
 
 def test_list_shows_installed_plugins(lab: Lab) -> None:
@@ -176,6 +176,6 @@ def test_rejects_invalid_custom_splits(wrong: Sequence[int]) -> None:
             return wrong
 
     with pytest.raises(
-        ValueError, match=r"^invalid split\.name = .*Odd' \(expected one whose divide gives 20 whole"
+        ValueError, match=r"^invalid split\.name = .*Odd' \(expected one whose divide gives 20"
     ):
         split(torch.zeros(20, dtype=torch.int64), 1, Odd(nodes=2, minimum=1), np.random.default_rng(0))

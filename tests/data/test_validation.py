@@ -31,7 +31,7 @@ def prepare(
         name="mine",
         targets=(of % 2).astype(np.int64),
         classes=("even", "odd"),
-        tensors=lambda rows: TensorData(numbers[rows], numbers[rows]),
+        make_tensors=lambda rows: TensorData(numbers[rows], numbers[rows]),
         split=test,
         columns={"patient": of},
         sites=sites,
