@@ -135,7 +135,8 @@ class Simulation(MeasuredSimulation):
         together = TensorData.concat(parts)
         gate = Gate("centralized", PolicyConfig(), AuditLog())
         model = self.compute.to_device(self.setting.centralized_model)
-        self.centralized_node = Node("centralized", together, model, gate, self.setting.seed)
+        # The name is that of its random streams: recorded metrics depend on this spelling.
+        self.centralized_node = Node("centralised", together, model, gate, self.setting.seed)
         local_training.make_optimizers([self.centralized_node], self.setting.local)
         if saved.get("centralized"):
             self.centralized_node.load_state_dict(saved["centralized"])
