@@ -131,7 +131,7 @@ def test_every_reply_keeps_other_sites_and_caches_out(runs: Path) -> None:
         assert nonces[0] != nonces[1]
         assert [re.findall('nonce="(.*?)"', reply[2]) for reply in (first, again)] == nonces
         assert "unsafe-inline" not in first[1]["Content-Security-Policy"].partition("script-src")[2]
-        assert server._nonce not in first[2]  # nobody learns what stands in its place
+        assert server._cached_nonce not in first[2]  # the placeholder stays secret
 
 
 def test_no_path_opens_a_file(runs: Path) -> None:
@@ -155,9 +155,9 @@ def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
         later = Page(call(server, f"/{server.token}/{link}")[2])
     assert "done" in page.text
     assert "FedIOD done Accuracy 93.4%" in page.text
-    assert f"The runs in {runs.resolve()}." in page.text
+    assert f"Runs in {runs.resolve()}." in page.text
     assert "distillation 31 of 400" in page.text
-    assert "ended before it was done; fedstill run --resume resumes with it" in page.text
+    assert "interrupted (fedstill run --resume continues it)" in page.text
     assert "about" not in page.text  # nothing is left of a run that is over
     assert HOSTILE in page.text
     assert "31 of 400" in later.text
@@ -175,12 +175,12 @@ def test_node_page_shows_requests_releases_and_remaining_budget(clinic: Path) ->
     assert status == 200, page.text
     assert f"fedstill node approve {clinic} {sha256[:32]} --server 66687aad" in page.text
     assert f"fedstill node approve {clinic} {sha256[:32]} --server none" in page.text
-    assert "Requests that wait 2" in page.text
-    assert "Left the node 3.0 kB 2 runs" in page.text  # 3 x 1000 bytes, and 40
+    assert "Pending requests 2" in page.text
+    assert "Released 3.0 kB 2 runs" in page.text  # 3 x 1000 bytes, and 40
     assert re.search(r"trial-1 \d{4}-\d\d-\d\d 3 logits 3.0 kB none 1 ", page.text)
     assert "counts 40 B 1 0" in page.text
     assert "all runs no guarantee 0" in page.text  # of a budget of 3, after a release without guarantee
-    assert "Logs sound 5 entries in the audit log" in page.text
+    assert "Logs intact 5 audit log entries" in page.text
     assert page.text.count(HOSTILE) >= 4  # run, log and request
     assert {"img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert [tag for tag, _ in page.tags].count("script") == 1
@@ -225,10 +225,10 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
             assert call(server, f"/{server.token}/run/two")[0] == 404
             assert not closed
         assert len(closed) == 1, "or its session would keep the process alive after Ctrl+C"
-    assert "It runs as process 77." in page.text
+    assert "The server runs as process 77." in page.text
     assert "north 3.0 s ago" in page.text
     assert "one FedIOD running, waits for north for " in page.text
-    assert ", resumes without west" in page.text
+    assert ", continues without west" in page.text
     assert "distillation 31 of 400" in page.text
     assert f"refused: {HOSTILE}" in page.text
     assert {"img", "b"}.isdisjoint(tag for tag, _ in page.tags)
@@ -241,8 +241,8 @@ def test_log_faults_are_on_top_of_the_page(clinic: Path) -> None:
     (clinic / f"{FILE}.head").unlink()
     with serving(clinic) as server:
         text = Page(call(server)[2]).text
-    assert "Logs not sound" in text
-    assert "The security log is not as it was written: security.jsonl: line 1 " in text
+    assert "Logs not intact" in text
+    assert "The security log is not intact: security.jsonl: line 1 " in text
     assert f"its head {FILE}.head is missing" in text
 
 
@@ -263,7 +263,7 @@ def test_page_shows_unreadable_files(clinic: Path) -> None:
     with serving(clinic) as server:
         status, _, html = call(server)
     page = Page(html)
-    assert (status, "This cannot be shown" in page.text, "b" in {tag for tag, _ in page.tags}) == (
+    assert (status, "This page cannot be shown" in page.text, "b" in {tag for tag, _ in page.tags}) == (
         500,
         True,
         False,
@@ -379,7 +379,7 @@ def test_connections_that_all_wait_for_pages_keep_their_places(monkeypatch: pyte
         for link in links:
             link.sendall(asked)
         deadline = time.monotonic() + 20
-        while list(server._open.values()) != [None, None] and time.monotonic() < deadline:
+        while list(server._deadlines.values()) != [None, None] and time.monotonic() < deadline:
             time.sleep(0.01)
         with socket.create_connection(server.server_address[:2], timeout=20) as third:
             assert third.recv(1) == b""

@@ -116,7 +116,7 @@ def test_table_is_run_recorded_and_resumed(
     assert "| fedavg |" in shown
     assert "90.0" in shown
     assert "Digits for photographs." in shown
-    assert "Pairs of methods in the paper's order: 0 of 1; significant: none." in shown
+    assert "Pairs of methods in the paper's order: 0 of 1; significantly different: none." in shown
     first = Path("runs/reproduce/x-table1/fedavg-seed0/result.json")
     before = first.read_bytes()
     assert not (papers / "records").exists()

@@ -94,7 +94,7 @@ def test_predict_does_not_overwrite_without_flag(
     assert (code, responses.read_bytes()) == (2, first)
     assert "d-predictions.csv is there already: --out names another file" in err
     err = command("predict", run.parent, data, "--out", "other.csv")[2]  # a comparison's folder, say
-    assert f"invalid it = no run, but holds some (expected one of them, as {run}" in err
+    assert f"it holds several runs (expected one of them, as {run}" in err
     assert command("predict", run, data, "--out", responses)[0] == 0
 
 
@@ -187,11 +187,11 @@ def test_model_card_has_facts_of_run(run: Path, command: Main, tmp_path: Path) -
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for fact in (
         "license: unknown",
-        "learned by FedAvg (tabular)",
+        "trained by FedAvg (tabular)",
         f"| student (FedAvg) | {result['accuracy']:.1f}",
         "144 training examples at 3 nodes, 36 test examples",
         "no guarantee",
-        "was not attacked",
+        "No attacks were run",
         "parameters (",
         'torch.jit.load("student.pt")(tensor)',
         "| node | examples |",  # FedAvg releases sample counts, but no class counts
