@@ -86,7 +86,7 @@ def test_node_runs_custom_task_only_if_allowed(lab: Lab) -> None:
     )
     assert "It can take part." in lab("node", "check", "clinic", "small.toml")
     lab("offline", "answer", "clinic", "queries.safetensors")
-    responses = ("answers-clinic.safetensors", "--queries", "queries.safetensors")
+    responses = ("responses-clinic.safetensors", "--queries", "queries.safetensors")
     lab("offline", "combine", *responses, "--out", "carried", "--quiet")
     assert 0 < lab.result("carried")["mae"] < 9
 
