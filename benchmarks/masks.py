@@ -68,7 +68,9 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
             words = {name: masks[name].agree(number, names) for name in names}
             for name in names:
                 agreements = {other: words[other][name] for other in names if other != name}
-                ring -= mask_stream(bytes.fromhex(masks[name].reveal(number, agreements)[name]), 0, ring.shape)
+                ring -= mask_stream(
+                    bytes.fromhex(masks[name].reveal(number, agreements)[name]), 0, ring.shape
+                )
         server.append(time.perf_counter() - start)
         assert (from_ring(ring) - torch.stack(list(own.values())).double().sum(0)).abs().max() < 1e-6
     return {

@@ -23,7 +23,9 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
                 run = plots.run_of(runs, ComparisonRun(setting, label, seed))
                 if label.startswith(f"{option}-") and run is not None:
                     value = float(method[option])
-                    points.append((1 / value if option == "gamma" else value, run.result.metric_values["accuracy"]))
+                    points.append(
+                        (1 / value if option == "gamma" else value, run.result.metric_values["accuracy"])
+                    )
             panels[title][setting or comparison.name] = sorted(points)
     plots.lines(out / "figure2.svg", panels, "", "accuracy, %", scale="symlog")
     return []

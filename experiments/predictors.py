@@ -43,7 +43,7 @@ NODES = ("forest", "onnx", "endpoint")
 METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     "fedkd, held-out rows": (fedstill.FedKD, "held-out"),
     "fedkd, noise": (fedstill.FedKD, "noise"),
-    "fediod": (lambda: fedstill.FedIOD(through=False), ""),
+    "fediod": (lambda: fedstill.FedIOD(backpropagate=False), ""),
 }
 
 

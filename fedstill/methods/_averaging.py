@@ -80,7 +80,7 @@ class Averaging(CountsSamples, Rounds):
     """FedAvg, and base class of its variants."""
 
     shared_part: ClassVar[str] = ""  # what is exchanged: "" the whole network, "extractor" or "head"
-    extra_loss: ClassVar[str] = ""  # what local training descends beside the task's own loss
+    extra_loss: ClassVar[str] = ""  # description of the terms added to the task's loss
 
     def needs(self) -> Needs:
         return Needs(trainable=True, same_architecture=True, split_models=bool(self.shared_part))
@@ -154,7 +154,7 @@ class Averaging(CountsSamples, Rounds):
         w = to_vector(shared)  # (P,)
         known = state.histogram.present_nodes(server.federation)
         updates = server.query(
-            "train", of=self.sample_participants(known, server.seed, t), parameters=w, round=t
+            "train", nodes=self.sample_participants(known, server.seed, t), parameters=w, round=t
         )
         n = state.histogram.select(updates.nodes).sizes  # n_k (K,)
         load_vector(shared, self.combine(state, w, updates["parameters"], n))

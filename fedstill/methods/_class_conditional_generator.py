@@ -1,8 +1,8 @@
-"""Inputs that the nodes' models recognize as of a given class: what DENSE and Co-Boosting share.
+"""Generated inputs that the nodes' ensemble recognizes as a given class, for DENSE and Co-Boosting.
 
-A generator G is told a label y and makes x that the nodes' ensemble takes for y and the student does not yet;
-the student learns from the ensemble's answers. Nodes are asked about each x; or, as published, they give
-their models away once, and the server asks these.
+A generator G gets a label y and makes x that the ensemble classifies as y and the student does not yet. The
+student trains on the ensemble's responses. Nodes are queried about each x; or, as published, they upload
+their models once and the server evaluates these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedstill.protocol.payload_kinds import PARAMETERS
 
 @dataclass
 class ClassConditionalState:
-    """What changes from step to step."""
+    """Server state."""
 
     source: Any  # of noise and labels
     generator: nn.Module  # G
@@ -48,29 +48,31 @@ class ClassConditionalState:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, GeneratesInputs, ABC):
-    """What DENSE and Co-Boosting share: inputs that all nodes together recognize."""
+    """Base class of DENSE and Co-Boosting."""
 
     length_options: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
 
     generator_steps: PositiveInt = 1
-    """Steps of G on a batch's noise and labels, each with a query to all nodes (published: 30, each time
-    with a new G)."""
+    """Steps of G on a batch's noise and labels, each with a query to all nodes (published: 30, each time with
+    a new G).
+    """
     adversary: NonNegativeFloat = 1.0
-    """Weight of the loss that seeks what the student does not know yet."""
-    models: Literal["asked", "uploaded"] = "asked"
-    """Nodes are asked about each x, and give answers; or they give their models to the server once
-    (published), which a policy of outputs only refuses."""
+    """Weight of the loss that seeks inputs on which student and ensemble differ."""
+    models: Literal["queried", "uploaded"] = "queried"
+    """queried: nodes are queried about each x. uploaded: they upload their models once (published), which a
+    policy of outputs only refuses.
+    """
 
     def needs(self) -> Needs:
         return Needs(generates_inputs=True, single_label=True, student_architecture=self.models == "uploaded")
 
     @property
     def queries_nodes(self) -> bool:
-        return self.models == "asked"
+        return self.models == "queried"
 
     @property
     def queries_per_step(self) -> int:
-        """Queries to all nodes in a step."""
+        """Number of queries to all nodes in a step."""
         return self.generator_steps
 
     # --- what a method says -----------------------------------------------------------------------------
@@ -79,20 +81,20 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
     def ensemble_logits(
         self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]
     ) -> torch.Tensor:
-        """The ensemble's answers ``(B, C)`` of some nodes' ``(K, B, C)``."""
+        """Return the ensemble's logits ``(B, C)`` of some nodes' ``(K, B, C)``."""
 
     @abstractmethod
     def recognition_loss(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What G loses where the ensemble ``(B, C)`` does not take its inputs for y ``(B,)``."""
+        """Return the loss of G if the ensemble ``(B, C)`` does not predict y ``(B,)``."""
 
     @abstractmethod
-    def disagreement_reward(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
-        """What G wins where ensemble and student ``(B, C)`` are so far apart ``(B,)``."""
+    def disagreement_reward(self, distance: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
+        """Return the reward of G for the distance ``(B,)`` of ensemble and student ``(B, C)``."""
 
     def replay_batch(
         self, server: Server, state: Any, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor
     ) -> LabeledBatch:
-        """What the student remembers of a batch: x and the ensemble's answers, unless a method does more."""
+        """Return the batch for the student's replay memory: x and the ensemble's logits by default."""
         return x.detach(), z.detach()
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -105,13 +107,13 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
         when=lambda self, setting: self.models == "uploaded",
     )
     def upload_model(self, nodes: NodeGroup) -> Mapping[str, Any]:
-        """Each node's model."""
+        """Return each node's model."""
         return {"parameters": list(nodes.parameter_vectors("model"))}
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def base_state(self, server: Server) -> dict[str, Any]:
-        """All that :class:`Recognizing` holds, by name."""
+        """Return the fields of :class:`ClassConditionalState` by name."""
         G, adam = self.init_generator(server)
         models = self.empty_models(server) if self.models == "uploaded" else {}
         student = Student(self, server)
@@ -124,59 +126,59 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
         }
 
     def empty_models(self, server: Server) -> dict[str, nn.Module]:
-        """A network of each node's architecture, for its parameters to be put into."""
+        """Return a network of each node's architecture, to load its parameters into."""
         models = {name: deep_copy(like) for names, like in server.architectures for name in names}
         for name, model in models.items():
             if not len(model.state_dict()):
-                allowed = f"asked, where a model has no parameters to give away, as that of {name}"
+                allowed = f"queried, as the model of {name} has no parameters to upload"
                 raise ArgumentError("method.models", self.models, allowed)
             server.compute.to_device(model).eval().requires_grad_(False)
         return models
 
     def weighted_nodes(self, state: Any) -> Sequence[str] | None:
-        """Whose answers the ensemble can weigh; None: everybody's."""
+        """Return the nodes with known weights; None: all nodes."""
         return None
 
     def prepare_nodes(self, server: Server, state: Any) -> None:
-        """Before the first step: take the nodes' models, where they give them away."""
+        """Fetch the nodes' models before the first step, if they are uploaded."""
         if self.models == "uploaded" and not state.received_models:
-            told = server.query("upload_model", of=self.weighted_nodes(state)).by_node("parameters")
-            state.models = {name: model for name, model in state.models.items() if name in told}
+            responses = server.query("upload_model", nodes=self.weighted_nodes(state)).by_node("parameters")
+            state.models = {name: model for name, model in state.models.items() if name in responses}
             for name, model in state.models.items():
-                load_vector(model, told[name])
+                load_vector(model, responses[name])
             state.received_models = True
 
     def responses(self, server: Server, state: Any, x: torch.Tensor) -> Responses:
-        """What the nodes say of x ``(B, ...)``, or what their models do."""
-        if self.models == "asked":
-            return server.query("predict_logits", of=self.weighted_nodes(state), x=x)
+        """Return the nodes' responses to x ``(B, ...)``, or those of their uploaded models."""
+        if self.models == "queried":
+            return server.query("predict_logits", nodes=self.weighted_nodes(state), x=x)
         seen = server.task.observe(x)
         each = [evaluate_with_batch_norm(model, seen, self.bn) for model in state.models.values()]
-        told = {name: torch.stack([one[name] for one in each]) for name in each[0]}
-        return Responses(-1, tuple(state.models), told)
+        responses = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        return Responses(-1, tuple(state.models), responses)
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
-        """Some steps of G on one batch, and some of the student on what it remembers."""
+        """Take steps of G on one batch, and steps of the student on its replay memory."""
         task = server.task
         self.prepare_nodes(server, state)
         set_lr(state.adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
-        wish = state.source.sample(self.batch, "w", t)
+        batch = state.source.sample(self.batch, "w", t)
         for step in range(self.generator_steps):
             with server.compute.step(server.seed, "server", t, step):
-                x = state.generator(wish.generator_input).float()
-                told = self.responses(server, state, x)
-                z = self.ensemble_logits(server, state, told["logits"], told.nodes)  # (B, C)
+                x = state.generator(batch.generator_input).float()
+                responses = self.responses(server, state, x)
+                z = self.ensemble_logits(server, state, responses["logits"], responses.nodes)  # (B, C)
                 z_S = state.student.evaluate(x)
-                apart = task.distillation_loss(z_S, z, self.tau)  # (B,)
+                distance = task.distillation_loss(z_S, z, self.tau)  # (B,)
                 losses = {
-                    "recognized": self.recognition_loss(z, wish.labels),
-                    "sought": -self.disagreement_reward(apart, z, z_S),
+                    "recognized": self.recognition_loss(z, batch.labels),
+                    "sought": -self.disagreement_reward(distance, z, z_S),
                 }
                 L_G = losses["recognized"] + self.adversary * losses["sought"]
                 if self.bn:
-                    losses["statistics"] = told["statistics"].mean()
+                    losses["statistics"] = responses["statistics"].mean()
                     L_G = L_G + self.bn * losses["statistics"]
             descend(state.adam, L_G)
-        state.student.replay.add(*self.replay_batch(server, state, x, z, wish.labels))
+        state.student.replay.add(*self.replay_batch(server, state, x, z, batch.labels))
         losses["student"] = state.student.train(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))

@@ -1,7 +1,7 @@
-"""Which node is listened to about which input: pi_k(x), FedIOD Eq. 8 or FedGO's, and what is asked for it.
+"""Importance weights of the nodes for each input: pi_k(x), FedIOD Eq. 8 or FedGO's, and their queries.
 
-FedGO: Jang, Park, Lee, "Provably Near-Optimal Federated Ensemble Distillation with Negligible Overhead",
-ICML 2025.
+FedGO: Jang, Park, Lee, "Provably Near-Optimal Federated Ensemble Distillation with Negligible Overhead", ICML
+2025.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from fedstill.tasks import Task
 
 
 def critic_odds(d: torch.Tensor) -> torch.Tensor:
-    """The odds that each critic gives each image of being real, ``(K, B, h, w)`` to ``(K, B)``, but for a
-    factor that all nodes share.
+    """Return each critic's odds that an image is real, ``(K, B, h, w)`` to ``(K, B)``, up to a common factor.
 
-    A critic at its optimum has odds p_k(x) / p_G(x) (Goodfellow et al. 2014), and p_G(x) is the same for all:
-    times n_k and normalized over nodes they are the chance that x came from node k (FedGO). Of patches it is
-    their geometric mean.
+    An optimal critic has odds p_k(x) / p_G(x) (Goodfellow et al. 2014), and p_G(x) is the same for all nodes.
+    Multiplied by n_k and normalized over nodes, they are the probability that x came from node k (FedGO).
+    Patches are combined by their geometric mean.
 
-    >>> critic_odds(torch.tensor([[[[0.0]]], [[[-1.0]]]])).flatten()  # d is high where critics see what is generated
+    >>> critic_odds(torch.tensor([[[[0.0]]], [[[-1.0]]]])).flatten()  # d is high for generated inputs
     tensor([0.3679, 1.0000])
     """
     log_odds = -d.flatten(2).mean(2)
@@ -40,17 +39,19 @@ def critic_odds(d: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOptions):
-    """Nodes tell label counts, and their critics how well they know an input, where that is wanted."""
+    """Base class of FedIOD: label counts and, if needed, critics weight the nodes' responses."""
 
     importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"
-    """pi_k(x): Eq. 8 by class counts alone (published code), times D_k(x)/E D_k(x') (fakeness, as
-    printed), times the same ratio of 1 - D_k (realness); data size times the odds that D_k gives x of being
-    the node's own, with ensemble = probs (FedGO); or by data size only (Table 6, three stars)."""
+    """pi_k(x): counts: Eq. 8 by class counts alone (published code). fakeness: times D_k(x)/E D_k(x') (as
+    printed). realness: times the same ratio of 1 - D_k. odds: data size times D_k's odds that x is the node's
+    own, with ensemble = probs (FedGO). size: data size alone (Table 6, three stars).
+    """
     student_inputs: Literal["remembered", "fresh"] = "remembered"
-    """What S learns on: remembered queries, or (published code) a fresh query for each step."""
+    """Inputs of S: remembered queries, or (published code) a fresh query for each step."""
     gan_weights: Literal["size", "average", "expertise"] = "size"
-    """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows (before the
-    student takes part by data size)."""
+    """Weights of the critics: by data size (pi_k), equal, or by which node holds the classes that x shows (in
+    pretraining by data size).
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,12 +61,12 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
 
     @property
     def uses_critics(self) -> bool:
-        """Whether pi_k(x) needs the critics."""
+        """True if pi_k(x) needs the critics."""
         return self.compares_with_real or self.importance == "odds"
 
     @property
     def compares_with_real(self) -> bool:
-        """Whether it compares what a critic says of x with what it says of the node's own."""
+        """True if pi_k(x) compares the critic's values of x with those of the node's own data."""
         return self.importance in ("fakeness", "realness")
 
     @property
@@ -76,17 +77,17 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
 
     @property
     def rating_kinds(self) -> Mapping[str, PayloadKind]:
-        """What pi_k(x) needs of an answer, by kind."""
+        """Payload kinds of the tensors that pi_k(x) needs."""
         return {
             **({"critic": CRITIC} if self.uses_critics else {}),
             **({"critic_real": CRITIC} if self.compares_with_real else {}),
         }
 
     def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Weighting of the summed logits, as Eq. 9 needs them: by class counts or by size.
+        """Return the weighting of the summed logits, as in Eq. 9: by class counts or by size.
 
         Raises:
-            ArgumentError: options by which nodes are compared with each other.
+            ArgumentError: options that compare nodes with each other.
         """
         summed = self.logit_sum_weighting("size" if self.importance == "size" else "counts")
         if self.uses_critics:
@@ -98,7 +99,7 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
         return summed
 
     def sample_real_inputs(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """``known``, some of each node's own ``(G, B, ...)``, if pi_k(x) needs what D_k says of them."""
+        """Return ``known``, a sample of each node's own inputs ``(G, B, ...)``, if pi_k(x) needs it."""
         if not self.compares_with_real:
             return {}
         return {"known": self.critics(nodes.setting).sample_real(nodes, nodes.query_number, x.shape[1])}
@@ -106,7 +107,7 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     def rate_real(
         self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """E D_k(x'_k), (G,), if pi_k(x) needs it."""
+        """Return E D_k(x'_k), (G,), if pi_k(x) needs it."""
         if not self.compares_with_real:
             return {}
         own = self.sample_real_inputs(nodes, x)["known"] if known is None else known
@@ -126,12 +127,13 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
         sums=lambda self, setting: self.sum_weightings(setting),
     )
     def predict(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
-        """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
+        """Return z_k = T_k(x), and the critic's values if pi_k(x) needs them; nothing is trained (published
+        code)."""
         logits = nodes.module("model")(nodes.setting.task.observe(x))
         return {"logits": logits, **(self.critic_outputs(nodes, x, maps) if self.uses_critics else {})}
 
     def critic_outputs(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
-        """What pi_k(x) needs of the critics."""
+        """Return the critics' values that pi_k(x) needs."""
         return {
             "critic": self.critics(nodes.setting).evaluate(nodes, x, maps),
             **self.rate_real(nodes, x),
@@ -140,25 +142,27 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     def preview_responses(
         self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
     ) -> Tensors:
-        """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
+        """Return the response of :meth:`predict` to model inputs without known maps."""
         logits = {"logits": z}
         if setting.task.condition_channels or not self.uses_critics:
             return logits
-        each = [self.critic_outputs(NodeGroup([node]).for_query(setting), x.unsqueeze(0)) for node in nodes]
-        return logits | {name: torch.cat([told[name] for told in each]) for name in each[0]}
+        outputs = [
+            self.critic_outputs(NodeGroup([node]).for_query(setting), x.unsqueeze(0)) for node in nodes
+        ]
+        return logits | {name: torch.cat([response[name] for response in outputs]) for name in outputs[0]}
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def weights(self, server: Server, state: Any, responses: Responses) -> torch.Tensor:
-        """pi_k(x), ``(K, B or 1, classes)``, summing to 1 over the nodes."""
-        told = state.histogram.select(responses.nodes)
-        counts = told.counts  # (K, classes)
+        """Return pi_k(x), ``(K, B or 1, classes)``, summing to 1 over the nodes."""
+        histogram = state.histogram.select(responses.nodes)
+        counts = histogram.counts  # (K, classes)
         if self.importance == "size":
-            return server.task.importance_weights(told.sizes.unsqueeze(1).expand_as(counts))
+            return server.task.importance_weights(histogram.sizes.unsqueeze(1).expand_as(counts))
         if not self.uses_critics or "critic" not in responses.tensors:  # no map is known of what was asked
             return server.task.importance_weights(counts)
         if self.importance == "odds":
-            by_size = told.sizes.unsqueeze(1).expand_as(counts)
+            by_size = histogram.sizes.unsqueeze(1).expand_as(counts)
             return server.task.importance_weights(by_size, critic_odds(responses["critic"].detach()))
         fake = responses["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
         real = responses["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
@@ -175,9 +179,14 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     def gan_loss(
         self, task: Task, responses: Responses, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """L_gan as G descends it (Eq. 2): each critic's generator_gan_loss, weighed over nodes as ``gan_weights`` says.
+        """Return L_gan as G descends it (Eq. 2): the critics' losses, weighted over nodes by ``gan_weights``.
 
-        pi ``(K,)`` are shares of the data, weights ``(K, B or 1, classes)`` those in z_bar ``(B, classes)``.
+        Args:
+            task: the task.
+            responses: the nodes' responses.
+            pi: shares of the data ``(K,)``.
+            z_bar: ensembled logits ``(B, classes)``.
+            weights: weights of the nodes in z_bar ``(K, B or 1, classes)``.
         """
         if not self.has_critics:
             return torch.zeros((), device=z_bar.device)
@@ -187,5 +196,5 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
         return self.weighted_gan_loss(each, pi)
 
     def weighted_gan_loss(self, each: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """L_gan of critics' doubts ``(K, B)``, by data size or, where critics are averaged, equally."""
+        """Return L_gan of the critics' losses ``(K, B)``, by data size or, with averaged critics, equally."""
         return each.mean() if self.gan_weights == "average" else pi @ each.mean(1)

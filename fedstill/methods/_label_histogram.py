@@ -43,13 +43,16 @@ def _is_multi_label(setting: NodeSetting) -> bool:
     return setting.task.count_sensitivity > 1
 
 
-def _add_sizes(method: Any, told: Tensors, sent: Tensors) -> Tensors:
+def _add_sizes(method: Any, response: Tensors, sent: Tensors) -> Tensors:
     """Return counts and sizes; without released sizes the sum of the counts, at no further cost.
 
     Noise may leave no examples at all, and a node that responds has at least one.
     """
-    counts = told["counts"].float()
-    return {"counts": counts, "sizes": told["sizes"] if "sizes" in told else counts.sum().clamp(min=1)}
+    counts = response["counts"].float()
+    return {
+        "counts": counts,
+        "sizes": response["sizes"] if "sizes" in response else counts.sum().clamp(min=1),
+    }
 
 
 class CountsLabels:
@@ -64,14 +67,16 @@ class CountsLabels:
             "sizes": DATA_SIZES if _is_multi_label(setting) else LABEL_COUNTS,
         },
         times=1,
-        depends_on_records=lambda self, setting: ("counts", "sizes") if _is_multi_label(setting) else ("counts",),
+        depends_on_records=lambda self, setting: (
+            ("counts", "sizes") if _is_multi_label(setting) else ("counts",)
+        ),
         postprocess=_add_sizes,
         sealed=True,
         sums={"counts": "sum", "sizes": "sum"},
     )
     def count_labels(self, nodes: NodeGroup) -> Tensors:
-        """Return the number of examples of each node, ``counts`` (K, C) by class and ``sizes`` (K,) in all.
-        """
+        """Return the number of examples of each node, ``counts`` (K, C) by class and ``sizes`` (K,) in
+        all."""
         counts = torch.stack([nodes.setting.task.counts(node.data) for node in nodes.nodes])
         return {
             "counts": counts,
@@ -107,13 +112,15 @@ class LabelHistogram:
         """Query every node, unless that is done."""
         if not self.names:
             by_class = "count_labels" in server.federation.queries
-            told = server.query("count_labels" if by_class else "count_samples")
-            self.names, self.sizes = told.nodes, told["sizes"]
-            self.counts = told["counts"] if by_class else told["sizes"].new_zeros(len(told.nodes), 0)
+            responses = server.query("count_labels" if by_class else "count_samples")
+            self.names, self.sizes = responses.nodes, responses["sizes"]
+            self.counts = (
+                responses["counts"] if by_class else responses["sizes"].new_zeros(len(responses.nodes), 0)
+            )
 
     def present_nodes(self, federation: Federation) -> list[str]:
-        """Return the known nodes that are not excluded. A node that joins later is unknown and not queried.
-        """
+        """Return the known nodes that are not excluded. A node that joins later is unknown and not
+        queried."""
         present = set(federation.response_sources)
         return [name for name in self.names if name in present]
 

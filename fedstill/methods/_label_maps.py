@@ -1,9 +1,9 @@
-"""Label maps as what a server's generator is told to make, and where they come from.
+"""Label maps as inputs of a server's generator, and their sources.
 
-For tasks with conditions (:class:`fedstill.tasks.Task`) an image is made from a map of one number a pixel.
-The nodes' own maps serve best, as published, but are data of theirs: they leave as a release of kind ``label
-maps``, and go to all nodes with what the server then asks. Maps drawn from random shapes, or those of public
-data, are nobody's.
+For tasks with conditions (:class:`fedstill.tasks.Task`) an image is generated from a map of one number for
+each pixel. The nodes' own maps work best, as published, but are private: they leave as a release of kind
+``label maps`` and are sent to all nodes with the server's queries. Maps of random shapes, or of public data,
+belong to no node.
 """
 
 from __future__ import annotations
@@ -43,20 +43,24 @@ DIFFERENCE = payload_kinds.DIFFERENCE.with_opt_out('with method.conditions = "dr
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratesFromMaps(Method):
-    """A generator G that makes images from maps, which nodes tell where they are to be theirs."""
+    """Options of a generator G of images from label maps."""
 
     conditions: Literal["nodes", "drawn", "public"] = "nodes"
-    """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
-    "label maps" (policy label_maps); drawn: random shapes, for which nothing leaves; public: those of the
-    public data's labels."""
+    """Source of the maps. nodes: the nodes release theirs, as kind "label maps" (policy label_maps). drawn:
+    random shapes, without any release. public: the labels of the public data.
+    """
     map_augment: Literal["none", "mirror", "turn"] = "none"
-    """What is done to a map before an image is made from it: nothing, mirrored half the time, or mirrored and
-    turned by quarters."""
+    """Augmentation of a map before an image is generated from it: none, mirror (half the time), or turn
+    (mirrored and rotated by quarter turns).
+    """
     perceptual: NonNegativeFloat = 1.0
     """Weight of the distance in VGG features between an image and the real one of the same map, computed at
-    the node that owns it. It needs conditions = nodes and the features (nodes.perceptual): else it is off."""
+    the node that owns it. It needs conditions = nodes and the features (nodes.perceptual); otherwise it is
+    off.
+    """
     pixel: NonNegativeFloat = 1.0
-    """Weight of the mean absolute difference between the same two. With both weights 0 none are compared."""
+    """Weight of the mean absolute difference of the same two images. With both weights 0 none are compared.
+    """
     generator_width: PositiveInt = 64
     """Channels of G's first convolution (published: 64)."""
 
@@ -64,7 +68,7 @@ class GeneratesFromMaps(Method):
         return Needs(images=True, label_maps=True)
 
     def compares_images(self, task: Task) -> bool:
-        """Whether nodes compare images with their own."""
+        """Return whether nodes compare images with their own."""
         return (
             bool(task.condition_channels) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
         )
@@ -79,7 +83,7 @@ class GeneratesFromMaps(Method):
         when=lambda self, setting: self.conditions == "nodes",
     )
     def send_label_maps(self, nodes: NodeGroup) -> Tensors:
-        """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
+        """Return a node's maps ``(n, H, W)`` uint8. Nodes have different numbers: query one at a time."""
         node, map_cache = (
             nodes.nodes[0],
             nodes.setting.cached("map cache", lambda: ImageMapCache(nodes.setting.task)),
@@ -87,7 +91,7 @@ class GeneratesFromMaps(Method):
         return {"maps": map_cache.get(node.data).targets[map_order(node)].unsqueeze(0)}
 
     def notes(self, setting: NodeSetting) -> tuple[str, ...]:
-        """What is switched off for want of something, so that it is said."""
+        """Return a note if the perceptual loss is off because the nodes have no VGG features."""
         if not setting.task.condition_channels or self.perceptual == 0 or setting.perceptual is not None:
             return ()
         why = "nodes have no VGG features: nodes.perceptual names a file of them"
@@ -104,19 +108,19 @@ class GeneratesFromMaps(Method):
 
 
 def owner_id(name: str) -> int:
-    """A node as queries name it to all nodes: each knows its own number, and no list of names travels."""
+    """Return the number that stands for a node in queries to all nodes, so that no list of names is sent."""
     return derive(0, "owner of maps", name)
 
 
 class ImageMapCache:
-    """Each node's pictures with their maps, worked out once; the task knows both."""
+    """Cache of each node's images with their label maps, computed once by the task."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self._cache: WeakKeyDictionary[TensorData, TensorData] = WeakKeyDictionary()
 
     def get(self, data: TensorData) -> TensorData:
-        """Pictures ``(N, channels, H, W)`` as inputs, maps ``(N, H, W)`` uint8 as targets."""
+        """Return images ``(N, channels, H, W)`` as inputs and maps ``(N, H, W)`` uint8 as targets."""
         found = self._cache.get(data)
         if found is None:
             maps = self.task.label_maps(data).to(data.inputs.device)
@@ -125,18 +129,17 @@ class ImageMapCache:
 
 
 def map_order(node: Node) -> torch.Tensor:
-    """In which order a node tells its maps: indices ``(n,)``, the same whenever it is asked."""
-    order = torch.randperm(len(node.data), generator=node.generator("maps told"))
+    """Return the order in which a node sends its maps: indices ``(n,)``, the same at each call."""
+    order = torch.randperm(len(node.data), generator=node.generator("maps told"))  # quote
     return order.to(node.data.inputs.device)
 
 
 @dataclass
 class MapSource:
-    """Maps of the nodes', of random shapes or of public data.
+    """Source of label maps: of the nodes, of random shapes or of public data.
 
     Raises:
-        ArgumentError: there are no public labels to take maps from; images that are not square cannot be
-            turned.
+        ArgumentError: no public labels to take maps from, or quarter turns of images that are not square.
     """
 
     config: GeneratesFromMaps
@@ -160,19 +163,19 @@ class MapSource:
 
     @property
     def is_ready(self) -> bool:
-        """Whether maps can be drawn yet: the nodes may still have to be asked."""
+        """True if maps can be sampled; the nodes may have to be queried first."""
         return self.config.conditions == "drawn" or self.pool is not None
 
     def fetch(self, server: Server) -> None:
-        """QueryCall the nodes for their maps, unless that is done or not needed.
+        """Query the nodes for their maps, unless that is done or not needed.
 
-        A node that does not tell them is left out, as for any other query.
+        A node that does not send them is excluded, as for any other query.
         """
         if self.is_ready:
             return
         federation, given = server.federation, []
         for name in federation.present:  # one after the other, as answers of different length do not stack
-            response = server.query_or_none("send_label_maps", of=[name])
+            response = server.query_or_none("send_label_maps", nodes=[name])
             if response is None:
                 continue
             if wrong := self._fault(response["maps"][0]):
@@ -180,15 +183,17 @@ class MapSource:
             else:
                 given.append((owner_id(name), response["maps"][0]))
         if not given:
-            raise NodeFault(", ".join(federation.nodes), "send_label_maps", "no node has told any map")
+            raise NodeFault(", ".join(federation.nodes), "send_label_maps", "no node has sent any map")
         self._store(given)
 
     def has_maps_of(self, node: str) -> bool:
-        """Whether a draw of this node's maps can be had: a node that was away as they were told has none."""
+        """Return whether maps of this node can be sampled: a node that was absent when they were sent has
+        none."""
         return self.config.conditions != "nodes" or bool((self.owner == owner_id(node)).any())
 
-    def sample(self, count: int, *purpose: str | int, of: str | None = None) -> GeneratorBatch:
-        """Maps and what a generator gets of them, the same for the same purpose; ``of`` one node alone."""
+    def sample(self, count: int, *purpose: str | int, node: str | None = None) -> GeneratorBatch:
+        """Return maps and the generator's input, equal for equal purposes; with ``node`` from one node
+        alone."""
         draw, task = torch_generator(self.server.seed, "maps", *purpose), self.server.task
         device, (height, width) = self.server.device, self.server.shape[-2:]
         poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
@@ -196,7 +201,7 @@ class MapSource:
         if self.pool is None:
             maps = task.sample_maps(count, height, width, draw)
         else:
-            wanted = torch.ones_like(self.owner) if of is None else self.owner == owner_id(of)
+            wanted = torch.ones_like(self.owner) if node is None else self.owner == owner_id(node)
             mine = torch.nonzero(wanted).flatten()
             chosen = mine[torch.randint(len(mine), (count,), generator=draw)]
             maps, owner, row = self.pool[chosen], self.owner[chosen], self.row[chosen]
@@ -212,7 +217,7 @@ class MapSource:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
 
     def _fault(self, maps: torch.Tensor) -> str:
-        """What is wrong with a node's maps, or nothing."""
+        """Return the fault of a node's maps, or an empty text."""
         conditions = self.server.task.condition_channels
         if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):
             return f"maps are {maps.dtype} {tuple(maps.shape)}"

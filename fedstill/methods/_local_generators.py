@@ -1,7 +1,7 @@
-"""Methods whose nodes train feature generators of their own, FedMD-CG and FedCG: what their rounds share.
+"""Shared rounds of FedMD-CG and FedCG, whose nodes train their own feature generators.
 
-In each round a node trains its model with the global generator G beside it, then its own generator G_i. The
-server averages generators and heads and distils into the averages. Symbols and equation numbers are those of
+In each round a node trains its model with the global generator G, then its own generator G_i. The server
+averages generators and heads and distills into the averages. Symbols and equation numbers are those of
 FedMD-CG, see :mod:`fedstill.methods._feature_generators`.
 """
 
@@ -53,7 +53,8 @@ SHARED_KINDS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
 
 @dataclass
 class LocalGeneratorState:
-    """What the server has beside the student, whose head is D; its extractor is only the nodes' first one."""
+    """Server state besides the student, whose head is D. The student's extractor is only the nodes' initial
+    one."""
 
     G: nn.Module
     histogram: LabelHistogram  # n_i^y and n_i
@@ -61,24 +62,24 @@ class LocalGeneratorState:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGenerators(FeatureGenerators, ABC):
-    """What methods have whose nodes train generators of their own."""
+    """Base class of methods whose nodes train their own generators."""
 
-    roles: ClassVar[Sequence[str]] = ("generator",)  # what a node trains beside its model
-    beta: ClassVar[float] = 0.9  # Adam's first, for these
-    restarts_from_global: ClassVar[bool] = False  # whether G_i starts from G in each round
+    roles: ClassVar[Sequence[str]] = ("generator",)  # networks that a node trains besides its model
+    beta: ClassVar[float] = 0.9  # Adam's beta_1 for these
+    restarts_from_global: ClassVar[bool] = False  # G_i starts from G in each round
 
     generator_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the nodes' generators, the same in all rounds."""
     aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
-    """At the server: crossed distillation (Eq. 12), FedCG's distillation, or averages alone."""
+    """Aggregation at the server: crossed distillation (Eq. 12), FedCG's distillation, or averages alone."""
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """A local generator G_i for each node, which query ``begin`` fills.
+        """Add a local generator G_i to each node; query ``initialize_nodes`` loads its weights.
 
         Raises:
-            ArgumentError: batches of one example, which batch norm cannot learn from.
+            ArgumentError: batches of one example, which batch norm cannot train on.
         """
         if setting.local.batch < 2:
             raise ArgumentError(
@@ -90,14 +91,14 @@ class LocalGenerators(FeatureGenerators, ABC):
             node.add_module("generator", G, self.adam)
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of what a node trains beside its model."""
+        """Return the optimizer of a network that a node trains besides its model."""
         return adam(module, self.generator_lr, self.beta)
 
     @query(sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
     def initialize_nodes(  # type: ignore[override]  # a generator comes with the model
         self, nodes: NodeGroup, parameters: torch.Tensor, generator: torch.Tensor
     ) -> Tensors:
-        """All nodes take the server's first weights; nothing leaves."""
+        """Load the server's initial weights at all nodes; nothing is released."""
         nodes.load_parameters("model", parameters)
         nodes.load_parameters("generator", generator)
         return {}
@@ -111,9 +112,9 @@ class LocalGenerators(FeatureGenerators, ABC):
     def train(
         self, nodes: NodeGroup, generator: torch.Tensor, head: torch.Tensor, counts: torch.Tensor, round: int
     ) -> Tensors:
-        """One round at a node: take the global generator and head, train, give the local ones back.
+        """Run one round at a node: load the global generator and head, train, and return the local ones.
 
-        ``counts`` are the label counts of all nodes together, which p(y) follows.
+        ``counts`` are the label counts of all nodes together, which define p(y).
         """
         G = GlobalGenerator(self, nodes, generator, counts, round)
         nodes.load_parameters("model", head, HEAD)
@@ -129,14 +130,14 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     @abstractmethod
     def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
-        """A step of F_i and D_i."""
+        """Return a training step of F_i and D_i."""
 
     @abstractmethod
     def make_generator_step(self, nodes: NodeGroup, t: int) -> TrainStep:
-        """A step of G_i in round ``t``, with F_i and D_i as the round has left them."""
+        """Return a training step of G_i in round ``t``, with F_i and D_i after the model's training."""
 
     def train_generators(self, nodes: NodeGroup, span: Span, work: TrainStep) -> None:
-        """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""
+        """Train a group's generators on the nodes' own data for a round's part, ``span``."""
         setting = nodes.setting
         local_training.train(
             nodes.nodes,
@@ -157,26 +158,27 @@ class LocalGenerators(FeatureGenerators, ABC):
         return LocalGeneratorState(G, LabelHistogram())
 
     def step(self, server: Server, state: LocalGeneratorState, t: int) -> Mapping[str, float]:
-        """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
+        """Run one round. ``consistency`` is the loss of local heads on local generators' features (Fig.
+        5)."""
         G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
         if not histogram.names:
             server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
             histogram.fetch(server)
         responses = server.query(
             "train",
-            of=self.sample_participants(histogram.present_nodes(server.federation), server.seed, t),
+            nodes=self.sample_participants(histogram.present_nodes(server.federation), server.seed, t),
             generator=to_vector(G),
             head=to_vector(D),
             counts=histogram.counts.sum(0),
             round=t,
         )
-        told = histogram.select(responses.nodes)
-        n_y, n = told.counts, told.sizes  # (K, C), (K,)
+        participants = histogram.select(responses.nodes)
+        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
         uploads = UploadedModels(G, D, responses["generator"], responses["head"])
         losses = {"consistency": self.consistency(server, uploads, n_y)}
         load_vector(G, weighted_mean(responses["generator"], n))
         load_vector(D, weighted_mean(responses["head"], n))
-        return losses | self.distill(server, G, D, uploads, told, t)
+        return losses | self.distill(server, G, D, uploads, participants, t)
 
     def distill(
         self,
@@ -184,23 +186,23 @@ class LocalGenerators(FeatureGenerators, ABC):
         G: nn.Module,
         D: nn.Module,
         uploads: UploadedModels,
-        told: LabelHistogram,
+        participants: LabelHistogram,
         t: int,
     ) -> dict[str, float]:
-        """Steps on Eq. 12, or on FedCG's loss, from the averages."""
+        """Take steps on Eq. 12, or on FedCG's loss, from the averages."""
         if self.aggregation not in ("kdc", "kd"):
             return {}
-        n_y, n = told.counts, told.sizes  # (K, C), (K,)
+        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
         tau = server.task.importance_weights(n_y).squeeze(1)  # tau_{i, y}  (K, C)
         learning = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
         optimizer = torch.optim.Adam(learning, self.server_lr, fused=True)
         losses = torch.zeros(1)
-        for turn in range(self.server_steps):
+        for index in range(self.server_steps):
             z, y = sample_noise_and_labels(
-                server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn
+                server.compute, n_y, self.server_batch, self.noise, server.seed, t, index
             )
             c = append_one_hot(z, y, server.task.classes)
-            with server.compute.step(server.seed, "student", t, turn):
+            with server.compute.step(server.seed, "student", t, index):
                 if self.aggregation == "kdc":
                     losses = crossed_distillation_loss(uploads, G, D, c, tau[:, y], self.divergence)
                 else:
@@ -210,35 +212,36 @@ class LocalGenerators(FeatureGenerators, ABC):
         return dict(zip(names, losses.tolist(), strict=False))
 
     def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        """How far a student's logits are from a teacher's in Eq. 10 and 11: ``(..., C)`` to ``(...)``."""
+        """Return the divergence of a student's from a teacher's logits in Eq. 10 and 11: ``(..., C)`` to
+        ``(...)``."""
         return kl(student, teacher)
 
     def consistency(self, server: Server, uploads: UploadedModels, n_y: torch.Tensor) -> float:
-        """CE(rho(D_i(G_i(z, y))), y), each node weighed by how many examples of y it holds."""
+        """Return CE(rho(D_i(G_i(z, y))), y), nodes weighted by their numbers of examples of y."""
         z, y = sample_noise_and_labels(
             server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency"
         )
         tau = server.task.importance_weights(n_y).squeeze(1)[:, y]  # (K, B)
         with torch.no_grad(), server.compute.autocast():
-            told = uploads.heads(uploads.features(append_one_hot(z, y, server.task.classes)))
-            told = told.log_softmax(-1)  # (K, B, C)
-        right = told.gather(2, y.expand(len(n_y), -1).unsqueeze(2)).squeeze(2)  # (K, B)
-        return -(tau * right).sum(0).mean().item()
+            log_p = uploads.heads(uploads.features(append_one_hot(z, y, server.task.classes)))
+            log_p = log_p.log_softmax(-1)  # (K, B, C)
+        correct = log_p.gather(2, y.expand(len(n_y), -1).unsqueeze(2)).squeeze(2)  # (K, B)
+        return -(tau * correct).sum(0).mean().item()
 
 
 class UploadedModels:
-    """The generators and heads that K nodes stack_uploads, evaluated as one: ``(K, B, ...)``."""
+    """The generators and heads of K nodes, evaluated as one: ``(K, B, ...)``."""
 
     def __init__(self, G: nn.Module, D: nn.Module, generators: torch.Tensor, heads: torch.Tensor) -> None:
         self.generators, self.heads = stack_uploads(G, generators), stack_uploads(D, heads)
 
     def features(self, c: torch.Tensor) -> torch.Tensor:
-        """G_i(z, y): ``c = [z; y]`` (B, q + C) to ``(K, B, p)``."""
+        """Return G_i(z, y): ``c = [z; y]`` (B, q + C) to ``(K, B, p)``."""
         return self.generators(c.expand(len(self.generators.modules), *c.shape))
 
 
 def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """``KL(softmax(p) || softmax(q))`` of logits ``(..., C)``: ``(...)``, in nats.
+    """Return ``KL(softmax(p) || softmax(q))`` of logits ``(..., C)``: ``(...)``, in nats.
 
     >>> round(kl(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])).item(), 4)
     0.1201
@@ -255,11 +258,16 @@ def crossed_distillation_loss(
     tau: torch.Tensor,
     divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Eq. 10 and 11: L_kl,1, L_kl,2 and L_kl,3, means over a batch: ``(3,)``.
+    """Return L_kl,1, L_kl,2 and L_kl,3 of Eq. 10 and 11, means over a batch: ``(3,)``.
 
-    Gradients flow to G and D alone; in L_kl,2 only D learns, in L_kl,3 only G. ``c = [z; y]`` (B, q + C), and
-    tau ``(K, B)`` is tau_{i, y} of each example's label. The divergence is of a student's logits from a
-    teacher's.
+    Gradients flow to G and D only: in L_kl,2 to D, in L_kl,3 to G.
+
+    Args:
+        uploads: the nodes' generators and heads.
+        G, D: the averages.
+        c: ``[z; y]`` (B, q + C).
+        tau: tau_{i, y} of each example's label ``(K, B)``.
+        divergence: function of a student's and a teacher's logits.
     """
     with torch.no_grad():
         f_i = uploads.features(c)  # G_i(z, y)  (K, B, p)
@@ -274,7 +282,7 @@ def crossed_distillation_loss(
 def ensemble_distillation_loss(
     uploads: UploadedModels, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
 ) -> torch.Tensor:
-    """FedCG's server loss: KL from rho of the mean of D_i(G_i), weighed by pi ``(K,)``, to rho(D(G))."""
+    """Return FedCG's server loss: KL from the mean of D_i(G_i), weighted by pi ``(K,)``, to D(G)."""
     with torch.no_grad():
         d_i = uploads.heads(uploads.features(c))  # (K, B, C)
         teacher = torch.tensordot(pi, d_i, 1)  # (B, C)

@@ -1,9 +1,9 @@
-"""FedKD's perturbations of logits: a uniform quantizer and Laplace noise. Pure functions.
+"""FedKD's perturbations of logits, as pure functions: a uniform quantizer and Laplace noise.
 
-Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domain Knowledge
-Distillation", AAAI 2022, Eq. 2-4. **No guarantee**: nothing here bounds how far one training record can
-move a logit, and without such a bound neither rounding nor noise carries an epsilon. What
-does is :class:`~fedstill.privacy.release_rules.NoisyRows`, which bounds first.
+Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domain Knowledge Distillation",
+AAAI 2022, Eq. 2-4. **No guarantee**: nothing here bounds the influence of one training record on a logit, and
+without such a bound neither rounding nor noise has an epsilon.
+:class:`~fedstill.privacy.release_rules.NoisyRows` bounds first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault
 
-UNIFORM_BITS = 52  # of a uniform draw: a float64 tells all of them apart, halves included
+UNIFORM_BITS = 52  # of a uniform sample: float64 represents all values and their halves exactly
 
 
 def index_dtype(levels: int) -> torch.dtype:
-    """The smallest type that holds the level indices ``-ceil(S/2) .. ceil(S/2)``, S up to 2^32 - 2.
+    """Return the smallest type that holds the level indices ``-ceil(S/2) .. ceil(S/2)``, S up to 2^32 - 2.
 
     >>> index_dtype(200), index_dtype(255), index_dtype(100_000)
     (torch.int8, torch.int16, torch.int32)
@@ -29,10 +29,10 @@ def index_dtype(levels: int) -> torch.dtype:
 
 
 def quantize(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
-    """Which interval each value lies in, FedKD Eq. 4: ``ceil(S z / (2 z_max))``.
+    """Return the index of each value's interval, FedKD Eq. 4: ``ceil(S z / (2 z_max))``.
 
-    Values beyond ``z_max`` are clipped to it first. Rounding goes up, as printed: a value stands for the
-    upper end of its interval, so it moves up by half a step on average, all classes alike. No guarantee:
+    Values beyond ``z_max`` are clipped first. Rounding goes up, as printed: an index stands for the upper end
+    of its interval, so that values move up by half a step on average, equally for all classes. No guarantee:
     fewer digits are not privacy.
 
     Args:
@@ -41,9 +41,9 @@ def quantize(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
         z_max: above 0.
 
     Returns:
-        Whole numbers ``-floor(S/2) .. ceil(S/2)``, of the shape of z, in the type that :func:`index_dtype`
-        names; its least number for NaN. Nodes call this on what they are about to release, and were it
-        refused, that would tell the server something that is neither charged nor counted.
+        Whole numbers ``-floor(S/2) .. ceil(S/2)``, of the shape of z, in the type :func:`index_dtype`; its
+        smallest number for NaN. Nodes call this on their releases, and a refusal would reveal a fact to the
+        server that is neither charged nor counted.
 
     Raises:
         ArgumentError: a bound that is not above 0.
@@ -59,7 +59,7 @@ def quantize(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
 
 
 def dequantize(index: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
-    """The values that level indices stand for, FedKD Eq. 4: ``index 2 z_max / S``, float32, or NaN.
+    """Return the values of level indices, FedKD Eq. 4: ``index 2 z_max / S``, float32, or NaN.
 
     >>> dequantize(torch.tensor([-2, 0, 1], dtype=torch.int8), 4, 2.0)
     tensor([-2.,  0.,  1.])
@@ -69,10 +69,10 @@ def dequantize(index: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
 
 
 def check_no_nan(nodes: Sequence[str], z: torch.Tensor) -> None:
-    """Refuse what nodes' models answered, ``(K, ...)``, where it is NaN.
+    """Check that the nodes' logits ``(K, ...)`` contain no NaN.
 
     Raises:
-        NodeFault: naming the nodes.
+        NodeFault: names the faulty nodes.
     """
     if z.isnan().any():
         lost = [name for name, own in zip(nodes, z, strict=True) if own.isnan().any()]
@@ -80,12 +80,13 @@ def check_no_nan(nodes: Sequence[str], z: torch.Tensor) -> None:
 
 
 def sample_laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> torch.Tensor:
-    """Draws from Lap(scale), location 0, by the inverse of its distribution function.
+    """Sample from Lap(scale), location 0, by the inverse of its distribution function.
 
-    Always finite: at most 36 scales from 0. No guarantee: noise of a fixed scale on values whose
-    sensitivity to one record is not bounded has no epsilon.
+    Always finite: at most 36 scales from 0. No guarantee: noise of a fixed scale on values of unbounded
+    sensitivity has no epsilon.
 
     Args:
+        shape: shape of the samples.
         scale: b of the density ``exp(-|x| / b) / 2b``; 0 gives zeros.
         generator: on the CPU, so that devices agree.
 

@@ -1,4 +1,4 @@
-"""What nodes remember from one query to the next, beside their networks."""
+"""Tensors that nodes keep from one query to the next, besides their networks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedstill.methods import Node
 
 
 class BufferModule(nn.Module):
-    """Tensors by name, in the form of a network without parameters: they are kept as a node's networks are,
-    so a run that goes on after a stop finds them."""
+    """Tensors by name, as a module without parameters, so that a node saves and restores them with its
+    networks."""
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         super().__init__()
@@ -21,11 +21,11 @@ class BufferModule(nn.Module):
 
 
 def add_buffers(node: Node, role: str, **tensors: torch.Tensor) -> None:
-    """Give a node room for tensors, with what is in them before the first query."""
+    """Add tensors with their initial values to a node."""
     node.modules[role] = BufferModule(**tensors).to(node.data.inputs.device)
     node.frozen[role] = frozenset()
 
 
 def get_buffers(node: Node, role: str) -> Mapping[str, torch.Tensor]:
-    """What a node remembers, to be read and written in place."""
+    """Return a node's tensors by name; they can be changed in place."""
     return dict(node.modules[role].named_buffers())

@@ -1,4 +1,5 @@
-"""Methods that ask everything in their first turn, and whose student then learns from what was answered."""
+"""Base class of methods that send all queries in the first step and then train the student on the
+responses."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ STUDENT_OPTIONS = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")
 
 @dataclass
 class OneShotState(WeightedState):
-    """What changes from pass to pass, beside the student."""
+    """Server state besides the student."""
 
     targets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # empty until all is asked
 
 
 class OneShot(WeightsNodes, ABC):
-    """The first turn asks all queries; each turn is one pass of the student over the public data."""
+    """The first step sends all queries; each step is one pass of the student over the public data."""
 
     unit: ClassVar[Literal["epoch"]] = "epoch"
     one_round: ClassVar[bool] = True
@@ -45,25 +46,25 @@ class OneShot(WeightsNodes, ABC):
 
     @abstractmethod
     def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
-        """What nodes are asked about public data, in order."""
+        """Yield the queries about public data, in order."""
 
     @abstractmethod
     def targets(self, server: Server, state: Any) -> Mapping[str, torch.Tensor]:
-        """QueryCall what is :meth:`public_queries` public data, and make of the answers what the student learns from."""
+        """Send the queries of :meth:`public_queries` and return the student's targets from the responses."""
 
     @abstractmethod
     def train_epoch(self, server: Server, state: Any, e: int) -> Mapping[str, float]:
-        """Pass ``e`` of the student over the public data; its losses."""
+        """Run pass ``e`` of the student over the public data and return its losses."""
 
     # --- what follows -----------------------------------------------------------------------------------
 
     def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
-        """Label counts, where they weigh, and then all about public data."""
+        """Return the query for label counts, if they are weights, and all queries about public data."""
         counts = [QueryCall("count_labels")] if self.weighted_by_counts else []
         return [*counts, *self.public_queries(require_public(public), seed)]
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
-        """One pass, and before the first one all that is asked."""
+        """Run one pass, and before the first one all queries."""
         if not state.targets:
             self.fetch_weights(server, state)
             state.targets = self.targets(server, state)
@@ -72,8 +73,8 @@ class OneShot(WeightsNodes, ABC):
         return self.train_epoch(server, state, t)
 
     def query_with_weights(
-        self, server: Server, state: Any, call: QueryCall, **beside: float
+        self, server: Server, state: Any, call: QueryCall, **further: float
     ) -> tuple[Responses, torch.Tensor]:
-        """What is answered by those who are weighed, and their weights omega ``(K, 1, C)``."""
-        responses = server.query(call.query, of=state.histogram.names, **call.tensors, **beside)
+        """Return the responses of the weighted nodes, and their weights omega ``(K, 1, C)``."""
+        responses = server.query(call.query, nodes=state.histogram.names, **call.tensors, **further)
         return responses, self.omega(server, state, responses.nodes)

@@ -1,7 +1,7 @@
-"""What methods with public data have in common: who counts how much, how nodes answer, how networks learn.
+"""Shared parts of methods with public data: weights of the nodes, responses about rows, training on rows.
 
-Server and nodes hold the same public inputs, so a query about them carries row numbers and the
-seed of an augmentation, never inputs.
+Server and nodes hold the same public inputs, so a query about them carries row numbers and the seed of an
+augmentation, never inputs.
 """
 
 from __future__ import annotations
@@ -43,49 +43,51 @@ Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, targ
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, ...)
 
 
-# --- who counts how much in an ensemble ----------------------------------------------------------------
+# --- weights of the nodes in an ensemble ----------------------------------------------------------------
 
 
 @dataclass
 class WeightedState:
-    """What a server keeps: the student's optimizer, and who counts how much."""
+    """Server state: the student's optimizer, and the nodes' weights."""
 
     optimizer: torch.optim.Optimizer
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
 
 
 class LogitEnsemble(Method):
-    """Nodes answer with logits, which are ensembled as ``ensemble`` says."""
+    """Base class of methods whose nodes return logits, which are combined as option ``ensemble`` says."""
 
     ensemble: Ensemble
 
     def logit_sum_weighting(self, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
-        """Return how logits are summed where the server sees sums only.
+        """Return the weighting of summed logits under secure aggregation.
 
         Raises:
             ArgumentError: an ensemble that is not a weighted mean of logits. Probabilities and their
-                logarithms saturate: at inputs that a server chooses, all nodes but one add exactly 0.
+                logarithms saturate: for inputs that a server chooses, all nodes but one add exactly 0.
         """
         if self.ensemble != "logits":
-            expected = "logits with link.secure_aggregation: what saturates reveals single responses at far-out inputs"
+            expected = "logits, as saturated probabilities of extreme inputs reveal single responses"
             raise ArgumentError("method.ensemble", self.ensemble, expected)
         return {"logits": weighting}
 
 
 class WeightsNodes(CountsLabels, LogitEnsemble):
-    """Nodes are weighed by their shares of each class's examples, which they then tell, or equally."""
+    """Base class of methods that weight nodes by their shares of each class's examples, or equally."""
 
     weights: Literal["counts", "equal"]
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        """Without label counts, where nobody is weighed by them."""
+        """Return the queries, without label counts if the nodes are weighted equally."""
         return [
-            query for query in super().queries(setting) if self.weighted_by_counts or query.name != "count_labels"
+            query
+            for query in super().queries(setting)
+            if self.weighted_by_counts or query.name != "count_labels"
         ]
 
     @property
     def weighted_by_counts(self) -> bool:
-        """Whether nodes are weighed by their shares of each class's examples."""
+        """True if nodes are weighted by their shares of each class's examples."""
         return self.weights == "counts"
 
     def preview_responses(
@@ -94,11 +96,11 @@ class WeightsNodes(CountsLabels, LogitEnsemble):
         return {"logits": z}
 
     def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Return how logits are summed where the server sees sums only; raises as :meth:`logit_sum_weighting`."""
+        """Return the weighting of summed logits; raises as :meth:`logit_sum_weighting`."""
         return self.logit_sum_weighting("counts" if self.weighted_by_counts else "mean")
 
     def fetch_weights(self, server: Server, state: Any) -> None:
-        """Know who counts how much: ask, where that is to be asked and is not done."""
+        """Fetch the nodes' label counts, if they are weights and not known yet."""
         if self.weighted_by_counts:
             state.histogram.fetch(server)
         elif not state.histogram.names:
@@ -111,7 +113,7 @@ class WeightsNodes(CountsLabels, LogitEnsemble):
             state.histogram = even
 
     def omega(self, server: Server, state: Any, nodes: Sequence[str]) -> torch.Tensor:
-        """The weights of some nodes, by class: ``(K, 1, C)``, summing to 1 over nodes."""
+        """Return the weights of some nodes by class: ``(K, 1, C)``, summing to 1 over nodes."""
         return server.task.importance_weights(state.histogram.select(nodes).counts)
 
     def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
@@ -125,7 +127,7 @@ class WeightsNodes(CountsLabels, LogitEnsemble):
 
 
 def require_public(public: PublicData | None) -> PublicData:
-    """The public data.
+    """Return the public data.
 
     Raises:
         ArgumentError: there are none.
@@ -136,7 +138,7 @@ def require_public(public: PublicData | None) -> PublicData:
 
 
 def require_labeled(public: PublicData | None) -> TensorData:
-    """The public data, to learn from.
+    """Return the public data with labels.
 
     Raises:
         ArgumentError: there are none, or they have no labels.
@@ -148,7 +150,8 @@ def require_labeled(public: PublicData | None) -> TensorData:
 
 
 def split_rows(public: PublicData | None, size: int) -> list[torch.Tensor]:
-    """Rows of the public data, from one up to another: ``(2,)`` each, at most ``size`` rows; of none, none.
+    """Return ranges of at most ``size`` rows that cover the public data, ``(2,)`` each; none without public
+    data.
 
     >>> [rows.tolist() for rows in split_rows(PublicData("made", torch.zeros(5, 1)), 2)]
     [[0, 2], [2, 4], [4, 5]]
@@ -158,10 +161,10 @@ def split_rows(public: PublicData | None, size: int) -> list[torch.Tensor]:
 
 
 def row_range(rows: torch.Tensor) -> tuple[int, int]:
-    """From which row up to which other one a part of the public data goes, of what came down ``(G, 2)``.
+    """Return start and stop of a received row range ``(G, 2)``.
 
     Raises:
-        ArgumentError: it is no such part.
+        ArgumentError: not a range.
 
     >>> row_range(torch.tensor([[2, 4]]))
     (2, 4)
@@ -174,15 +177,16 @@ def row_range(rows: torch.Tensor) -> tuple[int, int]:
 
 
 def sample_rows(server: Server, most: int, t: int) -> torch.Tensor:
-    """Row numbers of a round's subset of the public data, ``(B,)`` on the CPU; at most ``most``."""
+    """Return the row numbers of a round's subset of the public data, ``(B,)`` on the CPU; at most
+    ``most``."""
     generator = torch_generator(server.seed, "subset", t)
     return torch.randperm(len(require_public(server.public)), generator=generator)[:most]
 
 
 def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """One shuffled pass over ``count`` rows, in batches of nearly equal size, none above ``batch``.
+    """Return one shuffled pass over ``count`` rows, in batches of nearly equal size up to ``batch``.
 
-    Batch norm cannot learn from one row: where ``batch`` is 2 and ``count`` odd, one batch has 3.
+    Batch norm cannot train on one row: if ``batch`` is 2 and ``count`` odd, one batch has 3.
 
     >>> sorted(len(rows) for rows in shuffled_batches(10, 4, torch.Generator()))
     [3, 3, 4]
@@ -197,17 +201,18 @@ def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tupl
 def iterate_batches(
     x: torch.Tensor, target: torch.Tensor, size: int, seed: int, *purpose: str | int
 ) -> Iterator[Batch]:
-    """One shuffled pass over inputs ``(N, ...)`` and targets ``(N, C, ...)``; ``purpose`` names its order."""
+    """Yield one shuffled pass over inputs ``(N, ...)`` and targets ``(N, C, ...)``; ``purpose`` names the
+    order."""
     for rows in shuffled_batches(len(x), size, torch_generator(seed, *purpose)):
         chosen = rows.to(x.device)
         yield x[chosen], target[chosen]
 
 
-# --- answering and learning ----------------------------------------------------------------------------
+# --- responses and training ----------------------------------------------------------------------------
 
 
 def compute_logits(group: NodeGroup, x: torch.Tensor) -> torch.Tensor:
-    """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
+    """Return each node's logits for the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
     model = group.module("model")
     pieces = torch.split(x, min(FORWARD_BATCH, inference_batch_size(x)))
     return torch.cat([model(part.expand(len(group), *part.shape)) for part in pieces], 1)
@@ -216,7 +221,7 @@ def compute_logits(group: NodeGroup, x: torch.Tensor) -> torch.Tensor:
 def make_student_optimizer(
     model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam"
 ) -> torch.optim.Optimizer:
-    """Adam, or SGD with momentum 0.9, on what a network's owner did not freeze."""
+    """Return Adam, or SGD with momentum 0.9, for a network's trainable parameters."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return make_optimizer(learning, LocalConfig(optimizer=how, lr=lr))
 
@@ -233,7 +238,7 @@ def finetune_on_public(
 ) -> None:
     """Train each node's model on the same public examples ``(N, ...)``, in its own order, with a new Adam.
 
-    ``losses`` takes outputs and targets ``(G, B, ...)`` to ``(G,)``; ``purpose`` names what is drawn.
+    ``losses`` maps outputs and targets ``(G, B, ...)`` to ``(G,)``; ``purpose`` names the random streams.
     """
     model, first = nodes.module("model"), nodes.nodes[0]
     model.train(True)
@@ -261,9 +266,9 @@ def distill(
     seed: int,
     *purpose: str | int,
 ) -> float:
-    """Steps of a student towards targets, a batch each, in the mode that it is in: their mean distance, or 0.
+    """Train a student towards targets, one step for each batch, and return the mean distance, or 0.
 
-    ``seed`` and ``purpose`` are of what the student draws by itself (dropout).
+    The student's training mode is not changed. ``seed`` and ``purpose`` name the random stream of dropout.
     """
     losses = []
     for step, (x, target) in enumerate(batches):
@@ -285,7 +290,7 @@ def train_student(
     epochs: int,
     batch: int,
 ) -> float:
-    """Train the student on the public examples of some rows ``(B,)`` in round t: its mean distance."""
+    """Train the student on the public examples of rows ``(B,)`` in round t and return the mean distance."""
     x = require_public(server.public).inputs[rows]
     orders = [
         iterate_batches(x, targets, batch, server.seed, "student's order", t, epoch)

@@ -1,4 +1,4 @@
-"""A method's program at the server, as a run drives it: turn by turn, and stopped between two."""
+"""Server side of a method, as a run drives it: step by step, saved and restored between two steps."""
 
 from __future__ import annotations
 
@@ -24,31 +24,30 @@ from fedstill.tasks import Task
 
 @dataclass(eq=False)
 class Server:
-    """What a method's program has to work with, and how far it has come.
+    """Server of one run: the method's environment, its state and its progress.
 
     Args:
-        method: the program.
+        method: the method.
         federation: the nodes.
-        student: the central network, on the device. Under ``Needs.split`` a ``Split``.
+        student: the global model, on the device. With ``Needs.split_models`` a ``SplitModel``.
         task: losses, ensemble, metrics.
         shape: ``(C, H, W)`` of an input, ``(L,)`` of a text, or ``(F,)`` of a row.
-        mean, std: the data's declared normalization, per channel.
+        mean, std: the data's declared normalization, by channel.
         compute: device and precision.
-        seed: of everything drawn at the server.
-        local: how nodes train, for methods that divide that budget into rounds.
+        seed: seed of all random streams at the server.
+        local: the nodes' local training, which methods divide into rounds.
         public: public data, or None.
-        kinds: the nodes' names by architecture, one tuple an architecture, with a network of it in its
-            first state; for methods that keep one student an architecture.
-        schema: what the columns of rows of a table may be; none where inputs are no such rows.
+        architectures: names of the nodes of each architecture, with a network of it in its initial state, for
+            methods with one student for each architecture.
+        schema: columns of a table; empty for other inputs.
 
     Attributes:
-        done: turns.
-        state: what the method has made, and changes from turn to turn.
+        completed_steps: number of completed steps.
+        state: the method's state.
 
     Raises:
-        QueryRefused: a node would not answer a query that the method needs.
-        ArgumentError: the method's options do not go with the task, the student or the public data, or name
-            what nothing has.
+        QueryRefused: a node refuses a query that the method needs.
+        ArgumentError: options that do not suit the task, the student or the public data, or unknown names.
     """
 
     method: Method
@@ -75,90 +74,96 @@ class Server:
 
     @property
     def device(self) -> torch.device:
-        """Where the server computes."""
+        """Device of the server."""
         return self.compute.device
 
     @property
     def name(self) -> str:
-        """The method's name, which is part of the names of what is drawn here."""
+        """Registered name of the method, which is part of the names of random streams."""
         return method_name(self.method)
 
     @property
     def total_steps(self) -> int:
-        """Turns of a whole run."""
+        """Number of steps of a whole run."""
         return self.method.total_steps
 
     @property
     def unit(self) -> str:
-        """What a turn is, in reports."""
+        """Name of a step in reports."""
         return self.method.unit
 
     def step(self) -> Mapping[str, float]:
-        """One turn, and its losses."""
+        """Run one step and return its losses."""
         losses = self.method.step(self, self.state, self.completed_steps)
         self.completed_steps += 1
         return losses
 
-    def query(self, query: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Responses:
-        """What nodes answer to a query; see :meth:`fedstill.federation.federation.Federation.call`.
+    def query(self, query: str, *, nodes: Sequence[str] | None = None, **inputs: Any) -> Responses:
+        """Send a query and return the responses; see :meth:`fedstill.federation.federation.Federation.query`.
 
         Args:
-            query: its name.
-            of: names of the nodes to ask; None is all. Those that are out are not asked.
-            inputs: tensors that go down with it; numbers, which arrive as numbers; JSON values, where the
-                query declares them.
+            query: name of the query.
+            nodes: names of the nodes; None is all. Excluded nodes are not queried.
+            inputs: tensors of the query; numbers, which arrive as numbers; and JSON values, if the query
+                declares them.
 
         Raises:
-            DataError: inputs are not of the task's shape, or not float32 (token ids: int64).
-            ArgumentError: ``begin`` asks. It runs before nodes have learned anything, and anew at each
-                resume: what it were told would leave again, and no training would be paid for.
+            DataError: inputs that are not of the task's shape, or not float32 (token ids: int64).
+            ArgumentError: a call in ``init_state``. It runs before the nodes have trained and again at each
+                resume, so that the release would be repeated and no training would be charged.
+
+        Example:
+            ``logits = server.query("predict_logits", x=x)["logits"]`` is ``(K, B, classes)``.
         """
         if not hasattr(self, "state"):
-            allowed = "none, as it runs before training and at each resume: ask in turn, where t is 0"
-            raise ArgumentError(f"what begin of method {self.name} asks", query, allowed)
-        values = self.federation.queries[query].json_values if query in self.federation.queries else ()
+            expected = (
+                "none, as init_state runs before training and at each resume: query in step, where t is 0"
+            )
+            raise ArgumentError(f"query in init_state of {self.name}", query, expected)
+        json_values = self.federation.queries[query].json_values if query in self.federation.queries else ()
         sent: dict[str, Any] = {
-            name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()
+            name: value if name in json_values else torch.as_tensor(value) for name, value in inputs.items()
         }
         kinds = self.federation.queries[query].sends if query in self.federation.queries else {}
         dtype = torch.int64 if self.task.form == "texts" else torch.float32
         for name in (name for name in sent if kinds.get(name) == INPUTS):
-            found, wanted = sent[name], tuple(self.shape)
-            if tuple(found.shape[1:]) != wanted or found.dtype != dtype:
-                told = f"{name} is {found.dtype} of shape {tuple(found.shape)}"
-                allowed = f"{dtype} of shape (B, {', '.join(map(str, wanted))})"
-                raise DataError(f"query {query!r}: {told}: expected {allowed}")
-        return self.federation.query(query, nodes=of, **sent)
+            value, shape = sent[name], tuple(self.shape)
+            if tuple(value.shape[1:]) != shape or value.dtype != dtype:
+                actual = f"{name} is {value.dtype} of shape {tuple(value.shape)}"
+                expected = f"{dtype} of shape (B, {', '.join(map(str, shape))})"
+                raise DataError(f"query {query!r}: {actual} (expected {expected})")
+        return self.federation.query(query, nodes=nodes, **sent)
 
-    def query_or_none(self, query: str, *, of: Sequence[str], **inputs: Any) -> Responses | None:
-        """What some nodes answer; None if all of them are left out, and the run goes on with the others.
+    def query_or_none(self, query: str, *, nodes: Sequence[str], **inputs: Any) -> Responses | None:
+        """Send a query and return the responses, or None if all of these nodes are excluded by it.
 
         Raises:
-            NodeFault: too few nodes are left to go on, or it is not known whose answer is wrong.
+            NodeFault: too few nodes are left, or the faulty node is unknown.
         """
         federation = self.federation
         try:
-            return self.query(query, of=of, **inputs)
+            return self.query(query, nodes=nodes, **inputs)
         except NodeFault:
             too_few = len(federation.present) < federation.link.min_nodes(len(federation.nodes))
-            if too_few or any(name in federation.present for name in of):
+            if too_few or any(name in federation.present for name in nodes):
                 raise
             return None
 
     def ensemble_responses(self, responses: Responses) -> torch.Tensor | None:
-        """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
+        """Return the nodes' responses to some inputs as one, ``(B, classes)``; None without an ensemble."""
         return self.method.ensemble_responses(self, self.state, responses)
 
     def preview_samples(self, count: int) -> torch.Tensor | None:
-        """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
+        """Return ``count`` generated inputs ``(count, C, H, W)``, the same at each call; None without a
+        generator."""
         return self.method.preview_samples(self, self.state, count)
 
     def preview_maps(self, count: int) -> torch.Tensor | None:
-        """The maps ``(count, H, W)`` uint8 that :meth:`preview_samples` makes its inputs from; None: from none."""
+        """Return the maps ``(count, H, W)`` uint8 of :meth:`preview_samples`; None without maps."""
         return self.method.preview_maps(self, self.state, count)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the server must remember to go on."""
+        """Return all that is needed to resume the run."""
         return {
             "completed_steps": self.completed_steps,
             "federation": self.federation.state_dict(),
@@ -167,7 +172,7 @@ class Server:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was remembered."""
+        """Restore the result of :meth:`state_dict`."""
         self.completed_steps = state["completed_steps"]
         self.federation.load_state_dict(state["federation"])
         self.student.load_state_dict(state["student"])
@@ -176,35 +181,39 @@ class Server:
 
 
 def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimizer:
-    """Adam on all of a network; ``beta`` is its momentum."""
+    """Return Adam for all parameters of a network; ``beta`` is its momentum.
+
+    >>> adam(nn.Linear(2, 1), lr=1e-3).defaults["betas"]
+    (0.9, 0.999)
+    """
     return torch.optim.Adam(module.parameters(), lr, betas=(beta, 0.999), fused=True)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """One step of an optimizer down a loss."""
+    """Take one optimizer step on a loss."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
 def _check_state(name: str, state: Any) -> None:
-    """Refuse at once what could not be remembered later."""
+    """Check that a state can be saved."""
     if not hasattr(state, "__dict__"):
-        allowed = "an object with attributes, as a dataclass without slots"
-        raise ArgumentError(f"what method {name} begins with", type(state).__name__, allowed)
+        expected = "an object with attributes, such as a dataclass without slots"
+        raise ArgumentError(f"state of method {name}", type(state).__name__, expected)
     for key, value in vars(state).items():
         try:
             check_state(_state_of(value))
         except TypeError as error:
-            allowed = (
-                "tensors, numbers, texts, lists and tables of these, networks, optimizers, or what has "
-                f"state_dict() and load_state_dict(); {error}"
+            expected = (
+                "tensors, numbers, texts, lists and mappings of these, networks, optimizers, or an object "
+                f"with state_dict() and load_state_dict(); {error}"
             )
-            raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, allowed) from error
+            raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, expected) from error
 
 
 def _state_of(value: Any) -> Any:
-    """What is remembered of one current that a method has made."""
+    """Return the saved form of one attribute of the state."""
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         return dict(value.state_dict())
     if isinstance(value, Mapping):
@@ -213,7 +222,7 @@ def _state_of(value: Any) -> Any:
 
 
 def _restore(current: Any, saved: Any, device: torch.device) -> Any:
-    """The current as it was; in the place of one that :meth:`Method.begin` has made, where it has a memory."""
+    """Return the attribute in its saved state; :meth:`Method.init_state` made ``current``."""
     if isinstance(current, nn.Module | torch.optim.Optimizer):
         current.load_state_dict(saved)
         if isinstance(current, torch.optim.Optimizer):

@@ -1,4 +1,5 @@
-"""A student that learns from the nodes' answers: remembered ones, or (published code) fresh ones."""
+"""Student that trains on ensembled responses: from a replay memory, or (published code) from fresh
+queries."""
 
 from __future__ import annotations
 
@@ -24,26 +25,28 @@ LabeledBatch = tuple[
 
 @dataclass(frozen=True, kw_only=True)
 class StudentOptions(Method):
-    """How S learns from ensembled answers about inputs that the server makes."""
+    """Options of the student S, which trains on ensembled responses to generated inputs."""
 
     batch_options: ClassVar[tuple[str, ...]] = ("batch", "student_batch")
 
     ensemble: Ensemble = "consensus"
-    """How answers are ensembled: logits (Eq. 9), log_probs, probs, consensus, which listens to those who
-    know the classes that an input shows, or one of your own."""
+    """Combination of the responses: logits (Eq. 9), log_probs, probs, consensus, which follows the nodes that
+    know the classes an input shows, or a custom one.
+    """
     tau: PositiveOrInf = 1.0
     """Temperature of S's distance to the ensemble; inf is its l2 limit (FedIOD Eq. 10)."""
     batch: PositiveInt = 64
     """Inputs x in a query."""
     memory: int = 100_000
-    """Remembered inputs with their ensembled answers; at least one batch."""
+    """Size of the replay memory of inputs with their ensembled responses; at least one batch."""
     student_steps: PositiveInt = 5
-    """Student steps after each query."""
+    """Training steps of the student after each query."""
     student_batch: PositiveInt = 64
-    """Remembered inputs in a student step."""
+    """Replayed inputs in a batch of the student."""
     student_augment: Augment = "none"
-    """What is done to remembered inputs, and to answers that are maps: nothing, random shifts by up to an
-    eighth of the image, the same and mirrored half the time, or quarter turns and mirror images."""
+    """Augmentation of replayed inputs, and of responses that are maps: none, shift (by up to an eighth of the
+    image), shift-flip (also mirrored half the time), or turn (quarter turns and mirror images).
+    """
     student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for S, falling on a cosine to student_lr_end."""
     student_lr_end: NonNegativeFloat = 1e-6
@@ -56,10 +59,12 @@ class StudentOptions(Method):
 
 
 class Student:
-    """S, with its optimizer and what it remembers.
+    """Student S with its optimizer and replay memory.
 
     Args:
-        shift: corrects answers before they are learned; None: they are learned as they are.
+        options: options.
+        server: the server, whose student is S.
+        shift: corrects ensembled logits before S trains on them; None: no correction.
 
     Raises:
         ArgumentError: an augmentation that does not suit the task or the shape.
@@ -68,10 +73,10 @@ class Student:
     def __init__(self, options: StudentOptions, server: Server, shift: LabelShift | None = None) -> None:
         self.options, self.server, self.S, self.shift = options, server, server.student, shift
         self.replay = Replay(options.memory, options.student_augment, server.task, server.shape, server.seed)
-        # What its owner froze stays as it is.
+        # Frozen parameters stay unchanged.
         self.trainable = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
         self.adam = torch.optim.Adam(self.trainable, options.student_lr, fused=True)
-        # On a GPU these are recorded.
+        # On a GPU both are captured as CUDA graphs.
         self.uses_cuda_graphs = server.compute.uses_cuda_graphs(self.S)
         memory = StaticBuffers([self.S], [self.adam])
         self._captured_step, self._captured_evaluate = (
@@ -80,7 +85,7 @@ class Student:
         )
 
     def evaluate(self, x: torch.Tensor) -> torch.Tensor:
-        """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
+        """Return S(x) with gradients to x only; S and its running statistics do not change."""
         return (self._captured_evaluate if self.uses_cuda_graphs else self._evaluate)(x=x)["z_hat"]
 
     def _evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -90,16 +95,17 @@ class Student:
         return {"z_hat": z_hat}
 
     def corrected_target(self, z: torch.Tensor) -> torch.Tensor:
-        """What S is to say where the ensemble says z ``(B, classes, ...)``."""
+        """Return S's target for ensembled logits z ``(B, classes, ...)``."""
         return z if self.shift is None else self.shift.corrected(z)
 
     def mimic_loss(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """L_mimic as S descends it (Eq. 10)."""
+        """Return L_mimic as S descends it (Eq. 10)."""
         z_hat = self.S(self.server.task.observe(x)).float()
         return self.server.task.distillation_loss(z_hat, z, self.options.tau).mean()
 
     def train(self, t: int, of: int, fresh: Sequence[LabeledBatch]) -> torch.Tensor:
-        """The steps of S after query ``t`` of ``of``, on fresh or remembered answers; the last loss."""
+        """Run the steps of S after query ``t`` of ``of``, on fresh or replayed responses, and return the last
+        loss."""
         options, server, done = self.options, self.server, self.server.completed_steps
         set_lr(self.adam, cosine_lr(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
@@ -113,9 +119,9 @@ class Student:
         return L_S
 
     def step(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One step of S."""
+        """Take one step of S."""
         loss = self.mimic_loss(x, z)
-        with torch.autocast(x.device.type, enabled=False):  # the way back is in the way forth's precision
+        with torch.autocast(x.device.type, enabled=False):  # backward runs in the precision of forward
             descend(self.adam, loss)
         return {"loss": loss.detach()}
 
@@ -137,9 +143,9 @@ class Student:
 
 
 class Replay:
-    """The last ``size`` inputs with their ensembled answers; a ring, so adding costs one copy.
+    """Ring buffer of the last ``size`` inputs with their ensembled responses.
 
-    What is remembered is augmented as it is drawn, and with it answers that have its pixels.
+    Inputs are augmented when they are sampled, together with responses that are maps of their pixels.
 
     Raises:
         ArgumentError: an augmentation that does not suit the task or the shape.
@@ -161,14 +167,14 @@ class Replay:
         return min(self.added, self.size)
 
     def add(self, x: torch.Tensor, z: torch.Tensor) -> None:
-        """Remember, in place of the oldest."""
+        """Add inputs and responses in place of the oldest."""
         self._x, self._z = self._grow(self._x, x), self._grow(self._z, z)
         slots = (self.added + torch.arange(len(x), device=x.device)) % self.size
         self._x[slots], self._z[slots] = x, z
         self.added += len(x)
 
     def sample(self, count: int, *purpose: str | int) -> LabeledBatch:
-        """``count`` of what is remembered, with replacement, or all if it is no more; augmented."""
+        """Return ``count`` augmented pairs, sampled with replacement, or all if there are no more."""
         draw = torch_generator(self.seed, "memory", *purpose)
         x, z = self._x[: len(self)], self._z[: len(self)]
         if count < len(self):
@@ -177,7 +183,7 @@ class Replay:
             x, z = x[chosen], z[chosen]
         if self.augment == "none":
             return x, z
-        maps = z.ndim == x.ndim  # then answers move as images do
+        maps = z.ndim == x.ndim  # augment responses that are maps with their images
         images = torch.cat([x, z], 1) if maps else x
         if self.augment == "turn":
             images = flip_and_rotate(images, torch.randint(8, (len(x),), generator=draw))
@@ -193,7 +199,7 @@ class Replay:
         self._x, self._z = state["x"].to(device), state["z"].to(device)
 
     def _grow(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        # Grows by doubling up to its size: a short run does not pay for a long one's.
+        # Doubles up to its size, so that a short run uses little memory.
         wanted = min(self.size, self.added + len(new))
         if len(kept) >= wanted:
             return kept

@@ -20,8 +20,8 @@ from fedstill.protocol.payload_kinds import INPUTS, LOGITS, PayloadKind
 
 BATCH_NORM_DISTANCE = PayloadKind(
     "batch norm distance",
-    "the distance of the server's inputs, inside a node's model, from the means and variances of its training "
-    "data in batch norm: one number for all inputs",
+    "the distance of the server's inputs, inside a node's model, from the means and variances of its "
+    "training data in batch norm: one number for all inputs",
     category="responses",
     opt_out="with method.bn = 0 none is released",
 )
@@ -77,11 +77,11 @@ class QueriesTeachers(StudentOptions):
         if not self.bn:
             return {"logits": model(seen)}
         model.train(False)  # hooks work only on a model that is evaluated by itself
-        each = [
+        outputs = [
             evaluate_with_batch_norm(node.model, mine, self.bn)
             for node, mine in zip(nodes.nodes, seen, strict=True)
         ]
-        return {name: torch.stack([told[name] for told in each]) for name in each[0]}
+        return {name: torch.stack([output[name] for output in outputs]) for name in outputs[0]}
 
     def preview_responses(
         self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, setting: NodeSetting

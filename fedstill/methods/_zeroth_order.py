@@ -1,12 +1,13 @@
-"""A federation differentiated by its answers alone: finite differences along random directions.
+"""Zeroth-order gradients: finite differences of the nodes' responses along random directions.
 
 Ma, Wang, Zhang: "Data-Free Black-Box Federated Learning via Zeroth-Order Gradient Estimation", AAAI 2025
-(FedZGE): nodes are asked about x and about x + epsilon u_j for q random directions u_j of length 1, and the
-slope along u_j, times d values of an input, is an estimate of the gradient. So nodes give no gradients, and
+(FedZGE). Nodes respond to x and to x + epsilon u_j for q random directions u_j of length 1. The slope along
+u_j times the number of values of an input is an estimate of the gradient. Nodes thus return no gradients, and
 their models need not have any.
 
-There the loss is differenced. Here the nodes' answers are, and autograd does the rest: what the server
-computes of the answers, and of x itself, is differentiated exactly, each input by itself.
+The paper takes differences of the loss. Here the responses are differenced and autograd does the rest, so
+that the server's own functions of the responses and of x are differentiated exactly, for each input by
+itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fedstill.methods import Responses, Server, torch_generator
 
 
 def directions(q: int, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """u_j, evenly on the sphere of length 1: q for each input of x ``(B, ...)``, as ``(q, B, ...)``."""
+    """Return q directions u_j for each input of x ``(B, ...)``, uniform on the unit sphere: ``(q, B,
+    ...)``."""
     u = torch.randn(q, *x.shape, generator=generator)
     length = u.flatten(2).norm(dim=2).clamp_min(1e-12)  # (q, B)
     unit: torch.Tensor = u / length.view(q, len(x), *(1,) * (x.ndim - 1))
@@ -28,17 +30,17 @@ def directions(q: int, x: torch.Tensor, generator: torch.Generator) -> torch.Ten
 
 
 def linearize(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Answers about x as a linear function of x, from those about x and x + epsilon u_j.
+    """Return responses to x as a linear function of x, from those to x and x + epsilon u_j.
 
-    Its value is what was answered about x. Where g reaches an answer, what is pulled back to x is
-    (d / q) sum_j <g, (z_j - z) / epsilon> u_j: in the mean over directions the gradient, but for terms in
-    epsilon. Its squared error is (d - 1) / q of the gradient's square, in the mean.
+    The value is the response to x. An output gradient g gives the input gradient (d / q) sum_j <g, (z_j - z)
+    / epsilon> u_j: the gradient in the mean over directions, up to terms in epsilon. Its mean squared error
+    is (d - 1) / q of the gradient's square.
 
     Args:
-        z: answers ``(K, (1 + q) B, ...)``, those about x first.
+        z: responses ``(K, (1 + q) B, ...)``, those to x first.
         x: inputs ``(B, ...)``, d values each.
         u: directions ``(q, B, ...)``.
-        epsilon: how far along them.
+        epsilon: step along them.
 
     Returns:
         ``(K, B, ...)``.
@@ -64,24 +66,31 @@ def query_with_differences(
     q: int,
     epsilon: float,
     *purpose: str | int,
-    of: Sequence[str] | None = None,
+    nodes: Sequence[str] | None = None,
     **sent: Any,
 ) -> Responses:
-    """QueryCall about x ``(B, ...)`` and its surroundings, (1 + q) B inputs in one query; the answers about x.
+    """Query nodes about x ``(B, ...)`` and x + epsilon u_j, (1 + q) B inputs in one query.
 
-    They are linear in x, as :func:`linearize` says; what is no answer to each input by itself is as it came.
+    Returns the responses to x, linear in x as :func:`linearize` makes them. Tensors with another number of
+    rows are unchanged.
 
     Args:
-        purpose: names the draw of the directions.
-        sent: what goes down beside x, one for each input.
+        server: the server.
+        query: name of the query.
+        x: inputs.
+        q: number of directions.
+        epsilon: step along them.
+        purpose: names the random stream of the directions.
+        nodes: names of the nodes; None is all.
+        sent: further tensors of the query, one row for each input.
     """
     u = directions(q, x, torch_generator(server.seed, "directions", *purpose))
     around = torch.cat([x.detach(), (x.detach() + epsilon * u).flatten(0, 1)])
-    beside = {name: torch.cat([part] * (1 + q)) for name, part in sent.items()}
+    repeated = {name: torch.cat([part] * (1 + q)) for name, part in sent.items()}
     with torch.no_grad():
-        told = server.query(query, of=of, x=around, **beside)
-    each = {
+        responses = server.query(query, nodes=nodes, x=around, **repeated)
+    tensors = {
         name: linearize(z, x, u, epsilon) if z.ndim > 1 and z.shape[1] == len(around) else z
-        for name, z in told.tensors.items()
+        for name, z in responses.tensors.items()
     }
-    return Responses(told.number, told.nodes, each)
+    return Responses(responses.number, responses.nodes, tensors)

@@ -1,8 +1,8 @@
-"""AsynDGAN: critics at the nodes teach a generator, and a task network learns on what that makes.
+"""AsynDGAN: critics at the nodes train a generator, and a task network trains on its images.
 
 Chang, Qu, Zhang, Sabuncu, Chen, Zhang, Metaxas: "Synthetic Learning: Learn From Distributed Asynchronized
 Discriminator GAN Without Sharing Medical Image Data", CVPR 2020. Symbols are the paper's: label maps x ~
-s_j(x) of node j, the node's weight pi_j, its critic D_j, the central generator G; then a task network is
+s_j(x) of node j, the node's weight pi_j, its critic D_j, the global generator G. A task network is then
 trained on pairs (G(x), x). The nodes train no task networks.
 """
 
@@ -31,7 +31,7 @@ from fedstill.protocol.payload_kinds import INPUTS
 
 @dataclass
 class AsynDGANState:
-    """What changes from step to step."""
+    """Server state of the method."""
 
     source: MapSource  # label maps x
     generator: nn.Module  # G
@@ -55,7 +55,7 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
     steps: PositiveInt = 400
     """Steps of the generator, each with one query to every node."""
     batch: PositiveInt = 8
-    """Images in a query. With conditions = nodes each node is asked about as many of its own maps."""
+    """Images in a query. With conditions = nodes each node gets as many, of its own maps."""
     critic_width: PositiveInt = 64
     """Channels of D_j's first convolution (published: 64)."""
     gan: Annotated[float, Interval(gt=0, lt=inf), "above 0, as there is nothing but critics"] = 1.0
@@ -68,11 +68,11 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
     """Adam's learning rate for each D_j."""
 
     student_steps: PositiveInt = 1000
-    """Steps of the task network, when the generator is done."""
+    """Steps of the task network, after the generator's training."""
     student_batch: PositiveInt = 16
-    """Generated pairs in such a step."""
+    """Generated pairs in a batch of the task network."""
     student_augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
-    """What is done to generated pairs: as local.augment."""
+    """Augmentation of generated pairs, as local.augment."""
     student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the task network, falling on a cosine to student_lr_end."""
     student_lr_end: NonNegativeFloat = 1e-6
@@ -96,10 +96,13 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
         rows=lambda self, setting: self.batch,
         depends_on_records=lambda self, setting: self.critics(setting).depends_on_records,
         trains=("critic",),
-        owner_only=lambda self, setting: tuple(self.critics(setting).sends) if self.conditions == "nodes" else (),
+        owner_only=lambda self, setting: (
+            tuple(self.critics(setting).sends) if self.conditions == "nodes" else ()
+        ),
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
-        """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""
+        """Return D_j(x) after one step of D_j on x and as many own images, and the distance of x from the own
+        images."""
         return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -114,31 +117,32 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
         state.source.fetch(server)
         if t < self.steps:
             return self.generate(server, state, t)
-        return self.learn_pairs(server, state, t - self.steps)
+        return self.train_on_pairs(server, state, t - self.steps)
 
     def generate(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
-        """sum_j pi_j of what D_j, and the likeness to node j's images, say of G(x) (Eq. 2 and 3)."""
+        """Take a step of G on sum_j pi_j of D_j's loss and of the distance to node j's images (Eq. 2 and
+        3)."""
         set_lr(state.g_adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
-            gan, unlike, names = [], [], list[str]()
+            gan, differences, names = [], [], list[str]()
             for responses in self.responses(server, state, t):
                 d = responses["critic"]  # (1 or K, B, h, w)
                 gan.append(generator_gan_loss(d, self.gan_form).mean(1) / d[0, 0].numel())  # (1 or K,)
                 names += responses.nodes
                 if "difference" in responses.tensors:
-                    unlike.append(responses["difference"].mean(1))
+                    differences.append(responses["difference"].mean(1))
             each = torch.cat(gan)  # (K,)
             sizes = state.histogram.select(names).sizes
             pi = sizes / sizes.sum()
             losses = {"gan": pi @ each}
-            if unlike:
-                losses["difference"] = pi @ torch.cat(unlike)
+            if differences:
+                losses["difference"] = pi @ torch.cat(differences)
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
         descend(state.g_adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}
 
     def responses(self, server: Server, state: AsynDGANState, t: int) -> list[Responses]:
-        """What nodes answer about G(x): each about its own maps, or all about the same that are nobody's."""
+        """Return the nodes' responses to G(x): each to its own maps, or all to the same maps of no node."""
         present = server.federation.present
         known = [
             name
@@ -146,27 +150,25 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
             if state.source.has_maps_of(name)
         ]
         if not known:
-            raise NodeFault(", ".join(present), "score_with_critic", "none of them has told size and maps")
+            raise NodeFault(", ".join(present), "score_with_critic", "no node has sent its size and maps")
         query = server.federation.queries["score_with_critic"]
         if self.conditions != "nodes":
             w = state.source.sample(self.batch, "w", t)
             x = state.generator(w.generator_input).float()  # (B, C, H, W)
-            return [server.query("score_with_critic", of=known, x=x, **w.query_tensors(query))]
-        wishes = [state.source.sample(self.batch, "w", t, name, of=name) for name in known]
-        x = state.generator(torch.cat([w.generator_input for w in wishes])).float()  # (K B, C, H, W)
-        given = [
-            server.query_or_none("score_with_critic", of=[name], x=mine, **w.query_tensors(query))
-            for name, w, mine in zip(known, wishes, torch.split(x, self.batch), strict=True)
+            return [server.query("score_with_critic", nodes=known, x=x, **w.query_tensors(query))]
+        batches = [state.source.sample(self.batch, "w", t, name, node=name) for name in known]
+        x = state.generator(torch.cat([w.generator_input for w in batches])).float()  # (K B, C, H, W)
+        received = [
+            server.query_or_none("score_with_critic", nodes=[name], x=x_j, **w.query_tensors(query))
+            for name, w, x_j in zip(known, batches, torch.split(x, self.batch), strict=True)
         ]
-        answered = [responses for responses in given if responses is not None]
-        if not answered:
-            raise NodeFault(
-                ", ".join(known), "score_with_critic", "none of the nodes that were asked is left"
-            )
-        return answered
+        valid = [responses for responses in received if responses is not None]
+        if not valid:
+            raise NodeFault(", ".join(known), "score_with_critic", "all queried nodes are excluded")
+        return valid
 
-    def learn_pairs(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
-        """Step ``t`` of the task network on generated pairs (G(x), x); its loss."""
+    def train_on_pairs(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
+        """Take step ``t`` of the task network on generated pairs (G(x), x) and return its loss."""
         set_lr(state.s_adam, cosine_lr(t, self.student_steps, self.student_lr, self.student_lr_end))
         task, w = server.task, state.source.sample(self.student_batch, "student", t)
         assert w.maps is not None

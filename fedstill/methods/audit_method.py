@@ -1,4 +1,4 @@
-"""What an audit asks a node for: scores that gradients are pulled back through, label counts, a critic."""
+"""Queries of a privacy audit: differentiable logits, label counts and a critic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstill.protocol.queries import query
 
 @dataclass(frozen=True, kw_only=True)
 class AuditMethod(CountsLabels, CriticOptions):
-    """Queries that can tell the most of one record; no server ever learns from the answers."""
+    """Queries whose responses reveal the most about one record; no server trains on them."""
 
     title: ClassVar[str] = "Audit"
 
@@ -33,6 +33,7 @@ class AuditMethod(CountsLabels, CriticOptions):
         trains=lambda self, setting: ("critic",) if self.has_critics else (),
     )
     def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
-        """Scores of inputs; and a critic's, after one step of it on them and on as many of the node's own."""
+        """Return logits of inputs, and a critic's values after one step of it on them and on as many own
+        examples."""
         response = self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x)
         return {"logits": nodes.module("model")(nodes.setting.task.observe(x)), **response}

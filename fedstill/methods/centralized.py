@@ -1,7 +1,7 @@
-"""Centralized training: every node hands over its data. What all the other methods exist to avoid.
+"""Centralized training: every node uploads its data. All other methods exist to avoid this.
 
-The ceiling of a comparison, with the local training's own optimizer and as many passes over the data. With
-``public`` it has the labeled public data too: "Centralized" of FedKD's Table 4.
+Upper bound of a comparison, with the local training's optimizer and as many passes over the data. With
+``public`` it trains on the labeled public data too: "Centralized" of FedKD's Table 4.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from fedstill.protocol.payload_kinds import PRIVATE_DATA
 
 
 class CentralTrainer:
-    """One node at the server, with the student as its model; of what it has only the optimizer is kept."""
+    """Training of the student at the server as the model of one node; only its optimizer is saved."""
 
     def __init__(self) -> None:
         self._node: Node | None = None
-        self._optimizer: dict[str, Any] = {}  # as it was kept
+        self._optimizer: dict[str, Any] = {}  # saved state
 
     def train(self, server: Server, t: int, data: Callable[[], TensorData]) -> Mapping[str, float]:
-        """Part ``t`` of the training, of as many as the run has turns, on data that are asked for once."""
-        node = self._node or self._made(server, data())
-        seen: list[float] = []
+        """Run part ``t`` of the training, of as many as the run has steps; ``data`` is called once."""
+        node = self._node or self._make_node(server, data())
+        step_losses: list[float] = []
         local_training.train(
             [node],
             server.task,
             server.local,
             server.compute,
             span=Span(t, t + 1, server.total_steps),
-            report=lambda nodes, step, losses: seen.append(losses.item()),
+            report=lambda nodes, step, losses: step_losses.append(losses.item()),
         )
-        return {"loss": sum(seen) / len(seen)}
+        return {"loss": sum(step_losses) / len(step_losses)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._node.optimizers["model"].state_dict() if self._node else self._optimizer}
@@ -59,42 +59,42 @@ class CentralTrainer:
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         self._optimizer = state["optimizer"]
 
-    def _made(self, server: Server, data: TensorData) -> Node:
+    def _make_node(self, server: Server, data: TensorData) -> Node:
         name = server.name
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
         local_training.make_optimizers([self._node], server.local)
         if self._optimizer:
-            before = {**self._node.state_dict(), "modules": {}}
-            self._node.load_state_dict({**before, "optimizers": {"model": self._optimizer}})
+            state = {**self._node.state_dict(), "modules": {}}
+            self._node.load_state_dict({**state, "optimizers": {"model": self._optimizer}})
         return self._node
 
 
 @dataclass
 class CentralizedState:
-    """What the server has: a node of its own, with everybody's data."""
+    """Server state of the method."""
 
     trainer: CentralTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Centralized(Method):
-    """Centralized training shares the options of local training."""
+    """Centralized training, with the options of local training."""
 
     title: ClassVar[str] = "Centralized"
     paper: ClassVar[str] = "all data in one place"
-    total_steps: ClassVar[int] = 20  # between two of which a run can be stopped and looked at
+    total_steps: ClassVar[int] = 20  # a run can stop and be evaluated between two steps
     initial_training: ClassVar[None] = None
     trains_models: ClassVar[bool] = False
 
     public: bool = False
-    """Learn from labeled public data too, as methods do that read its labels."""
+    """Train on labeled public data too, as methods do that use its labels."""
 
     def needs(self) -> Needs:
         return Needs(public=self.public, public_labels=self.public)
 
     @query(releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}, times=1, constant=True)
     def upload_data(self, nodes: NodeGroup) -> Tensors:
-        """The data themselves."""
+        """Return the data."""
         return {
             "inputs": stack_tensors([node.data.inputs for node in nodes.nodes]),
             "targets": stack_tensors([node.data.targets for node in nodes.nodes]),
@@ -107,11 +107,11 @@ class Centralized(Method):
         return state.trainer.train(server, t, lambda: self.data(server))
 
     def data(self, server: Server) -> TensorData:
-        """What it trains on: everybody's data, which are asked for again after a stop, and counted once."""
-        # One after the other, as answers of different length do not stack.
+        """Return the training data of all nodes. After a resume they are queried again, and counted once."""
+        # One node at a time, as responses of different lengths do not stack.
         server.federation.number = 0
-        asked = [server.query("upload_data", of=[name]) for name in server.federation.nodes]
-        parts = [(response["inputs"][0], response["targets"][0]) for response in asked]
+        responses = [server.query("upload_data", nodes=[name]) for name in server.federation.nodes]
+        parts = [(response["inputs"][0], response["targets"][0]) for response in responses]
         if self.public:
             public = require_labeled(server.public)
             parts.append((public.inputs, public.targets))

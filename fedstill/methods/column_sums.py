@@ -1,11 +1,10 @@
-"""Column sums: where each column of a federation's tables lies, from one noisy answer of each node.
+"""Column sums: the range of each column in a federation's tables, from one noisy response of each node.
 
-A schema's ranges are what is allowed, and may be wide: of a column that fills a hundredth of its range a
-network sees next to nothing. Here nodes tell, once, how many rows they hold, and of each column of numbers
-the sum and the sum of squares, of values that the range has brought to -1..1. Each row moves each of these
-numbers by 1 at most, which is what the gate's Gaussian noise goes by (privacy.sums_noise). Nothing is
-trained: what the run leaves is ``schema.toml``, the schema with a scale for each column, by which other runs
-scale.
+A schema's ranges are the allowed values, and may be wide: a network cannot use a column that fills a
+hundredth of its range. Here each node releases once its number of rows and, for each numeric column, the sum
+and the sum of squares of the values scaled to -1..1. Each row changes each of these numbers by 1 at most,
+which is the sensitivity of the gate's Gaussian noise (privacy.sums_noise). Nothing is trained. The run writes
+``schema.toml``, the schema with a scale for each column, which other runs use.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from fedstill.methods import (
 
 @dataclass
 class SumsState:
-    """What nodes have told: their number, and all sums over all of them; empty until then."""
+    """Server state: the number of nodes, and the sums over all of them; empty at first."""
 
     nodes: int = 0
     sums: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
-def _in_float32(method: Any, told: Tensors, sent: Tensors) -> Tensors:
-    return {name: tensor.float() for name, tensor in told.items()}
+def _in_float32(method: Any, response: Tensors, sent: Tensors) -> Tensors:
+    return {name: tensor.float() for name, tensor in response.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSums(Method):
-    """Where columns lie, by noisy sums."""
+    """Ranges of columns by noisy sums."""
 
     title: ClassVar[str] = "Column sums"
     paper: ClassVar[str] = "means and standard deviations by noisy sums"
@@ -62,8 +61,8 @@ class ColumnSums(Method):
     width: PositiveFloat = 3.0
     """A column's scale is its mean and so many standard deviations to both sides, within its range."""
     noise: NonNegativeFloat = 4.0
-    """privacy.sums_noise of the nodes, as their owners have said it: a scale is wider by what such noise may
-    have done to it, in the end the whole range."""
+    """privacy.sums_noise of the nodes, as their owners state it. A scale is widened by the likely error of
+    such noise, up to the whole range."""
 
     def needs(self) -> Needs:
         return Needs(table_rows=True)
@@ -87,7 +86,8 @@ class ColumnSums(Method):
         sums={"moments": "sum"},
     )
     def sum_columns(self, nodes: NodeGroup) -> Tensors:
-        """``moments`` (K, M): of rows, then by column n (where some may be missing), sum x, sum x^2."""
+        """Return ``moments`` (K, M): the number of rows, then for each column n (if values may be missing),
+        sum x, sum x^2."""
         return {
             "moments": torch.stack([sums(node.data.inputs, nodes.setting.schema) for node in nodes.nodes])
         }
@@ -95,25 +95,29 @@ class ColumnSums(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> SumsState:
-        """Refuses rows of which no schema says what the columns are."""
+        """Return an empty state.
+
+        Raises:
+            ArgumentError: no schema for the rows.
+        """
         if not server.schema:
             raise ArgumentError("schema", "", "a table's columns, of which numbers are summed")
         return SumsState()
 
     def step(self, server: Server, state: SumsState, t: int) -> Mapping[str, float]:
-        told = server.query("sum_columns")
-        state.nodes, state.sums = len(server.federation.present), told["moments"].double().sum(0).cpu()
+        responses = server.query("sum_columns")
+        state.nodes, state.sums = len(server.federation.present), responses["moments"].double().sum(0).cpu()
         return {}
 
     def output_files(self, server: Server, state: SumsState) -> Mapping[str, str]:
-        """The schema, with a scale for each column of which the noise leaves one."""
+        """Return the schema, with a scale for each column for which the noise permits one."""
         # All nodes' noise on one sum: each has sqrt(M) noise, as NoisySums draws it.
         off = self.noise * (len(state.sums) * state.nodes) ** 0.5
         return {SCHEMA_FILE: schema_text(scaled(server.schema, state.sums.tolist(), off, self.width))}
 
 
 def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
-    """Features ``(N, F)`` as sums ``(M,)`` float64, each row adding from -1 to 1 to each."""
+    """Return the sums ``(M,)`` float64 of features ``(N, F)``; each row adds from -1 to 1 to each."""
     x = inputs.double().clamp(-1, 1)
     parts = [torch.ones_like(x[:, 0])]
     for column, place in schema.feature_slices():
@@ -123,15 +127,15 @@ def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
     return torch.stack(parts, 1).sum(0)
 
 
-def scaled(schema: Schema, told: Sequence[float], off: float, width: float) -> Schema:
-    """The schema with scales by sums over all nodes, which noise of standard deviation ``off`` is on.
+def scaled(schema: Schema, totals: Sequence[float], off: float, width: float) -> Schema:
+    """Return the schema with scales from the sums over all nodes, whose noise has standard deviation ``off``.
 
     >>> from fedstill.core.table_schema import SchemaColumn
     >>> age, ill = SchemaColumn(name="age", range=(0.0, 200.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
     >>> scaled(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
     (25.0, 75.0)
     """
-    rest, columns = list(told), []
+    rest, columns = list(totals), []
     count = rest.pop(0)
     for column in schema.columns:
         if column.type == "number" and column.name != schema.target:
@@ -146,7 +150,7 @@ def scaled(schema: Schema, told: Sequence[float], off: float, width: float) -> S
 def _scale(
     span: tuple[float, float], count: float, total: float, squares: float, off: float, width: float
 ) -> tuple[float, ...]:
-    """From where to where a column lies; nothing where the noise does not let it be told."""
+    """Return the range of a column, or nothing if the noise is too large."""
     if count <= 2 * off:
         return ()
     # Each of both means is off by this with one chance in twenty.

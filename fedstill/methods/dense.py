@@ -1,12 +1,12 @@
-"""DENSE: inputs that the nodes' ensemble recognizes and the student does not, made by a generator.
+"""DENSE: a generator makes inputs that the nodes' ensemble recognizes and the student does not.
 
 Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
-Symbols are the paper's, but for noise, which is w here, as z are logits: nodes' models f_k, their ensemble D,
+Symbols are the paper's, except noise, which is w here, as z are logits: nodes' models f_k, their ensemble D,
 generator G, student f_S, labels y, losses L_CE (similarity), L_BN (stability) and L_div (transferability)
 with weights 1, lambda_1 and lambda_2.
 
-The nodes' models are trained to completion first. As published they are given to the server, once; here they
-stay where they are and answer (``models``).
+The nodes' models are trained to completion first. As published they are uploaded once; here they stay at the
+nodes and are queried (``models``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedstill.tasks import Ensemble
 
 @dataclass(kw_only=True)
 class DENSEState(ClassConditionalState):
-    """DENSE's state: the shared one, and who holds how many examples of which class."""
+    """Server state: the shared one, and the nodes' label counts."""
 
     histogram: LabelHistogram
 
@@ -40,12 +40,13 @@ class DENSE(WeightsNodes, ClassConditionalGeneration):
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
 
     weights: Literal["counts", "equal"] = "equal"
-    """How nodes are weighed in D: equally, as in the paper, or by their shares of each class's examples,
-    which are then told."""
+    """Weights of the nodes in D: equal, as in the paper, or their shares of each class's examples, which are
+    then released."""
     ensemble: Ensemble = "logits"
-    """How D is made of answers: logits, as in the paper, log_probs, probs, consensus, or one of your own."""
+    """Combination of the logits in D: logits, as in the paper, log_probs, probs, consensus, or a custom one.
+    """
     bn: NonNegativeFloat = 1.0
-    """lambda_1, weight of L_BN; 0: nodes tell nothing of their batch norm."""
+    """lambda_1, weight of L_BN; 0: nodes release nothing about their batch norm."""
     adversary: NonNegativeFloat = 0.5
     """lambda_2, weight of L_div."""
     tau: PositiveOrInf = 1.0
@@ -66,13 +67,13 @@ class DENSE(WeightsNodes, ClassConditionalGeneration):
     def ensemble_logits(
         self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]
     ) -> torch.Tensor:
-        """D(x) = 1 / K sum_k f_k(x), or weighed."""
+        """Return D(x) = 1 / K sum_k f_k(x), or the weighted mean."""
         return server.task.ensemble(z, self.omega(server, state, nodes), self.ensemble)
 
     def recognition_loss(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """L_CE = CE(D(x), y)."""
+        """Return L_CE = CE(D(x), y)."""
         return F.cross_entropy(z, y)
 
-    def disagreement_reward(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
-        """-L_div: the divergence where D and f_S name different classes, on either side of a boundary."""
-        return ((z.argmax(1) != z_S.argmax(1)) * apart).mean()
+    def disagreement_reward(self, distance: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
+        """Return -L_div: the divergence where D and f_S predict different classes."""
+        return ((z.argmax(1) != z_S.argmax(1)) * distance).mean()

@@ -1,4 +1,4 @@
-"""DS-FL: nodes label public data together, sharpen the mean of their labels, and learn from it.
+"""DS-FL: nodes label public data together, sharpen the mean of their labels, and train on it.
 
 Itahara, Nishio, Koda, Morikura, Yamamoto: "Distillation-Based Semi-Supervised Federated Learning for
 Communication-Efficient Collaborative Training With Non-IID Private Data", IEEE Transactions on Mobile
@@ -8,9 +8,9 @@ o_r of it, labels t_k by node and t_g of all, T of the entropy reduction.
 In each round nodes *update* on their own data and *predict* o_r; the server *aggregates* the labels and
 sharpens them; it *broadcasts* them, and all models, the server's too, are *distilled* from them.
 
-``keep`` and ``beta`` are cache and sharpening of SCARLET (Azuma, Nishio, Kitagawa, Nakano, Tanimura:
+``cache_rounds`` and ``beta`` are cache and sharpening of SCARLET (Azuma, Nishio, Kitagawa, Nakano, Tanimura:
 "Soft-Label Caching and Sharpening for Communication-Efficient Federated Distillation", arXiv:2504.19602): a
-label no older than its duration D is neither asked for nor sent again, as server and nodes have it.
+label no older than its duration D is neither queried nor sent again, as server and nodes have it.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
 from fedstill.tasks.formulas import entropy
 
-NEVER = -1  # no round
+NEVER = -1  # no round yet
 TAU = 1.0  # KL to t_g: the cross-entropy to it less its entropy, which no model moves
-LR = 1e-3  # Adam's, of the student and of the nodes' second optimizer, which starts anew each round
+LR = 1e-3  # Adam's, of the student and of the nodes' second optimizer, which is new in each round
 
 
 @dataclass
 class DSFLState(WeightedState):
-    """What changes from round to round, beside the student."""
+    """Server state besides the student."""
 
     t_g: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the last labels, as logits (N, C)
     since: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the round each is of (N,), or NEVER
-    heard: tuple[str, ...] = ()  # the nodes that have them all
+    nodes_with_labels: tuple[str, ...] = ()  # nodes that have all labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class DSFL(WeightsNodes):
     """DS-FL's options."""
 
     title: ClassVar[str] = "DS-FL"
-    batch_options: ClassVar[tuple[str, ...]] = ("distil_batch",)
+    batch_options: ClassVar[tuple[str, ...]] = ("distill_batch",)
     paper: ClassVar[str] = "Itahara et al., IEEE TMC 2023"
     initial_training: ClassVar[Span | None] = None  # nodes learn in the rounds
     ensemble = "probs"  # no option: t_g is a mean of distributions
@@ -67,21 +67,22 @@ class DSFL(WeightsNodes):
     rounds: PositiveInt = 10
     """Rounds; the local training budget (nodes.local.epochs) is divided among them."""
     subset: PositiveInt = 1000
-    """Examples of o_r, drawn anew each round; at most all public ones."""
+    """Examples of o_r, sampled in each round; at most all public ones."""
     weights: Literal["equal", "counts"] = "equal"
-    """How nodes are weighed: equally, as in the paper, or by their share of the examples of each class."""
+    """Weights of the nodes: equal, as in the paper, or their shares of the examples of each class."""
     T: PositiveFloat = 0.1
     """Temperature of the entropy reduction, softmax(mean / T); from 1 on labels are flatter than the mean."""
     beta: NonNegativeFloat = 0.0
-    """SCARLET's sharpening instead: the mean to the power of beta, normalized; 1 is the mean as it is. 0: T's
-    sharpening."""
-    keep: NonNegativeInt = 0
-    """D, SCARLET's cache: in so many rounds after its own a label is used again, if its example is drawn, and
-    neither asked for nor sent. 0: none, every label is of its round."""
-    distil_epochs: NonNegativeInt = 1
+    """SCARLET's sharpening in place of T's: the mean to the power of beta, normalized; 1 is the mean itself.
+    0: T's."""
+    cache_rounds: NonNegativeInt = 0
+    """D, SCARLET's cache: for so many rounds a label is used again if its example is sampled, and neither
+    queried nor sent. 0: no cache, every label is of its round.
+    """
+    distill_epochs: NonNegativeInt = 1
     """Passes of each node over o_r."""
-    distil_batch: PositiveInt = 32
-    """Public examples a step, of nodes and student."""
+    distill_batch: PositiveInt = 32
+    """Public examples in a batch, of nodes and student."""
     student_epochs: NonNegativeInt = 10
     """Passes of the student over o_r."""
 
@@ -89,16 +90,18 @@ class DSFL(WeightsNodes):
         return Needs(public=True, trainable=True, single_label=True)
 
     def max_rows(self, setting: NodeSetting) -> int:
-        """Examples of o_r, at most."""
+        """Return the largest number of examples in o_r."""
         return self.subset if setting.public is None else min(self.subset, len(setting.public))
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Room for the labels that are kept."""
-        if self.keep:
+        """Add a buffer for cached labels to each node."""
+        if self.cache_rounds:
             for node in nodes:
-                add_buffers(node, "labels", t_g=torch.zeros(len(require_public(setting.public)), setting.task.classes))
+                add_buffers(
+                    node, "labels", t_g=torch.zeros(len(require_public(setting.public)), setting.task.classes)
+                )
 
     @query(
         sends={"rows": INDICES, "round": SCHEDULE},
@@ -109,7 +112,7 @@ class DSFL(WeightsNodes):
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
     )
     def predict(self, nodes: NodeGroup, rows: torch.Tensor, round: int) -> Tensors:
-        """Update on own data; then t_k of the rows of o_r that lack a label, as logits ``(G, B, C)``."""
+        """Train on own data, then return t_k of the unlabeled rows of o_r, as logits ``(G, B, C)``."""
         train_round(nodes, round, self.rounds)
         asked = rows[0].long()
         if not len(asked):  # all of o_r is labeled
@@ -122,7 +125,7 @@ class DSFL(WeightsNodes):
             "rows": INDICES,
             "t_g": LOGITS,
             "round": SCHEDULE,
-            **({"kept": INDICES} if self.keep else {}),
+            **({"kept": INDICES} if self.cache_rounds else {}),
         },
         times=lambda self, setting: self.rounds,
         depends_on_records=(),
@@ -135,7 +138,7 @@ class DSFL(WeightsNodes):
         round: int,
         kept: torch.Tensor | None = None,
     ) -> Tensors:
-        """Distillation: approach t_g on o_r, that of new ``rows`` and of those that are ``kept``."""
+        """Distill t_g on o_r: of new ``rows`` and of those that are ``kept`` in the cache."""
         d, t_g = rows[0].long(), t_g[0]
         if kept is not None:
             for node in nodes.nodes:
@@ -150,7 +153,7 @@ class DSFL(WeightsNodes):
                 task.distillation_loss(z.flatten(0, 1), t.flatten(0, 1), TAU).view(len(z), -1).mean(1)
             )  # (G,)
 
-        steps = {"epochs": self.distil_epochs, "batch": self.distil_batch}
+        steps = {"epochs": self.distill_epochs, "batch": self.distill_batch}
         finetune_on_public(nodes, x, t_g, losses, "distil", round, **steps, lr=LR)
         return {}
 
@@ -165,16 +168,18 @@ class DSFL(WeightsNodes):
         self.fetch_weights(server, state)
         o_r = sample_rows(server, self.subset, t).to(server.device)
         present = state.histogram.present_nodes(server.federation)
-        if not state.heard or not {*present} <= {*state.heard}:  # who was away lacks labels
+        if not state.nodes_with_labels or not {*present} <= {
+            *state.nodes_with_labels
+        }:  # a returning node lacks labels
             state.since.fill_(NEVER)
-        fresh = (state.since[o_r] == NEVER) | (state.since[o_r] + self.keep < t)
+        fresh = (state.since[o_r] == NEVER) | (state.since[o_r] + self.cache_rounds < t)
         rows, kept = o_r[fresh], o_r[~fresh]
-        told = server.query("predict", of=present, rows=rows.int(), round=t)
-        state.t_g[rows], state.since[rows] = self.aggregated(server, state, told), t
-        sent: dict[str, Any] = {"kept": kept.int()} if self.keep else {}
+        responses = server.query("predict", nodes=present, rows=rows.int(), round=t)
+        state.t_g[rows], state.since[rows] = self.aggregate(server, state, responses), t
+        sent: dict[str, Any] = {"kept": kept.int()} if self.cache_rounds else {}
         sent |= {"rows": rows.int(), "t_g": state.t_g[rows], "round": t}
-        state.heard = server.query("distill", of=told.nodes, **sent).nodes
-        passes = {"epochs": self.student_epochs, "batch": self.distil_batch}
+        state.nodes_with_labels = server.query("distill", nodes=responses.nodes, **sent).nodes
+        passes = {"epochs": self.student_epochs, "batch": self.distill_batch}
         divergence = partial(server.task.distillation_loss, tau=TAU)
         return {
             "entropy": entropy(state.t_g[o_r], 1).mean().item(),
@@ -182,8 +187,8 @@ class DSFL(WeightsNodes):
             "student": train_student(server, state.optimizer, o_r, state.t_g[o_r], divergence, t, **passes),
         }
 
-    def aggregated(self, server: Server, state: DSFLState, told: Any) -> torch.Tensor:
-        """t_g, the mean of t_k with its entropy reduced, as logits: ``(B, C)``."""
-        omega = self.omega(server, state, told.nodes)
-        log_mean = server.task.ensemble(told["logits"], omega, self.ensemble).log_softmax(1)
+    def aggregate(self, server: Server, state: DSFLState, responses: Any) -> torch.Tensor:
+        """Return t_g, the mean of t_k with reduced entropy, as logits: ``(B, C)``."""
+        omega = self.omega(server, state, responses.nodes)
+        log_mean = server.task.ensemble(responses["logits"], omega, self.ensemble).log_softmax(1)
         return self.beta * log_mean if self.beta else log_mean.exp() / self.T

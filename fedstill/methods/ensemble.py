@@ -1,8 +1,7 @@
-"""The nodes' ensemble: no central model, all nodes are asked each time that it is used.
+"""Ensemble of the nodes: no global model; all nodes are queried for each prediction.
 
-What distillation from outputs can at best reach without seeing data. It is no model that one could
-take home: every prediction sends its input to all nodes, so the bytes of a run, which are the label
-counts only, are not its cost.
+Upper bound for distillation from outputs without data. It is not a model to export: every prediction sends
+its input to all nodes, so that the bytes of a run, which are those of the label counts, are not its cost.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fedstill.tasks import Ensemble
 
 @dataclass(frozen=True, kw_only=True)
 class NodeEnsemble(WeightsNodes):
-    """The ensemble's options."""
+    """The nodes' ensemble."""
 
     title: ClassVar[str] = "Ensemble"
     paper: ClassVar[str] = "outputs of all nodes, each time"
@@ -30,18 +29,19 @@ class NodeEnsemble(WeightsNodes):
     weights = "counts"  # no option: FedKD Eq. 1
 
     ensemble: Ensemble = "consensus"
-    """How answers are ensembled: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
-    consensus, which listens to those who know the classes that an input shows, or one of your own."""
+    """Combination of the responses: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
+    consensus, which follows the nodes that know the classes an input shows, or a custom one.
+    """
 
     @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=())
     def predict(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
-        """Logits of any inputs: what a use of the ensemble asks, and costs."""
+        """Return logits of any inputs; each use of the ensemble costs such a query."""
         return {"logits": nodes.module("model")(x)}
 
     def init_state(self, server: Server) -> HistogramState:
         return HistogramState()
 
     def step(self, server: Server, state: HistogramState, t: int) -> Mapping[str, float]:
-        """QueryCall for the label counts; the rest is asking."""
+        """Fetch the label counts."""
         self.fetch_weights(server, state)
         return {}

@@ -1,12 +1,13 @@
-"""FD, federated distillation: each node learns what the others say, on average, of an example's class.
+"""FD, federated distillation: each node trains towards the others' mean output for an example's class.
 
-Jeong, Oh, Kim, Park, Bennis, Kim: "Communication-Efficient On-Device Machine Learning: Federated
-Distillation and Augmentation under Non-IID Private Data", NeurIPS 2018 workshop, arXiv:1811.11479, Algorithm
-1. F_k,l^(i) is the mean output of node i's model, a distribution, over its records of label l in round k;
-^F_k,l^(i) is that of all other nodes, which node i learns from in the next round.
+Jeong, Oh, Kim, Park, Bennis, Kim: "Communication-Efficient On-Device Machine Learning: Federated Distillation
+and Augmentation under Non-IID Private Data", NeurIPS 2018 workshop, arXiv:1811.11479, Algorithm 1. F_k,l^(i)
+is the mean output of node i's model, a distribution, over its records of label l in round k; ^F_k,l^(i) is
+the mean of all other nodes, which node i trains towards in the next round.
 
-The sum of all nodes' means comes down, and a node takes its own away. As each mean is a distribution, what is
-left sums to the number of others that hold the label: of labels that none of them holds nothing is learned.
+The server sends the sum of all nodes' means, and a node subtracts its own. As each mean is a distribution,
+the rest sums to the number of other nodes that hold the label. Labels that no other node holds have no
+target.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fedstill.tasks import Task
 
 CLASS_SCORES = PayloadKind(
     "class scores",
-    "how likely a node's model finds each class, on average over the node's own records of one class",
+    "mean class probabilities of a node's model over the node's own records of one class",
     category="rows",
     normal_size=1.0,
 )
@@ -45,7 +46,7 @@ CLASS_SCORES = PayloadKind(
 
 @dataclass
 class FDState:
-    """What the server knows from round to round."""
+    """Server state of the method."""
 
     F_sum: torch.Tensor  # sum_i F_k,l^(i), a row a label (C, C)
 
@@ -58,15 +59,15 @@ class FD(ClassMeans):
     paper: ClassVar[str] = "Jeong et al., NeurIPS 2018 workshop"
 
     gamma: NonNegativeFloat = 1.0
-    """Weight of the cross-entropy to what the others say of an example's label."""
+    """Weight of the cross-entropy to the others' mean output for an example's label."""
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Room for what a node told, and in which round."""
+        """Add buffers for a node's last response and its round."""
         c = setting.task.classes
         for node in nodes:
-            add_buffers(node, "told", F=torch.zeros(c, c), round=torch.tensor(-1))
+            add_buffers(node, "sent", F=torch.zeros(c, c), round=torch.tensor(-1))
 
     @query(
         sends={"F_sum": CLASS_SCORES, "round": SCHEDULE},
@@ -75,31 +76,34 @@ class FD(ClassMeans):
         rows=lambda self, setting: setting.task.classes,
         depends_on_records=("F",),
         span=Rounds.round_span,
-        extra_loss="the distance to what all others say of an example's class",
+        extra_loss="the distance to the other nodes' mean output for an example's class",
     )
     def train_locally(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:
-        """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
+        """Train towards the others' means; return F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent
+        labels."""
         setting: NodeSetting = nodes.setting
         check_class_vectors("F_sum", F_sum, len(nodes), setting.task.classes, setting.task.classes)
         F_hat = {
-            node.name: others(all_of, get_buffers(node, "told"), round)
+            node.name: mean_of_others(all_of, get_buffers(node, "sent"), round)
             for node, all_of in zip(nodes.nodes, F_sum, strict=True)
         }
-        train_round(nodes, round, self.rounds, self.make_train_step(setting.task, setting.local.smoothing, F_hat))
+        train_round(
+            nodes, round, self.rounds, self.make_train_step(setting.task, setting.local.smoothing, F_hat)
+        )
         for node in nodes.nodes:
             p = predict(node.model, node.data.inputs, setting.compute).softmax(1)
-            told = get_buffers(node, "told")
-            told["F"].copy_(class_means(p, node.data.targets, setting.task.classes))
-            told["round"].fill_(round)
-        return {"F": torch.stack([get_buffers(node, "told")["F"] for node in nodes.nodes])}
+            sent = get_buffers(node, "sent")
+            sent["F"].copy_(class_means(p, node.data.targets, setting.task.classes))
+            sent["round"].fill_(round)
+        return {"F": torch.stack([get_buffers(node, "sent")["F"] for node in nodes.nodes])}
 
     def make_train_step(self, task: Task, smoothing: float, F_hat: dict[str, torch.Tensor]) -> TrainStep:
-        """A step on phi(F, y) + gamma phi(F, F_hat of y), phi the cross-entropy."""
+        """Return a step on phi(F, y) + gamma phi(F, F_hat of y), phi the cross-entropy."""
 
         def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             z = group.module("model")(x)  # (G, B, C)
             losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
-            teacher = vectors_of_classes(F_hat, group, y)  # (G, B, C), 0 where nobody else holds the label
+            teacher = vectors_of_classes(F_hat, group, y)  # (G, B, C), 0 if no other node holds the label
             group.step("model", losses - self.gamma * (teacher * z.log_softmax(2)).sum(2).mean(1))
             return losses
 
@@ -111,19 +115,21 @@ class FD(ClassMeans):
         return FDState(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
     def step(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
-        asked = self.sample_participants(server.federation.present, server.seed, t)
-        before = state.F_sum
-        state.F_sum = server.query("train_locally", of=asked, F_sum=before, round=t)["F"].sum(0)
-        return {"moved": (state.F_sum - before).norm().item() / len(asked)}
+        nodes = self.sample_participants(server.federation.present, server.seed, t)
+        previous = state.F_sum
+        state.F_sum = server.query("train_locally", nodes=nodes, F_sum=previous, round=t)["F"].sum(0)
+        return {"moved": (state.F_sum - previous).norm().item() / len(nodes)}
 
 
-def others(F_sum: torch.Tensor, told: Tensors, round: int) -> torch.Tensor:
-    """^F_k,l^(i), the mean of all but one node, ``(C, C)``: 0 where nobody else holds the label.
+def mean_of_others(F_sum: torch.Tensor, sent: Tensors, round: int) -> torch.Tensor:
+    """Return ^F_k,l^(i), the mean of all other nodes, ``(C, C)``: 0 if no other node holds the label.
 
     Args:
-        F_sum: the sum of what nodes told in the round before.
-        told: F, what this one told last, and in which round; of another round it is no part of the sum.
+        F_sum: the sum of the nodes' responses in the last round.
+        sent: F, this node's last response, and its round; a response of an earlier round is not part of the
+            sum.
+        round: the current round.
     """
-    rest = F_sum - told["F"] * (told["round"] == round - 1)
-    count = rest.sum(1, keepdim=True)  # as many as hold the label, but for the noise of a mechanism
+    rest = F_sum - sent["F"] * (sent["round"] == round - 1)
+    count = rest.sum(1, keepdim=True)  # number of holders of the label, up to the noise of a mechanism
     return torch.where(count > 0.5, rest.clamp(min=0) / count.clamp_min(0.5), 0.0)

@@ -1,14 +1,14 @@
-"""FedAD: one-way distillation of what nodes answer about public, unlabeled images, and of where they look.
+"""FedAD: one-way distillation of the nodes' outputs and attention maps on public, unlabeled images.
 
 Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: "Ensemble Attention Distillation for Privacy-Preserving
 Federated Learning", ICCV 2021; for reconstruction Gong et al., "Federated Learning with Privacy-Preserving
-Ensemble Attention Distillation", arXiv:2210.08464. The nodes' outputs about public images are z_k here, where
-they look is A_k; the student's are z and A.
+Ensemble Attention Distillation", arXiv:2210.08464. The nodes' outputs for public images are z_k here and
+their attention maps A_k; the student's are z and A.
 
-The nodes' models are trained to completion first. Each is asked once about every public image, and the
-student learns from what was answered: nobody is asked again, and nothing goes back to a node. The student's
-attention should lie between the nodes' intersection, min_k A_k, on which they agree, and their union,
-max_k A_k, which keeps what only some of them see.
+The nodes' models are trained to completion first. Each is queried once about every public image, and the
+student trains on the responses. Nothing is sent back to a node. The student's attention should lie between
+the nodes' intersection, min_k A_k, on which they agree, and their union, max_k A_k, which keeps all that some
+of them attend to.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ CHUNK = 2000  # public images a query
 SIDE = 8  # cells of an attention map, each way
 ATTENTION = PayloadKind(
     "attention maps",
-    "where a node's model looks in each public image",  # what its layers say of it, pooled
+    "the regions of each public image that a node's model attends to",  # pooled activations
     category="responses",
-    opt_out="with method.attention = 0 none are told",
+    opt_out="with method.attention = 0 none are released",
 )
 
 
 @dataclass
 class FedADState(OneShotState):
-    """What changes from pass to pass, and where the student looks."""
+    """Server state, with the student's attention layer."""
 
-    place: str = ""  # of the layer whose activations its attention is
+    layer: str = ""  # name of the layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +72,18 @@ class FedAD(OneShot):
     paper: ClassVar[str] = "Gong et al., ICCV 2021"
 
     attention: NonNegativeFloat = 1.0
-    """Weight of the attention loss; 0: no maps are told, and networks need no activations with places."""
+    """Weight of the attention loss; 0: no maps are released, and networks need no spatial activations."""
     weights: Literal["counts", "equal"] = "counts"
-    """How nodes are weighed in the ensemble: by their share of the examples of each class, or equally."""
+    """Weights of the nodes in the ensemble: their shares of the examples of each class, or equal."""
     ensemble: Ensemble = "logits"
-    """How answers are ensembled: logits, log_probs, probs, consensus, or one of your own."""
+    """Combination of the responses: logits, log_probs, probs, consensus, or a custom one."""
     tau: PositiveOrInf = 1.0
     """Temperature of the distillation; inf is its l2 limit."""
 
     epochs: PositiveInt = 100
     """Passes of the student over the public images."""
     batch: PositiveInt = 32
-    """Public images a step of the student."""
+    """Public images in a batch of the student."""
     lr: NonNegativeFloat = 1e-3
     """Adam's learning rate, falling on a cosine to lr_end."""
     lr_end: NonNegativeFloat = 1e-5
@@ -95,11 +95,11 @@ class FedAD(OneShot):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Find where each model looks, before anything is trained."""
-        places: dict[str, str] = setting.cached("places", dict)
+        """Find the attention layer of each model before training."""
+        layers: dict[str, str] = setting.cached("layers", dict)
         for node in nodes if self.attention else ():
             shape = tuple(node.data.inputs.shape[1:])
-            places[node.name] = find_attention_layer(node.model, shape, f"the model of {node.name}")
+            layers[node.name] = find_attention_layer(node.model, shape, f"the model of {node.name}")
 
     @query(
         sends={"rows": INDICES},
@@ -112,22 +112,27 @@ class FedAD(OneShot):
         depends_on_records=(),
     )
     def predict(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:
-        """z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of public images from one row up to another."""
+        """Return z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of a range of public images."""
         first, last = row_range(rows)
         x = require_public(nodes.setting.public).inputs[first:last]
         nodes.module("model").train(False)
         if not self.attention:
             return {"logits": compute_logits(nodes, x)}
-        places: dict[str, str] = nodes.setting.cached("places", dict)
-        told = [self.attended(node, places[node.name], x) for node in nodes.nodes]
-        return {"logits": torch.stack([z for z, _ in told]), "attention": torch.stack([A for _, A in told])}
+        layers: dict[str, str] = nodes.setting.cached("layers", dict)
+        responses = [self.predict_with_attention(node, layers[node.name], x) for node in nodes.nodes]
+        return {
+            "logits": torch.stack([z for z, _ in responses]),
+            "attention": torch.stack([A for _, A in responses]),
+        }
 
-    def attended(self, node: Node, place: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """z_k and A_k of one node: an activation inside is seen only where a model is computed by itself."""
+    def predict_with_attention(
+        self, node: Node, layer: str, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return z_k and A_k of one node; hooks work only on a model that is evaluated by itself."""
         each = []
         for part in torch.split(x, FORWARD_BATCH):
             timing.check_limits()
-            each.append(outputs_and_attention(node.model, place, part, SIDE))
+            each.append(outputs_and_attention(node.model, layer, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -137,12 +142,17 @@ class FedAD(OneShot):
             yield QueryCall("predict", {"rows": rows})
 
     def init_state(self, server: Server) -> FedADState:
-        """Nobody has been asked yet; a student without attention is refused."""
-        place = find_attention_layer(server.student, server.shape, "the student") if self.attention else ""
-        return FedADState(make_student_optimizer(server.student, self.lr), place=place)
+        """Return the initial state.
+
+        Raises:
+            ModelError: a student without spatial activations.
+        """
+        layer = find_attention_layer(server.student, server.shape, "the student") if self.attention else ""
+        return FedADState(make_student_optimizer(server.student, self.lr), layer=layer)
 
     def targets(self, server: Server, state: FedADState) -> Mapping[str, torch.Tensor]:
-        """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, 64)``."""
+        """Return outputs ``(N, C, ...)``; with attention also its bounds ``least`` and ``most`` ``(N,
+        64)``."""
         each: list[dict[str, torch.Tensor]] = []
         for call in self.public_queries(require_public(server.public), server.seed):
             responses, omega = self.query_with_weights(server, state, call)  # (K, 1, C)
@@ -164,15 +174,15 @@ class FedAD(OneShot):
     def train_batch(
         self, server: Server, state: FedADState, e: int, step: int, rows: torch.Tensor
     ) -> torch.Tensor:
-        """A step of the student on some public images: its two losses, unweighted."""
+        """Take a step of the student on some public images and return its two unweighted losses."""
         rows = rows.to(server.device)
         x = require_public(server.public).inputs[rows]
         target = {name: tensor[rows] for name, tensor in state.targets.items()}
         L_A = target["outputs"].new_zeros(())
         with server.compute.step(server.seed, "student", e, step):
             if self.attention:
-                z, A = outputs_and_attention(server.student, state.place, x, SIDE)
-                L_A = outside(A, target["least"], target["most"]).mean()
+                z, A = outputs_and_attention(server.student, state.layer, x, SIDE)
+                L_A = attention_loss(A, target["least"], target["most"]).mean()
             else:
                 z = server.student(x)
             L_z = server.task.distillation_loss(z.float(), target["outputs"], self.tau).mean()
@@ -180,11 +190,11 @@ class FedAD(OneShot):
         return torch.stack([L_z.detach(), L_A.detach()])
 
 
-def outside(A: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """How far maps are outside their bounds: squared distances ``(B,)`` of ``(B, P)`` thrice, 0 within.
+def attention_loss(A: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """Return the squared distances ``(B,)`` of maps ``(B, P)`` from their bounds ``(B, P)``, 0 within.
 
     >>> A, least, most = torch.tensor([[0.1, 0.5, 0.9]]), torch.full((1, 3), 0.3), torch.full((1, 3), 0.6)
-    >>> outside(A, least, most)  # 0.2 below and 0.3 above
+    >>> attention_loss(A, least, most)  # 0.2 below and 0.3 above
     tensor([0.1300])
     """
     return ((least - A).clamp_min(0) + (A - most).clamp_min(0)).square().sum(1)

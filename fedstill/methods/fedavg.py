@@ -1,8 +1,8 @@
-"""FedAvg: rounds of local training, and the average of what comes back.
+"""FedAvg: rounds of local training and weighted averages of the parameters.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas: "Communication-Efficient Learning of Deep Networks
-from Decentralized Data", AISTATS 2017, Algorithm 1. Buffers, as batch norm's running statistics, are
-averaged with the parameters.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, Algorithm 1. Buffers, such as batch norm's running statistics, are averaged
+with the parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedstill.methods._averaging import Averaging
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Averaging):
-    """FedAvg's options."""
+    """FedAvg; see :class:`fedstill.methods._averaging.Averaging` for the algorithm."""
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

@@ -23,10 +23,10 @@ from fedstill.protocol.secure_aggregation import SumWeighting
 
 @dataclass
 class FedAvgMState(HistogramState):
-    """What changes from round to round: the momentum, too."""
+    """Server state, with the momentum."""
 
     v: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # (P,)
-    steered: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # (P,) true where a parameter lies
+    is_parameter: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # (P,) true for parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,26 +43,26 @@ class FedAvgM(Averaging):
 
     def init_state(self, server: Server) -> FedAvgMState:
         return FedAvgMState(
-            v=torch.zeros_like(to_vector(server.student)), steered=trained_places(server.student)
+            v=torch.zeros_like(to_vector(server.student)), is_parameter=parameter_mask(server.student)
         )
 
     def sum_weightings(self) -> Mapping[str, SumWeighting]:
-        return self.round_sum_weightings()  # the mean of all w_k is all that momentum is of
+        return self.round_sum_weightings()  # momentum needs the mean of all w_k only
 
     def combine(
         self, state: FedAvgMState, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor
     ) -> torch.Tensor:
-        """``w - server_lr v``; buffers are averaged, since momentum would carry a variance below 0."""
+        """Return ``w - server_lr v``; buffers are averaged, as momentum could make a variance negative."""
         mean = weighted_mean(updates, n)
         state.v = self.beta * state.v + (w - mean)
-        return torch.where(state.steered, w - self.server_lr * state.v, mean)
+        return torch.where(state.is_parameter, w - self.server_lr * state.v, mean)
 
 
-def trained_places(module: torch.nn.Module) -> torch.Tensor:
-    """Where in a module's vector its parameters lie: ``(P,)``, true for parameters, false for buffers."""
-    learned = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    places = [
-        torch.full((tensor.numel(),), name in learned, device=tensor.device)
+def parameter_mask(module: torch.nn.Module) -> torch.Tensor:
+    """Return a mask of a module's vector: ``(P,)``, true for parameters, false for buffers."""
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    masks = [
+        torch.full((tensor.numel(),), name in parameters, device=tensor.device)
         for name, tensor in module.state_dict().items()
     ]
-    return torch.cat(places)
+    return torch.cat(masks)

@@ -1,12 +1,12 @@
-"""FedCG: extractors stay private; conditional GANs of their features travel in their place.
+"""FedCG: extractors stay private; conditional GANs of their features are shared in their place.
 
-Wu, Kang, Luo, He, Yang: "FedCG: Leverage Conditional GAN for Protecting Privacy and Maintaining
-Competitive Performance in Federated Learning", arXiv:2111.08211. Symbols are FedMD-CG's, which compares
-with it: extractors F_i, heads D_i, generators G_i([z; y]), the global G and D.
+Wu, Kang, Luo, He, Yang: "FedCG: Leverage Conditional GAN for Protecting Privacy and Maintaining Competitive
+Performance in Federated Learning", arXiv:2111.08211. Symbols are FedMD-CG's, which compares with it:
+extractors F_i, heads D_i, generators G_i([z; y]), the global G and D.
 
-In each round a node trains its model to classify and to give features like the global generator's; then,
-from the global generator on, its own one against a critic that tells its features from real ones. The
-server averages generators and heads and distils the ensemble of the nodes' ones into the averages.
+In each round a node trains its model to classify and to give features like the global generator's; then it
+trains its own generator, from the global one on, against a critic that distinguishes its features from real
+ones. The server averages generators and heads and distills the ensemble of the nodes' ones into the averages.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class FedCG(LocalGenerators):
     restarts_from_global: ClassVar[bool] = True
 
     gamma: NonNegativeFloat = 1.0
-    """Weight of the distance of features from what the global generator gives. It rises to this from 0 in
-    the first round, 2 / (1 + e^(-10 t / rounds)) - 1 of it in round t."""
+    """Weight of the distance of features from the global generator's. It rises to this from 0 in the first
+    round, as 2 / (1 + e^(-10 t / rounds)) - 1 of it in round t.
+    """
     aggregation: Literal["kd", "kdc", "ave*"] = "kd"
-    """At the server: its own distillation, FedMD-CG's crossed one, or averages alone (FedMD-CG, Table 3)."""
+    """Aggregation at the server: FedCG's distillation, FedMD-CG's crossed one, or averages alone (FedMD-CG,
+    Table 3)."""
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """A generator and a critic for each node."""
+        """Add a generator and a critic to each node."""
         super().prepare(nodes, setting)
         for node in nodes:
             parts = split_model(node.model, node.name)
@@ -55,30 +57,30 @@ class FedCG(LocalGenerators):
             node.add_module("critic", critic, self.adam)
 
     def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
-        """Classification: a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2."""
-        task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
+        """Return a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2 (classification)."""
+        task, smoothing, call_counter = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
         gamma = self.gamma * ramp(G.t, self.rounds)
 
         def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            turn, model = next(turns), group.module("model")
+            call, model = next(call_counter), group.module("model")
             f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
             loss: torch.Tensor = task.loss(model(f, HEAD), y, smoothing)  # (G,)
             if gamma:
-                loss = loss + gamma * (f - G.sample_features(group, y, turn)).square().mean((1, 2))
+                loss = loss + gamma * (f - G.sample_features(group, y, call)).square().mean((1, 2))
             group.step("model", loss)
             return loss
 
         return train_step
 
     def make_generator_step(self, nodes: NodeGroup, t: int) -> TrainStep:
-        """Generation: a step of the critic on (F_i(x), y) against (G_i(z, y), y), then one of G_i."""
-        classes, turns = nodes.setting.task.classes, itertools.count()
+        """Return a step of the critic on (F_i(x), y) against (G_i(z, y), y), then one of G_i (generation)."""
+        classes, call_counter = nodes.setting.task.classes, itertools.count()
 
         def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             critic = group.module("critic")
             with torch.no_grad():
                 f = group.module("model")(x, EXTRACTOR)  # F_i(x)  (G, B, p)
-            z = sample_noise(group, y.shape, self.noise, "generator", t, next(turns))
+            z = sample_noise(group, y.shape, self.noise, "generator", t, next(call_counter))
             f_hat = group.module("generator")(append_one_hot(z, y, classes))  # G_i(z, y)
             real = critic(append_one_hot(f, y, classes))  # (G, B, 1)
             fake = critic(append_one_hot(f_hat.detach(), y, classes))
@@ -92,7 +94,7 @@ class FedCG(LocalGenerators):
 
 
 def ramp(t: int, rounds: int) -> float:
-    """The share of gamma in round t.
+    """Return the share of gamma in round t.
 
     >>> [round(ramp(t, 10), 2) for t in (0, 1, 5, 9)]
     [0.0, 0.46, 0.99, 1.0]

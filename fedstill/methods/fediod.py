@@ -1,16 +1,16 @@
 """FedIOD: federated learning by collaborative distillation of inputs and outputs.
 
-Gong, Li, Bao, Yao, Huang, Wu, Zhang, Zheng, Doermann: "Federated Learning via Input-Output
-Collaborative Distillation", AAAI 2024. Symbols and equation numbers are the paper's: nodes' models
-T_k, critics D_k, generator G, student S, noise w, inputs x, logits z_k, importance pi_k.
+Gong, Li, Bao, Yao, Huang, Wu, Zhang, Zheng, Doermann: "Federated Learning via Input-Output Collaborative
+Distillation", AAAI 2024. Symbols and equation numbers are the paper's: nodes' models T_k, critics D_k,
+generator G, student S, noise w, inputs x, logits z_k, importance pi_k.
 
-The nodes' models are trained to completion first and then only answer. In each step the server makes
-inputs x = G(w) and asks the nodes about them; losses on the answers are pulled back through the nodes
-to teach G which inputs to make, and the answers, ensembled, teach S.
+The nodes' models are trained to completion first. In each step the server generates inputs x = G(w) and
+queries the nodes about them. The input gradients of losses on the responses train G, and the ensembled
+responses train S.
 
-Beyond the paper (each an option, the paper's form beside it): answers are remembered, so that S takes many
-steps on one query; the ensemble seeks a consensus; milder adversaries. Where images are made from label
-maps: :mod:`fedstill.methods.fediod_maps`.
+Beyond the paper (each an option, with the paper's form as another value): a replay memory, so that S takes
+many steps on one query; a consensus ensemble; weaker adversaries. For images generated from label maps see
+:mod:`fedstill.methods.fediod_maps`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fedstill.tasks.classification import SoftmaxTask
 
 @dataclass
 class FedIODState:
-    """What changes from step to step."""
+    """Server state of the method."""
 
     histogram: LabelHistogram  # who holds how many examples of which class
     source: Any  # of what x is made: noise or maps
@@ -59,7 +59,7 @@ class FedIODState:
 
 @dataclass(frozen=True, kw_only=True)
 class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
-    """FedIOD's options. The preset ``paper`` holds the published ones."""
+    """FedIOD. The preset ``paper`` holds the published options."""
 
     title: ClassVar[str] = "FedIOD"
     paper: ClassVar[str] = "Gong et al., AAAI 2024"
@@ -69,36 +69,40 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     steps: PositiveInt = 400
     """Distillation steps, each with one query to all nodes."""
     critic_batch: NonNegativeInt = 32
-    """Inputs of a query that D_k learns on, beside as many of the node's own; 0: all (published). A critic
-    that learns privately takes all."""
+    """Generated inputs of a query that D_k trains on, with as many of the node's own; 0: all (published). A
+    critic that trains privately takes all.
+    """
     conf: NonNegativeFloat = 0.2
     """Weight of L_conf (Eq. 3)."""
     unique: Finite = 0.2
-    """Weight of L_unique (Eq. 5); below 0 G seeks inputs on which nodes agree, as the published code does."""
+    """Weight of L_unique (Eq. 5); below 0 G seeks inputs on which nodes agree, as in the published code."""
     mimic: NonNegativeFloat = 0.02
     """Weight of L_mimic in the generator's loss (Eq. 10)."""
     balance: NonNegativeFloat = 10.0
     """Weight of the class balance, in the published code but not in the paper."""
     label_shift: bool = False
-    """S learns answers as they would be if generated inputs showed each class as often as the nodes' own do;
-    for tasks with classes. Beyond the paper."""
-    through: bool = True
-    """Pull losses back through the nodes; false: they only answer, and G learns from S (and from what else
-    is known without them), as models that have no gradients, or gates that withhold them, allow."""
+    """Correct responses for the class shares of the nodes' own data before S trains on them; for tasks with
+    classes. Beyond the paper.
+    """
+    backpropagate: bool = True
+    """Backpropagate losses through the nodes. false: they return outputs only, and G trains on S (and on
+    losses that do not need the nodes), for models without gradients, or gates that withhold them.
+    """
 
     directions: NonNegativeInt = 0
-    """With through = false: random directions along which answers are differenced in its place (FedZGE's q;
-    published: 10), each as many further inputs in a query as there are; 0: none."""
+    """With backpropagate = false: random directions for finite differences of the responses (FedZGE's q;
+    published: 10), each with as many further inputs in a query; 0: none.
+    """
     epsilon: PositiveFloat = 1e-3
-    """How far along them."""
+    """Step along these directions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.through and self.mimic == 0 and not self.directions:
+        if not self.backpropagate and self.mimic == 0 and not self.directions:
             allowed = "above 0, where nothing else teaches the generator"
             raise ArgumentError("method.mimic", self.mimic, allowed)
-        if self.through and self.directions:
-            raise ArgumentError("method.directions", self.directions, "0 where through = true")
+        if self.backpropagate and self.directions:
+            raise ArgumentError("method.directions", self.directions, "0 where backpropagate = true")
 
     def needs(self) -> Needs:
         return Needs(generates_inputs=True, no_label_maps=True)
@@ -116,7 +120,7 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
             **self.critics(setting).releases,
             **self.rating_kinds,
         },
-        differentiable=lambda self, setting: ("x",) if self.through else (),
+        differentiable=lambda self, setting: ("x",) if self.backpropagate else (),
         times=lambda self, setting: self.steps,
         rows=lambda self, setting: (1 + self.directions) * self.batch,
         depends_on_records=lambda self, setting: (
@@ -135,14 +139,14 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     def predict_logits(
         self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
     ) -> Tensors:
-        """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
+        """Return z_k = T_k(x), and D_k(x) after one step of D_k on x and as many own inputs."""
         response = self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
         z = nodes.module("model")(nodes.setting.task.observe(x))
         own = {} if known is None else {"known": known}
         return {"logits": z, **response, **self.rate_real(nodes, x, **own)}
 
     def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Weighting of the summed logits: by class counts or by size.
+        """Return the weighting of the summed logits: by class counts or by size.
 
         Raises:
             ArgumentError: options that need more of a response than its logits. Entropies (Eq. 3, 5) and
@@ -167,7 +171,7 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
         return FedIODState(LabelHistogram(), source, *G, Student(self, server, shift))
 
     def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
-        """One distillation step (Algorithm 1's second loop): one query, one step of G, some of S."""
+        """Run one distillation step (second loop of Algorithm 1): one query, one step of G, some of S."""
         task = server.task
         state.histogram.fetch(server)
         state.source.fetch(server)
@@ -204,7 +208,7 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
                 "mimic": L_mimic,
                 "balance": L_balance,
             }
-            if "difference" in responses.tensors:  # told by the one node that owns each map
+            if "difference" in responses.tensors:  # of the one node that owns each map
                 losses["difference"] = responses["difference"].sum(0).mean()
                 L_G = L_G + losses["difference"]
         descend(state.adam, L_G)
@@ -220,7 +224,7 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     def confidence_uniqueness(
         self, server: Server, responses: Responses, pi: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """L_conf and L_unique of all z_k; 0 where the server sees the sum of the z_k only."""
+        """Return L_conf and L_unique of all z_k; 0 if the server sees the sum of the z_k only."""
         if responses.nodes == (SUM,):
             return torch.zeros((), device=server.device), torch.zeros((), device=server.device)
         z_k = responses["logits"]
@@ -229,32 +233,32 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     def query_teachers(
         self, server: Server, state: FedIODState, query: str, w: GeneratorBatch
     ) -> tuple[torch.Tensor, Responses]:
-        """x = G(w) and the nodes' answers about it."""
+        """Return x = G(w) and the nodes' responses to it."""
         x = state.generator(w.generator_input).float()  # (B, C, H, W)
         sent = w.query_tensors(server.federation.queries[query])
-        asked = x if self.through else x.detach()
+        x_sent = x if self.backpropagate else x.detach()
         names = state.histogram.names
         if self.directions:
-            around = self.directions, self.epsilon, server.completed_steps
-            return x, query_with_differences(server, query, x, *around, of=names, **sent)
-        return x, server.query(query, of=names, x=asked, **sent)
+            differences = self.directions, self.epsilon, server.completed_steps
+            return x, query_with_differences(server, query, x, *differences, nodes=names, **sent)
+        return x, server.query(query, nodes=names, x=x_sent, **sent)
 
     def query_fresh_batch(self, server: Server, state: FedIODState, t: int) -> list[LabeledBatch]:
-        """New inputs and their ensembled answers for all of this step's turns of S: one more query.
+        """Return new inputs and their ensembled responses for all steps of S in this step: one more query.
 
-        G does not learn between the turns, so that one query serves them all.
+        G does not train between these steps, so that one query serves them all.
         """
-        wishes, batches = [], []
-        for turn in range(self.student_steps):
-            wishes.append(state.source.sample(self.batch, "fresh w", t, turn))
-            with torch.no_grad(), server.compute.step(server.seed, "fresh", t, turn):
-                batches.append(state.generator(wishes[-1].generator_input).float())  # (B, C, H, W)
-        x, maps = torch.cat(batches), [wish.maps for wish in wishes if wish.maps is not None]
+        generator_batches, batches = [], []
+        for index in range(self.student_steps):
+            generator_batches.append(state.source.sample(self.batch, "fresh w", t, index))
+            with torch.no_grad(), server.compute.step(server.seed, "fresh", t, index):
+                batches.append(state.generator(generator_batches[-1].generator_input).float())  # (B, C, H, W)
+        x, maps = torch.cat(batches), [batch.maps for batch in generator_batches if batch.maps is not None]
         sent = GeneratorBatch(x, torch.cat(maps) if maps else None).query_tensors(
             server.federation.queries["predict"]
         )
         with torch.no_grad():
-            responses = server.query("predict", of=state.histogram.names, x=x, **sent)
+            responses = server.query("predict", nodes=state.histogram.names, x=x, **sent)
             weights = self.weights(server, state, responses)
             z = server.task.ensemble(responses["logits"], weights, self.ensemble)
         return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))

@@ -1,10 +1,10 @@
-"""FedIOD where images are made from label maps: segmentation and reconstruction.
+"""FedIOD for images that are generated from label maps: segmentation and reconstruction.
 
 Gong et al., "Federated Learning via Input-Output Collaborative Distillation", AAAI 2024; as
-:mod:`fedstill.methods.fediod`, but G makes x from label maps, D_k judges pairs of map and image, and L_gan is
-helped by the distance to the real image of the same map, told by the node that owns it.
+:mod:`fedstill.methods.fediod`, but G generates x from label maps, D_k judges pairs of map and image, and
+L_gan is complemented by the distance to the real image of the same map, computed at the node that owns it.
 
-Beyond the paper: a start of generator and critics alone.
+Beyond the paper: pretraining of generator and critics alone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fedstill.protocol.payload_kinds import INPUTS
 
 @dataclass(frozen=True, kw_only=True)
 class FedIODMaps(GeneratesFromMaps, FedIOD):
-    """FedIOD's options, and those of label maps."""
+    """FedIOD with the options of label maps."""
 
     title: ClassVar[str] = "FedIOD"  # the same method, of another input
     needs_float32: ClassVar[bool] = True  # benchmarks/README.md: 1 to 2 points of Dice
 
     pretrain: NonNegativeInt = 0
-    """Steps of generator and critics alone that come before."""
+    """Initial steps of generator and critics alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pretrain and not (self.through and self.gan):
-            allowed = "0 where critics do not teach the generator (gan = 0, through = false)"
+        if self.pretrain and not (self.backpropagate and self.gan):
+            allowed = "0 where critics do not teach the generator (gan = 0, backpropagate = false)"
             raise ArgumentError("method.pretrain", self.pretrain, allowed)
 
     @property
@@ -54,11 +54,11 @@ class FedIODMaps(GeneratesFromMaps, FedIOD):
         when=lambda self, setting: self.pretrain > 0,
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
-        """What critics alone answer: D_k(x) after a step, and how far x is from the node's own."""
+        """Return D_k(x) after a step, and the distance of x from the node's own image."""
         return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
 
     def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
-        """A step of G and the critics alone, or a distillation step."""
+        """Run a step of G and the critics alone, or a distillation step."""
         if t >= self.pretrain:
             return super().step(server, state, t)
         state.histogram.fetch(server)

@@ -1,8 +1,8 @@
 """FedPer: the extractor is shared, the head stays personal.
 
-Arivazhagan, Aggarwal, Singh, Choudhary: "Federated Learning with Personalization Layers",
-arXiv:1912.00818, Algorithms 1 and 2: base layers are averaged, personalization layers never leave a
-node and go on from round to round.
+Arivazhagan, Aggarwal, Singh, Choudhary: "Federated Learning with Personalization Layers", arXiv:1912.00818,
+Algorithms 1 and 2: base layers are averaged; personalization layers never leave a node and keep their state
+from round to round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""FedProx: FedAvg whose local training is held back near the weights that the server sent.
+"""FedProx: FedAvg with local training that stays close to the weights that the server sent.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks",
-MLSys 2020, Eq. 2: each node descends F_k(w) + mu/2 ||w - w^t||^2.
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020,
+Eq. 2: each node descends F_k(w) + mu/2 ||w - w^t||^2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FedProx(Averaging):
     """Weight of the proximal term mu/2 ||w - w^t||^2; 0 is FedAvg."""
 
     def make_train_step(self, nodes: NodeGroup) -> TrainStep:
-        """A step on F_k(w) + mu/2 ||w - w^t||^2."""
+        """Return a step on F_k(w) + mu/2 ||w - w^t||^2."""
         task, smoothing = nodes.setting.task, nodes.setting.local.smoothing
         sent: dict[str, torch.Tensor] = {}  # w^t, by name (G, ...)
 
@@ -36,20 +36,20 @@ class FedProx(Averaging):
             group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor
         ) -> torch.Tensor:
             model = group.module("model")
-            if not sent:  # the models are as they were sent until the first step is taken
-                everyone = model.trainable_parameters(len(group))
-                sent.update({name: w.detach().clone() for name, w in everyone.items()})
+            if not sent:  # before the first step the models are as they were sent
+                parameters = model.trainable_parameters(len(group))
+                sent.update({name: w.detach().clone() for name, w in parameters.items()})
             losses: torch.Tensor = task.loss(model(inputs), targets, smoothing)  # F_k(w)  (G,)
-            held = losses + self.mu / 2 * squared_distance(
+            total = losses + self.mu / 2 * squared_distance(
                 model.trainable_parameters(len(inputs)), sent
             )  # Eq. 2
-            group.step("model", held)
+            group.step("model", total)
             return losses
 
         return train_step
 
 
 def squared_distance(w: dict[str, torch.Tensor], sent: dict[str, torch.Tensor]) -> torch.Tensor:
-    """||w - w^t||^2 of G models, from parameters by name ``(G, ...)``, to ``(G,)``."""
+    """Return ||w - w^t||^2 of G models, from parameters by name ``(G, ...)``, as ``(G,)``."""
     squares = [(now - sent[name][: len(now)]).square().flatten(1).sum(1) for name, now in w.items()]
     return torch.stack(squares).sum(0)

@@ -1,11 +1,11 @@
-"""FedTGP: FedProto whose global prototypes are learned at the server, to be far apart.
+"""FedTGP: FedProto with global prototypes that are trained at the server to be far apart from each other.
 
 Zhang, Liu, Hua, Cao: "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning
-for Data and Model Heterogeneity in Federated Learning", AAAI 2024, Algorithm 1. Symbols are the paper's: what
-nodes tell, P_i^c, the learned vectors of each class, which F of parameters theta_F makes the prototypes ^P^c
-of, the Euclidean distance phi, and the margin delta(t), at most tau.
+for Data and Model Heterogeneity in Federated Learning", AAAI 2024, Algorithm 1. Symbols are the paper's: the
+nodes' prototypes P_i^c, the trained vectors of each class, from which F of parameters theta_F computes the
+prototypes ^P^c, the Euclidean distance phi, and the margin delta(t), at most tau.
 
-Nodes do as FedProto's.
+The nodes do the same as in FedProto.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class TrainablePrototypes(nn.Module):
         self.F = nn.Sequential(nn.Linear(p, p), nn.ReLU(), nn.Linear(p, p))
 
     def forward(self) -> torch.Tensor:
-        """All of them."""
-        made: torch.Tensor = self.F(self.vectors)
-        return made
+        """Return all prototypes."""
+        prototypes: torch.Tensor = self.F(self.vectors)
+        return prototypes
 
 
 @dataclass(kw_only=True)
 class FedTGPState(PrototypeState):
-    """What the server knows from round to round, with what it trains."""
+    """Server state, with the trained prototypes and their optimizer."""
 
     P_hat: nn.Module
     sgd: torch.optim.Optimizer
@@ -54,53 +54,63 @@ class FedTGP(PrototypeMethod):
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
 
     tau: NonNegativeFloat = 100.0
-    """The largest margin."""
+    """Largest margin."""
     server_epochs: PositiveInt = 100
-    """S, passes of the server over what nodes told."""
+    """S, passes of the server over the nodes' prototypes."""
     server_batch: PositiveInt = 10
-    """Prototypes a step."""
+    """Prototypes in a batch."""
     server_lr: NonNegativeFloat = 1e-2
     """Learning rate of the server's SGD."""
 
     def init_state(self, server: Server) -> FedTGPState:
-        classes, p = server.task.classes, self.size(server)
+        classes, p = server.task.classes, self.prototype_size(server)
         with seeded(server.seed, "prototypes"):
             P_hat = server.compute.to_device(TrainablePrototypes(classes, p))
         sgd = torch.optim.SGD(P_hat.parameters(), self.server_lr)
         return FedTGPState(C=torch.zeros(classes, p, device=server.device), P_hat=P_hat, sgd=sgd)
 
-    def aggregate(self, server: Server, state: FedTGPState, told: Responses, t: int) -> Mapping[str, float]:
-        """S passes of ^P^c over all P_i^c that were told; all count alike."""
-        C = told["C"]  # (K, classes, p)
+    def aggregate(
+        self, server: Server, state: FedTGPState, responses: Responses, t: int
+    ) -> Mapping[str, float]:
+        """Train ^P^c for S passes over all P_i^c of the nodes, all with equal weight."""
+        C = responses["C"]  # (K, classes, p)
         held = (C != 0).any(2)  # (K, classes)
         P, c = C[held], held.nonzero()[:, 1]  # (N, p) and (N,)
-        delta = margin(C, held, self.tau)
+        delta = class_margin(C, held, self.tau)
         loss = torch.zeros(())
         for epoch in range(self.server_epochs if len(P) else 0):
             draw = torch_generator(server.seed, "server's order", t, epoch)
             for rows in shuffled_batches(len(P), self.server_batch, draw):
                 chosen = rows.to(P.device)
-                loss = contrast(P[chosen], c[chosen], state.P_hat(), delta)
+                loss = contrastive_loss(P[chosen], c[chosen], state.P_hat(), delta)
                 descend(state.sgd, loss)
         state.C = state.P_hat().detach()
         return {"contrast": loss.item(), "margin": delta.item()}
 
 
-def margin(P: torch.Tensor, held: torch.Tensor, tau: float) -> torch.Tensor:
-    """delta(t): the largest distance of two classes' means over nodes, at most tau.
+def class_margin(P: torch.Tensor, held: torch.Tensor, tau: float) -> torch.Tensor:
+    """Return delta(t): the largest distance of two classes' means over nodes, at most tau.
 
-    Of prototypes ``(K, classes, p)`` and who holds which ``(K, classes)``.
+    Args:
+        P: prototypes ``(K, classes, p)``.
+        held: whether a node holds a class ``(K, classes)``.
+        tau: the largest margin.
     """
     weight = held.unsqueeze(2).to(P.dtype)
-    Q = ((weight * P).sum(0) / weight.sum(0).clamp_min(1))[held.any(0)]  # (classes, p), those that are held
+    Q = ((weight * P).sum(0) / weight.sum(0).clamp_min(1))[
+        held.any(0)
+    ]  # (classes, p), without absent classes
     return torch.cdist(Q, Q).max().clamp(max=tau) if len(Q) else P.new_zeros(())
 
 
-def contrast(P: torch.Tensor, c: torch.Tensor, P_hat: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """The adaptive-margin-enhanced contrastive loss, the mean over prototypes ``(N, p)`` of classes ``(N,)``.
+def contrastive_loss(
+    P: torch.Tensor, c: torch.Tensor, P_hat: torch.Tensor, delta: torch.Tensor
+) -> torch.Tensor:
+    """Return the adaptive-margin-enhanced contrastive loss, the mean over prototypes ``(N, p)`` of classes
+    ``(N,)``.
 
-    -log of e^-(phi(P, ^P^c) + delta) over itself and all e^-phi(P, ^P^c') of other classes: who is right is
-    still told to be nearer by the margin.
+    It is -log of e^-(phi(P, ^P^c) + delta) over itself plus all e^-phi(P, ^P^c') of other classes: the right
+    class must be closer by the margin.
     """
     phi = torch.cdist(P, P_hat, compute_mode="donot_use_mm_for_euclid_dist")  # (N, classes)
     return F.cross_entropy(-(phi + delta * F.one_hot(c, len(P_hat))), c)

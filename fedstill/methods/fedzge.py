@@ -1,12 +1,12 @@
-"""FedZGE: the server's generator learns from logits alone, by finite differences along random directions.
+"""FedZGE: the server's generator trains on logits alone, with finite differences along random directions.
 
 Ma, Wang, Zhang: "Data-Free Black-Box Federated Learning via Zeroth-Order Gradient Estimation", AAAI 2025.
-Symbols are the paper's, but for noise, which is w here, as z are logits: nodes' models f_k, generator G,
+Symbols are the paper's, except noise, which is w here, as z are logits: nodes' models f_k, generator G,
 student f, labels y, inputs x = G(w, y), q directions u of length 1, smoothing parameter epsilon, losses
 L_fid, L_adv, L_div and L_info with weights 1, beta_1, beta_2 and beta_3.
 
-The nodes' models are trained to completion first and then only answer, and nothing is pulled back through
-them: a model that has no gradients, as a forest or one behind a service, can be a node.
+The nodes' models are trained to completion first, and nothing is backpropagated through them. A model without
+gradients, such as a forest or one behind a service, can be a node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedstill.tasks import Ensemble
 
 @dataclass
 class FedZGEState:
-    """What changes from step to step."""
+    """Server state of the method."""
 
     histogram: LabelHistogram  # who counts how much
     source: Any  # of noise and labels
@@ -53,18 +53,19 @@ class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs)
     steps: PositiveInt = 400
     """Steps, each with one query to all nodes."""
     batch: PositiveInt = 64
-    """Inputs x in a step; a query is about 1 + q times as many."""
+    """Inputs x in a step; a query has 1 + q times as many."""
     directions: PositiveInt = 10
     """q, random directions in which each input is moved."""
     epsilon: PositiveFloat = 1e-3
-    """How far: the smoothing parameter, in units of the inputs as models get them. Models whose answers have
-    steps, as forests, want more (0.5)."""
+    """Smoothing parameter: length of these moves, in units of the normalized inputs. Models with piecewise
+    constant outputs, such as forests, need more (0.5).
+    """
     weights: Literal["counts", "equal"] = "counts"
-    """How nodes are weighed: by their shares of each class's examples, or equally."""
+    """Weights of the nodes: their shares of each class's examples, or equal."""
     ensemble: Ensemble = "logits"
-    """How answers are ensembled: logits, as in the paper, log_probs, probs, consensus, or one of your own."""
+    """Combination of the responses: logits, log_probs, probs, consensus, or a custom one."""
     tau: PositiveOrInf = 5.0
-    """Temperature of the student's distance to the ensemble, in L_adv and as it learns; times tau^2."""
+    """Temperature of the student's distance to the ensemble, in L_adv and in its training; times tau^2."""
     adversary: NonNegativeFloat = 0.04
     """beta_1, weight of L_adv (published: 1 without the factor tau^2, which is the same)."""
     diversity: NonNegativeFloat = 1.0
@@ -91,7 +92,7 @@ class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs)
         finite_differences=True,
     )
     def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
-        """f_k(x), of inputs and of their surroundings."""
+        """Return f_k(x) for inputs and their neighbors."""
         return {"logits": nodes.module("model")(nodes.setting.task.observe(x))}
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -101,17 +102,17 @@ class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs)
         return FedZGEState(LabelHistogram(), source, *G, Student(self, server))
 
     def step(self, server: Server, state: FedZGEState, t: int) -> Mapping[str, float]:
-        """One query, one step of G, some of the student."""
+        """Run one query, one step of G, some of the student."""
         task = server.task
         self.fetch_weights(server, state)
         set_lr(state.adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
-        wish = state.source.sample(self.batch, "w", t)
-        w, y = wish.generator_input[:, : self.noise], wish.labels
+        batch = state.source.sample(self.batch, "w", t)
+        w, y = batch.generator_input[:, : self.noise], batch.labels
         with server.compute.step(server.seed, "server", t):
-            x = state.generator(wish.generator_input).float()
+            x = state.generator(batch.generator_input).float()
             names = state.histogram.names
             responses = query_with_differences(
-                server, "predict_logits", x, self.directions, self.epsilon, t, of=names
+                server, "predict_logits", x, self.directions, self.epsilon, t, nodes=names
             )
             omega = self.omega(server, state, responses.nodes)
             z = task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C)
@@ -134,7 +135,8 @@ class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs)
 
 
 def diversity_loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """L_div, exp(-mean_ij |x_i - x_j|^2 |w_i - w_j|^2): lower, the more inputs of unlike noise differ.
+    """Return L_div, exp(-mean_ij |x_i - x_j|^2 |w_i - w_j|^2), which is lower for inputs that differ with
+    their noise.
 
     Squared distances of inputs ``(B, ...)`` and of noise ``(B, q)`` are means over their values.
 
@@ -143,5 +145,5 @@ def diversity_loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """
     x = x.flatten(1)
     x = x - x.mean(0)  # distances of large, nearly equal vectors would be rounding noise
-    apart = torch.cdist(x, x).square() * torch.cdist(w, w).square()
-    return torch.exp(-apart.mean() / (x.shape[1] * w.shape[1]))
+    products = torch.cdist(x, x).square() * torch.cdist(w, w).square()
+    return torch.exp(-products.mean() / (x.shape[1] * w.shape[1]))

@@ -1,14 +1,14 @@
-"""FL-MRCM: FedAvg in which all sites learn latent features that look like those of one, the target.
+"""FL-MRCM: FedAvg in which all sites align their latent features with those of one site, the target.
 
 Guo, Wang, Zhou, Jiang, Patel: "Multi-institutional Collaborations for Improving Deep Learning-based Magnetic
 Resonance Image Reconstruction using Federated Learning", CVPR 2021. Symbols are the paper's: encoders E^k of
 source sites and E_t of the target site, latent features z^k and z_t, domain identifiers C^k, one at each
 source, and the weight lambda_adv.
 
-In each round the target tells the latent features of some of its own images, as the server's network sees
-them: a release of its own kind, "latent features", made from private records. Sources train on the task's
-loss and against their C^k, which tells z^k from z_t; the target trains on the task's loss alone. The server
-averages parameters. The identifiers stay at the sources.
+In each round the target releases the latent features of some of its own images under the server's network, as
+a payload kind of its own, "latent features", computed from private records. Sources train on the task's loss
+and against their C^k, which distinguishes z^k from z_t; the target trains on the task's loss alone. The
+server averages parameters. The identifiers stay at the sources.
 """
 
 from __future__ import annotations
@@ -46,38 +46,40 @@ from fedstill.protocol.queries import NodeSetting, query
 
 FEATURES = PayloadKind(
     "latent features",
-    "what a node's model makes of its own training examples, half-way through",
-    opt_out="with method.lambda_adv = 0 none are told",
+    "the extractor features of a node's own training examples",
+    opt_out="with method.lambda_adv = 0 none are released",
 )
 WIDTH = 256  # of the hidden layer of a domain identifier
-SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
+ROUND_INPUTS = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
 class FLMRCMState(HistogramState):
-    """What changes from round to round, beside the student."""
+    """Server state besides the student."""
 
-    features: torch.Tensor | None = None  # z_t, as the target told last (M, p)
+    features: torch.Tensor | None = None  # last z_t of the target (M, p)
 
 
-def latent(model: nn.Module) -> str:
-    """The part of a network that gives its latent features: its encoder, or its extractor if it has none."""
+def latent_module(model: nn.Module) -> str:
+    """Return the name of the submodule that computes latent features: encoder, or extractor if there is
+    none."""
     encoder = getattr(model.extractor, "encoder", None)
     return f"{EXTRACTOR}.encoder" if isinstance(encoder, nn.Module) else EXTRACTOR
 
 
-def coarse(z: torch.Tensor) -> torch.Tensor:
-    """Latent features as vectors: maps ``(..., B, C, h, w)`` averaged over quarters, ``(..., B, 4 C)``.
+def pool_latent(z: torch.Tensor) -> torch.Tensor:
+    """Return latent features as vectors: maps ``(..., B, C, h, w)`` averaged over quarters, ``(..., B, 4
+    C)``.
 
-    Vectors ``(..., B, p)`` stay. Any number of axes before B, one or none.
+    Vectors ``(..., B, p)`` are unchanged. There may be any number of axes before B.
 
-    >>> coarse(torch.arange(16.0).view(1, 1, 4, 4))
+    >>> pool_latent(torch.arange(16.0).view(1, 1, 4, 4))
     tensor([[ 2.5000,  4.5000, 10.5000, 12.5000]])
     """
     if z.ndim < 4:
         return z
-    front = z.shape[:-3]
-    return F.adaptive_avg_pool2d(z.reshape(-1, *z.shape[-3:]), 2).reshape(*front, -1)
+    leading = z.shape[:-3]
+    return F.adaptive_avg_pool2d(z.reshape(-1, *z.shape[-3:]), 2).reshape(*leading, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +90,13 @@ class FLMRCM(Averaging):
     paper: ClassVar[str] = "Guo et al., CVPR 2021"
 
     target: str = ""
-    """The node whose latent features all others align theirs with; none: the first one. With a name, no
-    other node tells its features, whoever asks."""
+    """Node with whose latent features all others align theirs; empty: the first one. With a name, no other
+    node releases its features, whatever server queries them.
+    """
     target_examples: PositiveInt = 64
-    """Images of its own whose features the target tells in each round, drawn anew."""
+    """Own images whose features the target releases in each round, sampled in each round."""
     lambda_adv: NonNegativeFloat = 1.0
-    """Weight of the adversarial loss at the sources; 0 is FedAvg, and no features are told."""
+    """Weight of the adversarial loss at the sources; 0 is FedAvg, and no features are released."""
     identifier_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the domain identifiers, the same in all rounds."""
 
@@ -103,7 +106,7 @@ class FLMRCM(Averaging):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """A domain identifier C^k for each node: z ``(B, p)`` to one value, high where it looks like z_t.
+        """Add a domain identifier C^k to each node: z ``(B, p)`` to one value, high if it looks like z_t.
 
         Raises:
             ModelError: a network's latent features are neither maps nor vectors.
@@ -111,10 +114,10 @@ class FLMRCM(Averaging):
         for node in nodes if self.lambda_adv else ():
             model = split_model(node.model, node.name)
             with torch.no_grad():
-                z = coarse(model.eval().get_submodule(latent(model))(node.data.inputs[:2]))
+                z = pool_latent(model.eval().get_submodule(latent_module(model))(node.data.inputs[:2]))
             if z.ndim != 2:
-                found = tuple(z.shape[1:])
-                raise ModelError(f"latent features of {node.name} are {found} (expected (C, h, w) or (p,))")
+                shape = tuple(z.shape[1:])
+                raise ModelError(f"latent features of {node.name} are {shape} (expected (C, h, w) or (p,))")
             with seeded(node.seed, node.name, "identifier"):
                 layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
             node.add_module(
@@ -122,7 +125,7 @@ class FLMRCM(Averaging):
             )
 
     @query(
-        sends=SENT,
+        sends=ROUND_INPUTS,
         releases={"features": FEATURES},
         times=lambda self, setting: self.rounds,
         rows=lambda self, setting: self.target_examples,
@@ -130,7 +133,7 @@ class FLMRCM(Averaging):
         when=lambda self, setting: self.lambda_adv > 0,
     )
     def send_features(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
-        """z_t = E_t(x) of some of the target's own images, with E_t the server's: ``(1, M, p)``."""
+        """Return z_t = E_t(x) of some of the target's own images, with the server's E_t: ``(1, M, p)``."""
         for node in nodes.nodes:
             if self.target not in ("", node.name):
                 raise QueryRefused(node.name, "send_features", f"method.target: {self.target}")
@@ -138,10 +141,10 @@ class FLMRCM(Averaging):
         x, _ = nodes.sample(self.target_examples, "target", round)
         model = nodes.module("model")
         model.train(False)
-        return {"features": coarse(model(x, latent(nodes.nodes[0].model)))}
+        return {"features": pool_latent(model(x, latent_module(nodes.nodes[0].model)))}
 
     @query(
-        sends={**SENT, "features": FEATURES},
+        sends={**ROUND_INPUTS, "features": FEATURES},
         releases={"parameters": PARAMETERS},
         times=lambda self, setting: self.rounds,
         span=Averaging.round_span,
@@ -150,29 +153,30 @@ class FLMRCM(Averaging):
     def align(
         self, nodes: NodeGroup, parameters: torch.Tensor, round: int, features: torch.Tensor
     ) -> Tensors:
-        """One round at source sites, from the server's parameters on."""
+        """Run one round at source sites, from the server's parameters."""
         nodes.load_parameters("model", parameters)
-        train_round(nodes, round, self.rounds, self.aligned(nodes, features[0], round))
+        train_round(nodes, round, self.rounds, self.make_align_step(nodes, features[0], round))
         return {"parameters": nodes.parameter_vectors("model")}
 
-    def aligned(self, nodes: NodeGroup, features: torch.Tensor, t: int) -> TrainStep:
-        """A step at source sites: one of C^k, and one of the model on its loss + lambda_adv L_advE.
+    def make_align_step(self, nodes: NodeGroup, features: torch.Tensor, t: int) -> TrainStep:
+        """Return a step at source sites: one of C^k, and one of the model on its loss + lambda_adv L_advE.
 
-        C^k learns to be high on the target's features ``(M, p)`` and low on the site's own; the encoder
-        learns to make it high on these. Both are binary cross-entropies, the encoder's non-saturating.
+        C^k learns to be high for the target's features ``(M, p)`` and low for the site's own; the encoder
+        learns to make it high for these. Both losses are binary cross-entropies, the encoder's
+        non-saturating.
         """
-        task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
+        task, smoothing, call_counter = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
 
         def train_step(
             group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor
         ) -> torch.Tensor:
-            model, identifier, turn = group.module("model"), group.module("identifier"), next(turns)
+            model, identifier, call = group.module("model"), group.module("identifier"), next(call_counter)
             identifier.train(True)
-            part, (active, batch) = latent(group.nodes[0].model), inputs.shape[:2]
-            draws = [node.generator("target's", t, turn) for node in group.nodes[:active]]
+            part, (active, batch) = latent_module(group.nodes[0].model), inputs.shape[:2]
+            draws = [node.generator("target's", t, call) for node in group.nodes[:active]]
             rows = [torch.randint(len(features), (batch,), generator=draw) for draw in draws]
             z_t = features[stack_tensors(rows).to(features.device)]  # (G, B, p)
-            z = coarse(model(inputs, part))  # z^k = E^k(x)
+            z = pool_latent(model(inputs, part))  # z^k = E^k(x)
             L_C = (F.softplus(-identifier(z_t)) + F.softplus(identifier(z.detach()))).mean((1, 2)) / 2
             group.step("identifier", L_C)
             L_advE = F.softplus(-identifier(z)).mean((1, 2))
@@ -185,7 +189,7 @@ class FLMRCM(Averaging):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> FLMRCMState:
-        """Nobody has told anything yet.
+        """Return the initial state, without features.
 
         Raises:
             ArgumentError: the target is none of the nodes.
@@ -196,29 +200,36 @@ class FLMRCM(Averaging):
         return FLMRCMState()
 
     def step(self, server: Server, state: FLMRCMState, t: int) -> Mapping[str, float]:
-        """One round: z_t from the target, local training everywhere, the weighted average.
+        """Run one round: z_t from the target, local training everywhere, the weighted average.
 
-        A target that is left out told its features before; the sources go on with these. If it never told
-        any, they go on as under FedAvg.
+        If the target is excluded, the sources use its last features. Without any features they train as in
+        FedAvg.
         """
         federation, student = server.federation, server.student
         self.prepare_nodes(server, state)
         w, target = to_vector(student), self.target or federation.nodes[0]
         sent: dict[str, Any] = {"parameters": w, "round": t}
         if self.lambda_adv and target in federation.present:
-            z_t = server.query_or_none("send_features", of=[target], **sent)
+            z_t = server.query_or_none("send_features", nodes=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
         names = self.sample_participants(state.histogram.present_nodes(federation), server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
         others = [name for name in names if name not in sources]
-        asked = [
-            server.query_or_none("align", of=sources, **sent, features=state.features) if sources else None,
-            server.query_or_none("train", of=others, **sent) if others else None,
+        responses = [
+            server.query_or_none("align", nodes=sources, **sent, features=state.features)
+            if sources
+            else None,
+            server.query_or_none("train", nodes=others, **sent) if others else None,
         ]
-        updates = {name: w_k for told in asked if told for name, w_k in told.by_node("parameters").items()}
+        updates = {
+            name: w_k
+            for response in responses
+            if response
+            for name, w_k in response.by_node("parameters").items()
+        }
         if not updates:
-            raise NodeFault(", ".join(names), "train", "none of the nodes that were asked is left")
-        # In the order of the nodes, whichever query they answered.
+            raise NodeFault(", ".join(names), "train", "all queried nodes are excluded")
+        # In the order of the nodes, whatever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
         n = state.histogram.select(list(updates)).sizes  # (K,)
         load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))

@@ -1,8 +1,8 @@
 """LG-FedAvg: the head is shared, the extractor stays local.
 
-Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: "Think Locally, Act Globally:
-Federated Learning with Local and Global Representations", arXiv:2001.01523, Algorithm 1: global
-parameters (the layers near the output) are averaged, local representations never leave a node.
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: "Think Locally, Act Globally: Federated
+Learning with Local and Global Representations", arXiv:2001.01523, Algorithm 1: global parameters (the layers
+near the output) are averaged, local representations never leave a node.
 """
 
 from __future__ import annotations

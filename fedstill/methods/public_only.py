@@ -1,7 +1,7 @@
-"""Training on labeled public data alone: "Public-only" of FedKD's Table 4, above which is what nodes add.
+"""Training on labeled public data alone: "Public-only" of FedKD's Table 4, the baseline without nodes.
 
-As centralized training, with the local training's optimizer and as many passes, but over the public data; no
-node is asked anything.
+As centralized training, with the local training's optimizer and as many passes, but over the public data. No
+node is queried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedstill.methods.centralized import CentralizedState, CentralTrainer
 
 @dataclass(frozen=True)
 class PublicOnly(Method):
-    """Training on public data has no options beside those of local training, which it shares."""
+    """Training on public data, with the options of local training."""
 
     title: ClassVar[str] = "Public-only"
     paper: ClassVar[str] = "labeled public data only"
@@ -29,7 +29,11 @@ class PublicOnly(Method):
         return Needs(public=True, public_labels=True)
 
     def init_state(self, server: Server) -> CentralizedState:
-        """Refuses to go on without public data."""
+        """Return the initial state.
+
+        Raises:
+            ArgumentError: no public data.
+        """
         require_public(server.public)
         return CentralizedState(CentralTrainer())
 

@@ -1,4 +1,4 @@
-"""Standalone: every node trains alone and nothing is shared. The floor of every comparison."""
+"""Standalone: every node trains alone and nothing is shared. Baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedstill.protocol.method import Method
 
 @dataclass(frozen=True)
 class Standalone(Method):
-    """Standalone training has no options beside those of the nodes."""
+    """Standalone training, with the nodes' options."""
 
     title: ClassVar[str] = "Standalone"
     paper: ClassVar[str] = "local training only"

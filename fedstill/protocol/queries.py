@@ -303,7 +303,7 @@ def placeholder_public(task: Task, shape: tuple[int, ...] = ()) -> PublicData:
 
 
 def _prepare_nothing(_: object) -> None:
-    """What a method does where it has nothing to prepare."""
+    """Do nothing, for methods without preparation."""
 
 
 @dataclass(frozen=True)
@@ -419,8 +419,8 @@ def query(**declaration: Any) -> Callable[[F], F]:
     """Declare a function of a method as the handler of a query, which gets the function's name.
 
     Nodes call the function as ``function(method, nodes, **inputs)``, where ``nodes`` is a
-    :class:`~fedstill.node.node_group.NodeGroup`. Inputs and outputs have its nodes as first axis, ``(G, ...)``. A
-    tensor without dimensions arrives as a number.
+    :class:`~fedstill.node.node_group.NodeGroup`. Inputs and outputs have its nodes as first axis, ``(G, ...)``.
+    A tensor without dimensions arrives as a number.
 
     Args:
         declaration: fields of :class:`Query` except name and handler. Each may also be a function of the
@@ -494,7 +494,8 @@ def _build_query(
 
     def as_handler(function: Callable[..., Any]) -> Handler:
         def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            response: Mapping[str, torch.Tensor] = function(method, group.for_query(setting, number), **inputs)
+            nodes = group.for_query(setting, number)
+            response: Mapping[str, torch.Tensor] = function(method, nodes, **inputs)
             return response
 
         return handler

@@ -147,10 +147,10 @@ def world(
     ``compute`` is the nodes'; ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
     compute = compute or Compute()
-    setting = NodeSetting(task, local, compute, setting.get("public"), features, secure_aggregation=sums)
-    side = method.node_side(setting)
+    node_setting = NodeSetting(task, local, compute, setting.get("public"), features, secure_aggregation=sums)
+    side = method.node_side(node_setting)
     if protect is not None:
-        protect(side, setting)
+        protect(side, node_setting)
     side.prepare(nodes)
     federation = InProcess(
         nodes, group_nodes(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)

@@ -61,7 +61,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "fl-mrcm": [{"target": "node-2", "participation": 0.67}],
     "fedad": [{"weights": "equal"}],
     "dense": [{"models": "uploaded", "weights": "counts"}],
-    "dsfl": [{"keep": 1, "beta": 1.5, "weights": "counts"}],
+    "dsfl": [{"cache_rounds": 1, "beta": 1.5, "weights": "counts"}],
     "fd": [{"rounds": 4, "participation": 0.67}],
     "fedproto": [{"rounds": 4, "participation": 0.67}],
 }

@@ -22,20 +22,20 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
     one, plain = world(ASYN), world(ASYN)
     losses = one.server.step()
-    plain.server.state.source.load(one.server.state.source.state(), torch.device("cpu"))
+    plain.server.state.source.load_state_dict(one.server.state.source.state_dict(), torch.device("cpu"))
     sizes, gan, unlike = [5.0, 8.0, 11.0], torch.zeros(()), torch.zeros(())
     for k, node in enumerate(plain.nodes):
         number = 1 + 3 + k  # after the sizes and three nodes' maps
-        wish = plain.server.state.source.draw(ASYN.batch, "w", 0, node.name, of=node.name)
-        x = plain.server.state.generator(TASK.encode_maps(wish.maps))
+        batch = plain.server.state.source.sample(ASYN.batch, "w", 0, node.name, node=node.name)
+        x = plain.server.state.generator(TASK.encode_maps(batch.maps))
         D, drawn = node.modules["critic"].train(), node.sample(ASYN.batch, "critic", number)
         real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
-        fake = torch.cat([TASK.encode_maps(wish.maps), x], 1)
+        fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
         optimizer = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
         (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
         optimizer.step()
         gan = gan + sizes[k] / 24 * F.softplus(D(fake)).mean()
-        own = node.data.inputs[map_order(node)][wish.source[:, 1]]
+        own = node.data.inputs[map_order(node)][batch.source[:, 1]]
         unlike = unlike + sizes[k] / 24 * 3.0 * (x - own).abs().mean()
     assert losses == pytest.approx({"gan": gan.item(), "difference": unlike.item()}, rel=1e-4)
     (gan + unlike).backward()
@@ -67,11 +67,11 @@ def test_the_student_learns_on_generated_images_and_their_maps() -> None:
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):
         plain.server.step()
-    wish = plain.server.state.source.draw(ASYN.student_batch, "student", 0)
+    batch = plain.server.state.source.sample(ASYN.student_batch, "student", 0)
     with torch.no_grad():
-        x = plain.server.state.generator(TASK.encode_maps(wish.maps))
+        x = plain.server.state.generator(TASK.encode_maps(batch.maps))
     z = plain.server.student.train()(x)
-    (loss,) = TASK.loss(z.unsqueeze(0), TASK.targets_from_maps(wish.maps, x).unsqueeze(0))
+    (loss,) = TASK.loss(z.unsqueeze(0), TASK.targets_from_maps(batch.maps, x).unsqueeze(0))
     assert losses[0]["student"] == pytest.approx(loss.item(), rel=1e-4)
     assert losses[1] != losses[0]
 
@@ -92,9 +92,9 @@ def test_it_reconstructs_from_outlines() -> None:
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):
         plain.server.step()
-    wish = plain.server.state.source.draw(ASYN.student_batch, "student", 0)
+    batch = plain.server.state.source.sample(ASYN.student_batch, "student", 0)
     with torch.no_grad():
-        x = plain.server.state.generator(RECONSTRUCTION.encode_maps(wish.maps))
+        x = plain.server.state.generator(RECONSTRUCTION.encode_maps(batch.maps))
         z = plain.server.student.train()(RECONSTRUCTION.observe(x))
     assert losses[0]["student"] == pytest.approx((z - x).abs().mean().item(), rel=1e-4)
     assert losses[1] != losses[0]

@@ -11,9 +11,9 @@ import torch
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import LabelHistogram, Method, Responses
 from fedstill.methods._node_buffers import get_buffers
-from fedstill.methods.fd import FD, others
+from fedstill.methods.fd import FD, mean_of_others
 from fedstill.methods.fedproto import FedProto
-from fedstill.methods.fedtgp import FedTGP, contrast, margin
+from fedstill.methods.fedtgp import FedTGP, class_margin, contrastive_loss
 from fedstill.node import local_training
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.events import Event, total_cost
@@ -22,7 +22,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.simulation import Simulation
 from tests.methods import digits_world, small_world
 from tests.methods.small_world import CLASSES, World, few, kinds_of, made, make_nodes, run, same
-from tests.privacies import protected
+from tests.privacies import make_mechanism
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -60,20 +60,20 @@ def test_fd_learns_from_the_mean_of_those_others_that_hold_the_label() -> None:
         mine = [each if each is not None else torch.zeros(CLASSES) for each in told[-1]]
         close(get_buffers(node, "told")["F"], torch.stack(mine))
     for index, node in enumerate(here.nodes):
-        found = others(F_sum, get_buffers(node, "told"), 1)
+        found = mean_of_others(F_sum, get_buffers(node, "told"), 1)
         for label in range(CLASSES):
             rest = [each[label] for at, each in enumerate(told) if at != index and each[label] is not None]
             close(found[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
     assert told[0][2] is told[1][2] is None  # so the third is alone with class 2
-    assert not others(F_sum, get_buffers(here.nodes[2], "told"), 1)[2].any()
+    assert not mean_of_others(F_sum, get_buffers(here.nodes[2], "told"), 1)[2].any()
     # Who did not tell in the round before takes nothing away.
-    close(others(F_sum, get_buffers(here.nodes[2], "told"), 2)[2], told[2][2])
+    close(mean_of_others(F_sum, get_buffers(here.nodes[2], "told"), 2)[2], told[2][2])
 
 
 def test_fd_counts_holders_before_what_noise_made_negative_is_cut_off() -> None:
     told = {"F": torch.zeros(2, 2), "round": torch.tensor(-1)}
     F_sum = torch.tensor([[0.9, -0.7], [1.4, -0.4]])  # 0.2 and 1.0 hold the labels
-    close(others(F_sum, told, 1), torch.tensor([[0.0, 0.0], [1.4, 0.0]]))
+    close(mean_of_others(F_sum, told, 1), torch.tensor([[0.0, 0.0], [1.4, 0.0]]))
 
 
 def test_fd_a_round_at_a_node_by_hand() -> None:
@@ -81,7 +81,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     config = FD(rounds=2, gamma=0.7)
     here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch a pass
     node, F_sum = here.nodes[1], here.server.state.F_sum
-    F_hat = others(F_sum, get_buffers(node, "told"), 1)
+    F_hat = mean_of_others(F_sum, get_buffers(node, "told"), 1)
     model = copy.deepcopy(node.model).requires_grad_()
     optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(2, 4):  # the second half
@@ -97,15 +97,15 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
 
 
 def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_noise() -> None:
-    noisy = protected("noisy-outputs", outputs=OutputsConfig(noise=0.5, bound=1.0))
+    noisy = make_mechanism("noisy-outputs", outputs=OutputsConfig(noise=0.5, bound=1.0))
     budgets = Simulation(digits_world.setting("fd", {}, privacies=[noisy] * 3)).nodes[0].gate.budgets
     assert budgets is not None
     # Each of ten rows of ten numbers moves by 2 at most, in each of two rounds.
     assert total_cost(budgets.mechanism.run_costs()) == {Event("laplace", 0.5 / (2 * 10)): 20}
     with pytest.raises(
-        QueryRefused, match="protect class scores: its model also learns the distance to what"
+        QueryRefused, match="protect class scores: its model is also trained on the distance to"
     ):
-        Simulation(digits_world.setting("fd", {}, privacies=[protected("dp-sgd")] * 3))
+        Simulation(digits_world.setting("fd", {}, privacies=[make_mechanism("dp-sgd")] * 3))
 
 
 # --- FedProto ----------------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def test_prototypes_leave_by_name_only_and_under_no_mechanism(name: str) -> None
         Simulation(digits_world.setting(name, {}, policies=[PolicyConfig()] * 3))
     Simulation(digits_world.setting(name, {}, policies=[PolicyConfig(kinds=("prototypes",))] * 3))
     for mechanism in ("dp-sgd", "noisy-outputs"):
-        with pytest.raises(QueryRefused, match="does not say what it reads"):
-            Simulation(digits_world.setting(name, {}, privacies=[protected(mechanism)] * 3))
+        with pytest.raises(QueryRefused, match="does not declare depends_on_records"):
+            Simulation(digits_world.setting(name, {}, privacies=[make_mechanism(mechanism)] * 3))
 
 
 # --- FedTGP ------------------------------------------------------------------------------------------
@@ -190,15 +190,15 @@ def test_fedtgp_the_loss_with_its_margin_by_hand() -> None:
         right = (-(phi[own] + delta)).exp()
         wrong = sum((-phi[other]).exp() for other in range(CLASSES) if other != own)
         each.append(-(right / (right + wrong)).log())
-    close(contrast(told, c, P_hat, torch.tensor(delta)), torch.stack(each).mean())
+    close(contrastive_loss(told, c, P_hat, torch.tensor(delta)), torch.stack(each).mean())
 
 
 def test_fedtgp_the_margin_is_the_largest_distance_of_two_classes_and_at_most_tau() -> None:
     told = torch.tensor([[[0.0, 0.0], [6.0, 0.0], [9.0, 9.0]], [[0.0, 2.0], [0.0, 0.0], [9.0, 9.0]]])
     held = torch.tensor([[True, True, False], [True, False, False]])
     # Means: (0, 1) and (6, 0); nobody holds the third.
-    assert margin(told, held, 100.0).item() == pytest.approx(37**0.5)
-    assert margin(told, held, 2.0).item() == 2.0
+    assert class_margin(told, held, 100.0).item() == pytest.approx(37**0.5)
+    assert class_margin(told, held, 2.0).item() == 2.0
 
 
 def test_fedtgp_prototypes_are_learned_apart_and_sent_to_all() -> None:

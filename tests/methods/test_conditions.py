@@ -31,7 +31,7 @@ def at(one: World, **changes: Any) -> Server:
 
 def gathered(one: World, **options: Any) -> MapSource:
     maps = MapSource(GeneratesFromMaps(**options), one.server)
-    maps.gather(one.server)
+    maps.fetch(one.server)
     return maps
 
 
@@ -44,7 +44,7 @@ def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
     assert map_order(one.nodes[2]).tolist() != list(range(11))
-    maps.gather(one.server)  # once is enough
+    maps.fetch(one.server)  # once is enough
     assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
 
 
@@ -52,28 +52,28 @@ def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
 def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> None:
     one = world()
     maps = gathered(one, map_augment=augment)
-    wish = maps.draw(60, "w", 3)
+    batch = maps.sample(60, "w", 3)
     by_name = {owner_id(node.name): node for node in one.nodes}
-    for drawn, (owner, row, pose) in zip(wish.maps, wish.source.tolist(), strict=True):
+    for drawn, (owner, row, pose) in zip(batch.maps, batch.source.tolist(), strict=True):
         node = by_name[owner]
         real = TASK.label_maps(node.data)[map_order(node)][row]
         real = real.flip(-1) if pose % 2 else real
         assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
-    assert set(wish.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
-    assert torch.equal(wish.told, TASK.encode_maps(wish.maps))
-    again, other = maps.draw(60, "w", 3), maps.draw(60, "w", 4)
-    assert torch.equal(again.maps, wish.maps)
-    assert not torch.equal(other.maps, wish.maps)
-    mine = maps.draw(20, "w", of="n1")
+    assert set(batch.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
+    assert torch.equal(batch.generator_input, TASK.encode_maps(batch.maps))
+    again, other = maps.sample(60, "w", 3), maps.sample(60, "w", 4)
+    assert torch.equal(again.maps, batch.maps)
+    assert not torch.equal(other.maps, batch.maps)
+    mine = maps.sample(20, "w", node="n1")
     assert set(mine.source[:, 0].tolist()) == {owner_id("n1")}
 
 
 def test_drawn_maps_ask_nobody() -> None:
     one = world(conditions="drawn")
     maps = gathered(one, conditions="drawn")
-    assert maps.draw(3, "w").told.shape == (3, 3, 16, 16)
+    assert maps.sample(3, "w").told.shape == (3, 3, 16, 16)
     assert up(one) == {}
-    assert maps.draw(3, "w").source[:, 0].tolist() == [-1] * 3
+    assert maps.sample(3, "w").source[:, 0].tolist() == [-1] * 3
 
 
 def test_public_maps_are_those_of_public_labels() -> None:
@@ -160,5 +160,5 @@ def test_what_was_gathered_is_remembered() -> None:
     maps = gathered(one)
     other = MapSource(GeneratesFromMaps(), one.server)
     assert not other.ready
-    other.load(maps.state(), torch.device("cpu"))
-    assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)
+    other.load(maps.state_dict(), torch.device("cpu"))
+    assert torch.equal(other.draw(9, "w").maps, maps.sample(9, "w").maps)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 N = 23
 LOCAL = LocalConfig(epochs=4, batch=4, lr=1e-2)
 MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4")
-CONFIG = DSFL(rounds=3, subset=11, distil_batch=4, distil_epochs=2, student_epochs=2)
+CONFIG = DSFL(rounds=3, subset=11, distill_batch=4, distill_epochs=2, student_epochs=2)
 ALL = replace(CONFIG, subset=N)
 
 
@@ -112,7 +112,7 @@ def test_what_a_node_learns_by_hand() -> None:
 
 
 def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
-    here = world(replace(CONFIG, rounds=6, keep=2))
+    here = world(replace(CONFIG, rounds=6, cache_rounds=2))
     log = heard(here)
     run(here)
     since: dict[int, int] = {}
@@ -131,7 +131,7 @@ def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
 
 def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> None:
     """All public data each time: from the second round on nobody is asked about anything."""
-    kept, plain = run(world(replace(ALL, keep=3))), world(ALL)
+    kept, plain = run(world(replace(ALL, cache_rounds=3))), world(ALL)
     first = heard(plain)
     run(plain)
     t_g = next(sent["t_g"] for query, sent, _ in first if query == "distill")
@@ -145,8 +145,8 @@ def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> Non
 
 
 def test_who_was_away_gets_all_labels_anew() -> None:
-    here = run(world(replace(ALL, keep=3)), 1)
-    here.server.state.heard = here.server.state.heard[1:]
+    here = run(world(replace(ALL, cache_rounds=3)), 1)
+    here.server.state.nodes_with_labels = here.server.state.nodes_with_labels[1:]
     log = heard(here)
     here.server.step()
     assert sorted(log[0][1]["rows"].tolist()) == list(range(N))

@@ -446,7 +446,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
     nodes, config = nodes_of(), replace(GEN, shares=shares)
     server = served(config, nodes).server
     server.step()
-    G, shared = server.state.G, [node.model.get_submodule(config.part) for node in nodes]
+    G, shared = server.state.G, [node.model.get_submodule(config.shared_part) for node in nodes]
     uploads = stack_uploads(shared[0], torch.stack([to_vector(each) for each in shared]))
     counts = torch.tensor([[5.0, 0.0, 2.0], [1.0, 4.0, 0.0]])
     z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
@@ -468,7 +468,9 @@ def test_only_fedgens_generator_learns_at_the_server() -> None:
     first = server.step()
     heads = torch.stack([to_vector(node.model.head) for node in nodes])
     uploads, student = stack_uploads(nodes[0].model.head, heads), to_vector(server.student)
-    losses = [GEN.teach(server, server.state, uploads, torch.ones(2, 3), t)["generator"] for t in range(5)]
+    losses = [
+        GEN.train_generator(server, server.state, uploads, torch.ones(2, 3), t)["generator"] for t in range(5)
+    ]
     assert losses[-1] < 0.5 * first["generator"]
     assert torch.equal(student, to_vector(server.student))
     assert all(torch.equal(*each) for each in zip(heads, map(to_vector, uploads.modules), strict=True))

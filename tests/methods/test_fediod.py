@@ -347,5 +347,5 @@ def test_a_generator_that_nothing_teaches_is_refused() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid method\.mimic = 0\.0 \(expected above 0, where nothing else"
     ):
-        FedIOD(through=False, mimic=0.0)
+        FedIOD(backpropagate=False, mimic=0.0)
     assert FedIOD(mimic=0.0).through, "critics and nodes teach it"

@@ -53,9 +53,9 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
     for node in plain.nodes:  # queries before the first predict_logits, which take numbers
         node.model.requires_grad_(False)
     G, S = plain.server.state.generator, plain.server.student.eval()
-    plain.server.state.source.load(one.server.state.source.state(), torch.device("cpu"))
-    wish = plain.server.state.source.draw(config.batch, "w", 0)
-    x = G(TASK.encode_maps(wish.maps))
+    plain.server.state.source.load_state_dict(one.server.state.source.state_dict(), torch.device("cpu"))
+    batch = plain.server.state.source.sample(config.batch, "w", 0)
+    x = G(TASK.encode_maps(batch.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)
     number = 1 + len(plain.nodes)  # the counts were query 0, then each node was asked for its maps
@@ -63,14 +63,14 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
     for k, node in enumerate(plain.nodes):
         D, drawn = node.modules["critic"].train(), node.sample(config.batch, "critic", number)
         real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
-        fake = torch.cat([TASK.encode_maps(wish.maps), x], 1)
+        fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
         D_loss = F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()
         optimizer = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
         D_loss.backward()
         optimizer.step()
         gan = gan + pi[k] * F.softplus(D(fake)).flatten(1).sum(1).mean()
         z.append(node.model(x))
-        for row, (owner, place, pose) in enumerate(wish.source.tolist()):
+        for row, (owner, place, pose) in enumerate(batch.source.tolist()):
             if owner == owner_id(node.name):
                 target = real_of(node, place, pose)
                 unlike = unlike + 2.0 * (x[row] - target).abs().mean() / config.batch

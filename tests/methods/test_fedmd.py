@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 N = 23
 LOCAL = LocalConfig(epochs=4, batch=4, lr=1e-2)
 MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4")
-CONFIG = FedMD(first=2, rounds=3, subset=11, digest_batch=4, digest_epochs=2, student_epochs=2)
+CONFIG = FedMD(initial_rounds=2, rounds=3, subset=11, digest_batch=4, digest_epochs=2, student_epochs=2)
 
 
 def world(
@@ -107,14 +107,14 @@ def test_one_query_a_round_and_what_it_weighs() -> None:
 
 def test_distances_by_hand() -> None:
     z, consensus = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.0, 0.0, 2.0]])
-    assert replace(CONFIG, distance="l1").mismatch(TASK, z, consensus).item() == pytest.approx(4 / 3)
+    assert replace(CONFIG, distance="l1").digest_loss(TASK, z, consensus).item() == pytest.approx(4 / 3)
     # 0.5 times the mean of squares once each mean is taken away: (4/3... - ) differences 5/3, 2/3, -7/3
     expected = 0.5 * (25 + 4 + 49) / 9 / 3
-    assert replace(CONFIG, distance="l2").mismatch(TASK, z, consensus).item() == pytest.approx(expected)
+    assert replace(CONFIG, distance="l2").digest_loss(TASK, z, consensus).item() == pytest.approx(expected)
     p, q = (consensus / 2).softmax(1), (z / 2).softmax(1)
     kl = 4 * (p * (p / q).log()).sum()  # from the consensus to the node, times tau^2
     config = replace(CONFIG, distance="kl", tau=2.0)
-    assert config.mismatch(TASK, z, consensus).item() == pytest.approx(kl.item(), rel=1e-5)
+    assert config.digest_loss(TASK, z, consensus).item() == pytest.approx(kl.item(), rel=1e-5)
 
 
 def test_digest_and_revisit_by_hand() -> None:
@@ -159,7 +159,7 @@ def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPa
 
 
 def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
-    config = replace(CONFIG, public_epochs=20, first=0, digest_lr=1e-2)
+    config = replace(CONFIG, public_epochs=20, initial_rounds=0, digest_lr=1e-2)
     here = world(config)
     assert here.side.initial_training is None
     assert config.needs().public_labels
@@ -175,7 +175,7 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
 
 def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:
     config = replace(CONFIG, public_epochs=1)
-    here, only = world(config, specs=("mlp:8",)), world(replace(config, first=0), specs=("mlp:8",))
+    here, only = world(config, specs=("mlp:8",)), world(replace(config, initial_rounds=0), specs=("mlp:8",))
     for one in (here, only):
         one.federation.query("transfer")
     node = only.nodes[0]

@@ -90,7 +90,16 @@ def test_fediod_teaches_its_generator_without_gradients_of_nodes_nearly_as_with_
     "config",
     [
         SMALL,
-        FedIOD(steps=3, batch=4, noise=6, generator_width=4, gan=0.0, memory=12, through=False, directions=2),
+        FedIOD(
+            steps=3,
+            batch=4,
+            noise=6,
+            generator_width=4,
+            gan=0.0,
+            memory=12,
+            backpropagate=False,
+            directions=2,
+        ),
     ],
     ids=["fedzge", "fediod"],
 )
@@ -104,7 +113,7 @@ def test_answers_that_are_not_one_an_input_stay_as_they_are(importance: Any) -> 
     config = FedIOD(
         steps=3, batch=4, noise=6, generator_width=4, critic_width=4, memory=12, importance=importance
     )
-    one = world(replace(config, through=False, directions=2, ensemble="probs"))
+    one = world(replace(config, backpropagate=False, directions=2, ensemble="probs"))
     one.server.step()
     assert one.side.queries["predict_logits"].rows == 12
     assert {kind for entry in one.audit.entries() for kind in entry["up"]} == {
@@ -203,10 +212,10 @@ def test_nodes_without_gradients_teach_as_those_that_have_some() -> None:
 
 def test_directions_beside_gradients_and_a_memory_below_a_batch_are_refused() -> None:
     with pytest.raises(
-        ArgumentError, match=r"invalid method\.directions = 2 \(expected 0 where through = true"
+        ArgumentError, match=r"invalid method\.directions = 2 \(expected 0 where backpropagate = true"
     ):
         FedIOD(directions=2)
-    assert FedIOD(through=False, mimic=0.0, directions=2).directions, "differences teach it"
+    assert FedIOD(backpropagate=False, mimic=0.0, directions=2).directions, "differences teach it"
     with pytest.raises(
         ArgumentError, match=r"invalid method\.memory = 3 \(expected at least method\.batch \(4\)"
     ):

@@ -15,7 +15,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent
+from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent_module
 from fedstill.models import build
 from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import to_vector
@@ -102,7 +102,7 @@ def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None
     told = no_guarantee_reason(mechanism, side.queries["send_features"])
     assert told is not None
     assert "no guarantee for latent features" in told
-    with pytest.raises(QueryRefused, match=r"align.*does not say what it reads"):
+    with pytest.raises(QueryRefused, match=r"align.*does not declare depends_on_records"):
         PrivacyMechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
 
 
@@ -156,7 +156,7 @@ def test_a_step_at_a_source_by_hand() -> None:
 
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
 def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
-    assert latent(split_model(build(spec, SHAPE, 1, 0), "model")) == part
+    assert latent_module(split_model(build(spec, SHAPE, 1, 0), "model")) == part
 
 
 # --- those who leave ---------------------------------------------------------------

@@ -72,8 +72,8 @@ def test_going_on_from_a_state_is_going_on(before: int, tmp_path: Path) -> None:
     memory, again = memory_of(5), memory_of(5)
     for number in range(before):
         memory.add(*pairs(number, 1))
-    save_state(tmp_path / "state", memory.state())
-    again.load(load_state(tmp_path / "state"), CPU)
+    save_state(tmp_path / "state", memory.state_dict())
+    again.load_state_dict(load_state(tmp_path / "state"), CPU)
     for number in range(before, before + 4):
         for one in (memory, again):
             one.add(*pairs(number, 1))

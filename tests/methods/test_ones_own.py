@@ -61,13 +61,13 @@ def config(method: Method, engine: str = "one-by-one") -> RunConfig:
     [
         (
             {"a": 1},
-            r"^what method .*:Keeps begins invalid with = 'dict' \(expected an object with attributes",
+            r"^invalid state of method .*:Keeps = 'dict' \(expected an object with attributes",
         ),
         (
             SimpleNamespace(a=1, seen={1, 2}),
-            r"^state\.seen of method .*:invalid Keeps = 'set' \(expected tensors",
+            r"^invalid state\.seen of method .*:Keeps = 'set' \(expected tensors",
         ),
-        (SimpleNamespace(deep=[{"x": object()}]), r"^state\.deep of method .*state holds a object"),
+        (SimpleNamespace(deep=[{"x": object()}]), r"^invalid state\.deep of method .*state holds a object"),
     ],
 )
 def test_a_state_that_could_not_be_remembered_is_refused_before_training(state: Any, line: str) -> None:
@@ -91,7 +91,7 @@ class Hasty(CountsLabels, Idle):
 
 
 def test_who_asks_before_the_first_turn_is_refused() -> None:
-    line = r"^what begin of method .*:Hasty invalid asks = 'count_labels' \(expected none, .*ask in turn"
+    line = r"^invalid query in init_state of .*:Hasty = 'count_labels' \(expected none, .*query in step"
     with pytest.raises(ArgumentError, match=line):
         build_simulation(config(Hasty()))
 
@@ -154,6 +154,8 @@ class Counting(CountsLabels, Idle):
 
 def test_only_the_packages_own_answers_keep_their_kinds_name() -> None:
     setting = NodeSetting(Classification(3), LocalConfig(), Compute())
-    plain, posing = (build_node_side(Counting(own=own), setting).queries["count_labels"] for own in (False, True))
+    plain, posing = (
+        build_node_side(Counting(own=own), setting).queries["count_labels"] for own in (False, True)
+    )
     assert {kind.package for kind in plain.releases.values()} == {""}
     assert {kind.package for kind in posing.releases.values()} == {"tests"}

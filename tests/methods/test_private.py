@@ -25,7 +25,7 @@ from fedstill.runs.simulation import Simulation
 from tests.audited import total_charged
 from tests.methods import digits_world
 from tests.methods.digits_world import SIZES
-from tests.privacies import protected
+from tests.privacies import make_mechanism
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -60,7 +60,7 @@ ONCE = [
 
 
 def privately(mechanism: Any, **change: Any) -> PrivacyConfig:
-    return protected(mechanism, **{**QUIET, **change})
+    return make_mechanism(mechanism, **{**QUIET, **change})
 
 
 def setting(
@@ -146,7 +146,7 @@ def test_nodes_may_differ_in_how_they_protect() -> None:
 
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, mechanism: str) -> None:
-    free = protected(
+    free = make_mechanism(
         mechanism,
         epsilon=20.0,
         pate=PateConfig(teachers=4),

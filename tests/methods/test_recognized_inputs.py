@@ -157,7 +157,7 @@ class Plain:
 
 
 @pytest.mark.parametrize(("config", "step"), [(DENSER, Plain.dense), (BOOSTING, Plain.boosting)])
-@pytest.mark.parametrize("models", ["asked", "uploaded"])
+@pytest.mark.parametrize("models", ["queried", "uploaded"])
 def test_a_step_is_that_of_a_plain_reading(config: Any, step: Any, models: Any) -> None:
     """To nodes that are asked, and to models that were given away, alike."""
     one, plain = world(replace(config, models=models)), Plain(config)
@@ -173,7 +173,7 @@ def test_a_step_is_that_of_a_plain_reading(config: Any, step: Any, models: Any) 
 @pytest.mark.parametrize("config", [DENSER, BOOSTING])
 def test_what_leaves_asked_and_uploaded(config: Any) -> None:
     """Answers and gradients at each step, or the model once and nothing else."""
-    asked, uploaded = (world(replace(config, models=models)) for models in ("asked", "uploaded"))
+    asked, uploaded = (world(replace(config, models=models)) for models in ("queried", "uploaded"))
     for one in (asked, uploaded):
         for _ in range(3):
             one.server.step()
@@ -227,7 +227,7 @@ def test_the_distance_to_batch_norm_pulls_inputs_to_what_it_has_kept() -> None:
     assert outputs_and_batch_norm_loss(nn.Linear(2, 2), torch.ones(1, 2))[1] == 0
 
 
-@pytest.mark.parametrize("models", ["asked", "uploaded"])
+@pytest.mark.parametrize("models", ["queried", "uploaded"])
 def test_who_was_away_as_label_counts_were_told_does_not_count_once_back(models: Any) -> None:
     config = replace(DENSER, weights="counts", models=models)
     here = world(config)

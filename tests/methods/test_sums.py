@@ -55,7 +55,7 @@ FEDKD = FedKD(levels=0, gamma=float("inf"), epochs=3, batch=8)
 SUMMED = {
     "FedIOD": FEDIOD,
     "FedIOD by size": replace(FEDIOD, importance="size"),
-    "FedIOD without slopes": replace(FEDIOD, through=False),
+    "FedIOD without slopes": replace(FEDIOD, backpropagate=False),
     "FedIOD with fresh queries": replace(FEDIOD, student_inputs="fresh", student_steps=1),
     "FedKD": FEDKD,
     "FedKD, all alike": replace(FEDKD, weights="equal"),
@@ -254,7 +254,7 @@ def seen(here: World, gradients: bool = False) -> torch.Tensor:
         given = {"x": x, "rows": [0, 1] if "view" in asked.sends else [0], "view": view, "round": 0}
         sent = {part: given[part] for part in asked.sends}
         for each in range(here.server.task.classes if gradients else 1):
-            logits = here.server.query(name, of=(SUM,), **sent)["logits"]
+            logits = here.server.query(name, nodes=(SUM,), **sent)["logits"]
             found.append(logits.detach().flatten())
             if gradients:
                 found.append(torch.autograd.grad(logits[0, 0, each], x)[0].flatten())

@@ -75,5 +75,5 @@ def test_each_form_is_among_these() -> None:
 )
 def test_a_sum_of_another_form_is_refused(told: Any, name: str) -> None:
     header = AnswerQuery("predict_logits", 3, True).header(Envelope())
-    with pytest.raises(ArgumentError, match=f"^{name} is "):
+    with pytest.raises(ArgumentError, match=f"^invalid {name} = "):
         read_message({**header, "sum": told})

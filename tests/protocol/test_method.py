@@ -138,7 +138,7 @@ def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
     side = build_node_side(Asks(), AT)
     kinds = side.queries["told"].released_kinds()
     assert dict(kinds) == {"logits": f"{package}: logits", "d/dx": f"{package}: gradients"}
-    assert (kinds["logits"].of, kinds["d/dx"].of, kinds["logits"].package) == ("scores", "gradients", package)
+    assert (kinds["logits"].category, kinds["d/dx"].category, kinds["logits"].package) == ("scores", "gradients", package)
     ours = build_node_side(METHODS["fediod"](), AT)
     assert {kind.package for kind in ours.leaves()} == {""}
 
@@ -165,7 +165,7 @@ def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
     assert copy.deepcopy(LABEL_COUNTS).by_class
     assert payload_kind("gradients") is GRADIENTS
     unknown = payload_kind("dreams")
-    assert (unknown.of, unknown.output, unknown.common) == ("records", False, None), "the worst is supposed"
+    assert (unknown.category, unknown.is_output, unknown.normal_size) == ("records", False, None), "the strictest category"
     outputs = {kind for kind in KNOWN_KINDS.values() if kind.is_output}
     assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}
     assert {kind for kind in KNOWN_KINDS.values() if kind.from_label_maps} == {LABEL_MAPS, "difference"}
@@ -177,12 +177,12 @@ def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     table = RunPlan("run", {"name": "fedavg"}, spec).to_dict()
     assert RunPlan.from_dict(table).make_method() == METHODS["fedavg"]()
-    with pytest.raises(ArgumentError, match=r"invalid method\.name = .* \(expected one that policy\.methods"):
+    with pytest.raises(ArgumentError, match=r"invalid method\.name = .* \(expected a name that policy\.methods"):
         RunPlan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules
     place = f"{Asks.__module__}:Asks"
     allowed = RunPlan.from_dict({**table, "method": {"name": place, "rounds": 4}}, methods=[place])
-    assert allowed.config() == METHODS[place](rounds=4)
+    assert allowed.make_method() == METHODS[place](rounds=4)
 
 
 def test_what_a_method_of_somebody_elses_lacks_is_one_line(
@@ -200,7 +200,7 @@ def test_what_a_method_of_somebody_elses_lacks_is_one_line(
         ("Bare", "a frozen dataclass"),
         ("Loose", "a frozen"),
         ("Untitled", "with title: ClassVar"),
-        ("Silent", "a class with a method asks"),
+        ("Silent", a class with planned_queries),
     ):
         with pytest.raises(ArgumentError, match=rf"^invalid method = 'careless:{name}' \(expected .*{said}"):
             METHODS[f"careless:{name}"]

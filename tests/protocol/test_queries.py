@@ -35,17 +35,17 @@ def test_each_node_has_its_part() -> None:
     [
         (
             {"z": torch.zeros(3, 3)},
-            r"z of query invalid ask = .a tensor \(3, 3\). \(expected a tensor \(2, ",
+            r"invalid z of query ask = .a tensor \(3, 3\). \(expected a tensor \(2, ",
         ),
         ({"z": torch.zeros(())}, r"a tensor \(\)"),
-        ({"z": [torch.zeros(3)] * 2}, "a list of 2': .* where ragged or values name it"),
+        ({"z": [torch.zeros(3)] * 2}, "'a list of 2' .* if ragged or json_values names it"),
         (
             {"some": [torch.zeros(3)]},
-            r"some of query invalid ask = 'a list of 1' \(expected a list of 2 tensors",
+            r"invalid some of query ask = 'a list of 1' \(expected a list of 2 tensors",
         ),
-        ({"some": [1.0, 2.0]}, "expected a list of 2 tensors, one a node"),
+        ({"some": [1.0, 2.0]}, "expected a list of 2 tensors, one for each node"),
         ({"some": torch.zeros(2, 3)}, r"a tensor \(2, 3\)' \(expected a list of 2 tensors"),
-        ({"told": {"a": 1}}, r"told of query invalid ask = 'a dict' \(expected a list of 2 values"),
+        ({"told": {"a": 1}}, r"invalid told of query ask = 'a dict' \(expected a list of 2 values"),
         ({"told": "hello"}, r"'a str' \(expected a list of 2 values"),
         ({"told": [1, 2, 3]}, r"'a list of 3' \(expected a list of 2 values"),
     ],
@@ -69,7 +69,7 @@ def summing(name: str = "ask", kind: PayloadKind = LOGITS, how: Any = "size", **
     "second", [(LOGITS, "size"), (CRITIC, "mean"), (PayloadKind("features", category="records"), "sum")]
 )
 def test_rejects_two_statistics_in_one_sum(second: tuple[PayloadKind, str]) -> None:
-    with pytest.raises(ArgumentError, match=r"sums of query ask is \['z', 'second'\]"):
+    with pytest.raises(ArgumentError, match=r"sums of query ask = \['z', 'second'\]"):
         summing(second=second)
 
 

@@ -20,8 +20,8 @@ from fedstill.protocol.wire_format import (
     DTYPES,
     LENGTH_BYTES,
     METADATA,
-    Form,
     WireConfig,
+    WireDtype,
     decode_header,
     decode_tensors,
     decompress,
@@ -127,7 +127,7 @@ def test_what_has_no_header_is_refused(blob: bytes) -> None:
 
 
 KINDS = {"x": "inputs"}
-FORMS: tuple[Any, ...] = ("float16", "int8")
+WIRE_DTYPES: tuple[Any, ...] = ("float16", "int8")
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -256,31 +256,31 @@ def test_int8_by_hand() -> None:
     )
 
 
-@given(tensors(dtypes=(torch.float32,)).filter(lambda x: x.ndim > 0), st.sampled_from(FORMS))
-def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, form: Form) -> None:
-    sent = WireConfig(inputs=form).compress({"x": x}, KINDS)
+@given(tensors(dtypes=(torch.float32,)).filter(lambda x: x.ndim > 0), st.sampled_from(WIRE_DTYPES))
+def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, dtype: WireDtype) -> None:
+    sent = WireConfig(inputs=dtype).compress({"x": x}, KINDS)
     came = decompress(sent)["x"]
     assert came.dtype == torch.float32
     assert came.shape == x.shape
     if x.numel():
         top = x.abs().reshape(len(x), -1).amax(1).view(-1, *(1,) * (x.ndim - 1))
         # Half a step of 254, or half a unit in the last place of eleven binary digits.
-        assert bool(((came - x).abs() <= top * (0.5 / 127 if form == "int8" else 2**-11) * 1.0001).all())
+        assert bool(((came - x).abs() <= top * (0.5 / 127 if dtype == "int8" else 2**-11) * 1.0001).all())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", WIRE_DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e30])
-def test_gradients_of_any_size_survive(form: Form, scale: float) -> None:
+def test_gradients_of_any_size_survive(dtype: WireDtype, scale: float) -> None:
     x = torch.tensor([[0.5, -1.0]]) * scale
-    came = decompress(WireConfig(gradients=form).compress({"g": x}, {"g": "gradients"}))["g"]
+    came = decompress(WireConfig(gradients=dtype).compress({"g": x}, {"g": "gradients"}))["g"]
     torch.testing.assert_close(came, x, rtol=0.01, atol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", WIRE_DTYPES)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_not_finite_at_the_other_end(form: Form, wrong: float) -> None:
+def test_what_is_not_finite_is_not_finite_at_the_other_end(dtype: WireDtype, wrong: float) -> None:
     x = torch.tensor([[1.0, wrong], [1.0, 2.0]])
-    came = decompress(WireConfig(inputs=form).compress({"x": x}, KINDS))["x"]
+    came = decompress(WireConfig(inputs=dtype).compress({"x": x}, KINDS))["x"]
     assert not torch.isfinite(came[0]).all()
     assert torch.isfinite(came[1]).all()
 
