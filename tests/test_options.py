@@ -1,7 +1,7 @@
-"""Options: each has the default and the bounds that are written down, and nothing changes them once made.
+"""Defaults and ranges of all options, pinned in ``options.toml``.
 
-A default is a promise: who leaves an option out gets the figures of everybody else who did. To change one, or
-to add an option, write ``python -m tests.test_options`` and read the difference of ``options.toml``.
+A changed default changes the metrics of users who do not set the option. After changing or adding an option, run
+``python -m tests.test_options`` and check the difference of ``options.toml``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fedstill.tasks import TASKS
 KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
 CHANGING = {  # dataclasses that are state, outside of the methods' own
-    "AuditTotals", "Budget", "Call", "FedstillConfig", "LeftOnDay", "Meter", "ServerTranscript", "Traffic", "Watch",
-    "AuditedNode", "Coming", "Exchange", "_Open",
+    "AuditTotals", "Budget", "QueryContext", "FedstillConfig", "DailyReleases", "LinkCosts", "ServerTranscript", "NodeTraffic", "GlobalRngWatch",
+    "AuditedNode", "NodeProgress", "Exchange", "_OpenSum",
 }  # fmt: skip
 
 
 def defaults() -> dict[str, Any]:
-    """Every option with its default: of a run, of a node, and of all that is chosen by name."""
+    """Return all options with their defaults: of runs, nodes, and registered components."""
     found: dict[str, Any] = {
         "run": to_table(RunConfig(method=METHODS["fedavg"]())),
         "node": to_table(NodeFile(name="clinic")),
@@ -50,7 +50,7 @@ def defaults() -> dict[str, Any]:
 
 
 def classes() -> Iterator[type]:
-    """All dataclasses of the package."""
+    """Yield all dataclasses of the package."""
     for module in pkgutil.walk_packages(fedstill.__path__, "fedstill."):
         if not module.name.endswith("__main__"):
             for each in vars(importlib.import_module(module.name)).values():
@@ -63,7 +63,7 @@ def classes() -> Iterator[type]:
 
 
 def bounds() -> dict[str, Any]:
-    """What numbers each option of each configuration may be, as its type says it."""
+    """Return the range of each numeric option, from its type."""
     found: dict[str, Any] = {}
     for each in sorted(classes(), key=lambda each: each.__qualname__):
         if issubclass(each, CheckedOptions):
@@ -101,7 +101,7 @@ def test_configs_are_frozen() -> None:
 
 
 def test_method_options_are_keyword_only() -> None:
-    """What its bases gain would move those that are given by place."""
+    """New options of base classes would shift positional arguments."""
     assert not [each for each in METHODS.values() if not all(field.kw_only for field in fields(each))]
 
 

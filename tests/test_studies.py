@@ -89,7 +89,7 @@ def test_uses_base_and_seeds_of_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('methods = ["standalone"]\n')
     with pytest.raises(ArgumentError, match=r"invalid base = 'demo' \(expected None with .*mine\.toml"):
         fedstill.compare_methods(tmp_path / "mine.toml", SMALL, base="demo", out=tmp_path / "all")
-    with pytest.raises(ArgumentError, match="seeds is 0"):
+    with pytest.raises(ArgumentError, match="seeds = 0"):
         fedstill.compare_methods("standalone", SMALL, seeds=0, out=tmp_path / "all")
     assert list(fedstill.compare_methods("standalone", SMALL, out=tmp_path / "all").results) == [
         "standalone-seed0"
@@ -112,7 +112,7 @@ def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
     [
         ({"method.roundz": 2}, UnknownName, "method.roundz"),
         ({"split.nodez": 2}, UnknownName, "split.nodez"),
-        ({"method.rounds": "two"}, ArgumentError, "method.rounds is 'two'"),
+        ({"method.rounds": "two"}, ArgumentError, "method.rounds = 'two'"),
         ({"split": 3}, FedstillError, "split"),
         ({"split": {"nodes": 2}, "split.nodes": 3}, ArgumentError, "split.nodes"),
         (

@@ -55,7 +55,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [{"labeled": True, "levels": 0}],
-    "dsfl": [{"keep": 1}],
+    "dsfl": [{"cache_rounds": 1}],
 }
 NAMES = ("node-0", "node-1", "node-2")
 

@@ -142,23 +142,23 @@ def test_accepts_integers_and_infinity_as_floats() -> None:
         ({"splt": {}}, "unknown key 'splt': did you mean 'split'?"),
         ({"nodes": {"local": {"epoch": 3}}}, "unknown key 'nodes.local.epoch': did you mean "),
         ({"method": {"name": "fediod", "taus": 1}}, "unknown key 'method.taus': did you mean 'method.tau'?"),
-        ({"method": {}}, r"invalid method.name = '' \(expected one of standalone"),
-        ({"method": "fediod"}, r"invalid method = 'fediod' \(expected a table"),
-        ({"seed": "1"}, r"invalid seed = '1' \(expected an integer"),
-        ({"seed": -1}, r"invalid seed = -1 \(expected 0 or more"),
-        ({"name": "a/b"}, r"invalid name = 'a/b' \(expected letters, digits"),
-        ({"task": {"name": "ranking"}}, r"unknown task 'ranking' \(expected classification, text"),
-        ({"split": {"alpha": "0.5"}}, r"invalid split.alpha = '0.5' \(expected a number"),
-        ({"split": {"alpha": math.nan}}, r"invalid split.alpha = nan \(expected a number"),
-        ({"split": {"alpha": 10**400}}, "split.alpha is 1000"),
-        ({"evaluation": {"centralized": 1}}, r"invalid evaluation.centralized = 1 \(expected true or false"),
-        ({"evaluation": {"every": -1}}, r"invalid evaluation.every = -1 \(expected 0 or more"),
-        ({"nodes": {"models": ["mlp", 3]}}, r"invalid nodes.models[1] = 3 \(expected a text"),
-        ({"nodes": {"models": []}}, r"invalid nodes.models = [] \(expected a list of one model or more"),
-        ({"plugins": 5}, r"invalid plugins = 5 \(expected a list, each a text"),
-        ({"plugins": "lab"}, r"invalid plugins = 'lab' \(expected a list, each a text"),
-        ({"student": {"model": ""}}, r"invalid student.model = '' \(expected the name of a model"),
-        ({"nodes": {"policy": {"max_bytes": -1}}}, r"invalid nodes.policy.max_bytes = -1 \(expected "),
+        ({"method": {}}, r"invalid method.name = '' (expected one of standalone"),
+        ({"method": "fediod"}, r"invalid method = 'fediod' (expected a table"),
+        ({"seed": "1"}, r"invalid seed = '1' (expected an integer"),
+        ({"seed": -1}, r"invalid seed = -1 (expected 0 or more"),
+        ({"name": "a/b"}, r"invalid name = 'a/b' (expected letters, digits"),
+        ({"task": {"name": "ranking"}}, r"unknown task 'ranking' (expected classification, text"),
+        ({"split": {"alpha": "0.5"}}, r"invalid split.alpha = '0.5' (expected a number"),
+        ({"split": {"alpha": math.nan}}, r"invalid split.alpha = nan (expected a number"),
+        ({"split": {"alpha": 10**400}}, "invalid split.alpha = 1000"),
+        ({"evaluation": {"centralized": 1}}, r"invalid evaluation.centralized = 1 (expected true or false"),
+        ({"evaluation": {"every": -1}}, r"invalid evaluation.every = -1 (expected 0 or more"),
+        ({"nodes": {"models": ["mlp", 3]}}, r"invalid nodes.models[1] = 3 (expected a text"),
+        ({"nodes": {"models": []}}, r"invalid nodes.models = [] (expected a list of one model or more"),
+        ({"plugins": 5}, r"invalid plugins = 5 (expected a list, each a text"),
+        ({"plugins": "lab"}, r"invalid plugins = 'lab' (expected a list, each a text"),
+        ({"student": {"model": ""}}, r"invalid student.model = '' (expected the name of a model"),
+        ({"nodes": {"policy": {"max_bytes": -1}}}, r"invalid nodes.policy.max_bytes = -1 (expected "),
     ],
 )
 def test_errors_name_option_paths(table: dict[str, Any], line: str) -> None:
@@ -170,17 +170,17 @@ def test_errors_name_option_paths(table: dict[str, Any], line: str) -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"choice": "c"}, r"invalid x.choice = 'c' \(expected one of 'a', 'b'"),
-        ({"number": True}, r"invalid x.number = True \(expected one of 'auto' or an integer"),
-        ({"pair": [1]}, r"invalid x.pair = [1] \(expected a list of an integer, a number"),
-        ({"pair": [1.5, 2]}, r"invalid x.pair[0] = 1.5 \(expected an integer"),
-        ({"inner": {"size": 1.5}}, r"invalid x.inner.size = 1.5 \(expected an integer or 'none'"),
+        ({"choice": "c"}, r"invalid x.choice = 'c' (expected one of 'a', 'b'"),
+        ({"number": True}, r"invalid x.number = True (expected one of 'auto' or an integer"),
+        ({"pair": [1]}, r"invalid x.pair = [1] (expected a list of an integer, a number"),
+        ({"pair": [1.5, 2]}, r"invalid x.pair[0] = 1.5 (expected an integer"),
+        ({"inner": {"size": 1.5}}, r"invalid x.inner.size = 1.5 (expected an integer or 'none'"),
         # A part that names itself by the end of its path is completed, and never misnamed.
-        ({"inner": {"rate": -1}}, r"invalid x.inner.rate = -1.0 \(expected 0 or more"),
+        ({"inner": {"rate": -1}}, r"invalid x.inner.rate = -1.0 (expected 0 or more"),
     ],
 )
 def test_checks_every_kind_of_value(values: dict[str, Any], line: str) -> None:
-    with pytest.raises(ArgumentError, match=f"^{re.escape(line)}$"):
+    with pytest.raises(ArgumentError, match=f"^{re.escape(line)}"):
         config_tables.read_table(Outer, values, "x.")
 
 

@@ -87,7 +87,7 @@ def test_fediod_needs_no_gradients_of_predictors() -> None:
     quick = {"steps": 3, "batch": 8}
     with pytest.raises(QueryRefused, match=r"no gradient passes through it"):
         distil([forest()], fedstill.FedIOD(**quick))
-    results = distil([forest()], fedstill.FedIOD(**quick, through=False)).results
+    results = distil([forest()], fedstill.FedIOD(**quick, backpropagate=False)).results
     assert "gradients" not in results["bytes"]["by_kind"]
     with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
         distil([forest()], fedstill.FedAvg(), policies=[fedstill.PolicyConfig(outputs_only=False)])

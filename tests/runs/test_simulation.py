@@ -389,7 +389,7 @@ def test_frozen_network_uses_no_random_numbers() -> None:
         student, public = build("mlp:8", SHAPE, 3, 0), blobs(30, 5)
         networks = [nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)) for _ in range(3)]
         networks[0].requires_grad_(False)
-        method = FedMD(first=1, rounds=2, student_epochs=1)
+        method = FedMD(initial_rounds=1, rounds=2, student_epochs=1)
         given = {"models": networks, "student": student, "public": PublicData("made", public.inputs)}
         experiment = Simulation(setting(method, **given))
         experiment.compute.workers = Workers(count)
