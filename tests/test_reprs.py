@@ -46,7 +46,7 @@ def test_outcome_repr_shows_method_metrics_bytes_and_folder(tmp_path: Path) -> N
     assert f"student (FedIOD) {metrics['accuracy']:.1f}%" in text
     assert f"standalone mean {metrics['standalone']['accuracy']['mean']:.1f}%" in text
     assert f"teachers' ensemble {metrics['ensemble']['accuracy']:.1f}%" in text
-    assert "left the nodes" in text
+    assert "kB" in text
     assert str(tmp_path / "run") in text
     assert outcome.folder == tmp_path / "run"
 

@@ -258,9 +258,9 @@ def plan_comparison(
         FedstillError: an unknown name, or options that do not describe a run.
 
     >>> comparison = plan_comparison(["fedavg", "fediod"], seeds=2, changes={"split.nodes": 10})
-    >>> [place.folder for place in comparison.places()]
+    >>> [planned.folder for planned in comparison.planned_runs()]
     ['fedavg-seed0', 'fediod-seed0', 'fedavg-seed1', 'fediod-seed1']
-    >>> comparison.config(comparison.places()[0]).split.nodes
+    >>> comparison.run_config(comparison.planned_runs()[0]).split.nodes
     10
     """
     table: Table = {"methods": list(methods), "seeds": seeds if isinstance(seeds, int) else list(seeds)}
@@ -405,7 +405,7 @@ def _comparison(
     paper = header.paper or paper  # those of the comparison replace those of its base
     for metric in paper:
         if metric.setting not in (ONLY_SETTING, *settings):
-            raise UnknownName("setting of a published figure", metric.setting, settings)
+            raise UnknownName("setting of a published metric", metric.setting, settings)
     comparison = Comparison(
         name=header.name,
         about=header.about,

@@ -300,7 +300,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
             "invalid fedstill compare = 'fedavg plan.toml' (expected one comparison's",
         ),
         ("run demo --split.alfa 1", "unknown option '--split.alfa': there are --split."),
-        ("compare --resume there", "there holds no comparison: there is no compare.toml in it"),
+        ("compare --resume there", "there is not a comparison: it has no compare.toml"),
     ],
 )
 def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: str, line: str) -> None:

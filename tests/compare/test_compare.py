@@ -199,7 +199,7 @@ def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
         ("no budget", "fedkd-steps"): DPSGD(training=DPTrainingConfig(clip=0.5)),
     }
     (note,) = (note for note in summarize(tmp_path, plan).notes if "fedkd-steps" in note)
-    assert note.startswith("fedkd-steps has run options of its own: nodes.privacy.mechanism = dp-sgd, ")
+    assert note.startswith("fedkd-steps has its own run options: nodes.privacy.mechanism = dp-sgd, ")
 
 
 def test_methods_share_all_but_their_options() -> None:
@@ -240,7 +240,7 @@ def test_changing_split_keeps_skew_of_setting(tmp_path: Path) -> None:
         write_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"}
     )
     split = plan.run_config(ComparisonRun("skewed", "fedavg", 0)).split
-    assert (split.registered_name, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
+    assert (split.registered_name, split.specific_options) == ("balanced-dirichlet", {"alpha": 0.1})
 
 
 def test_setting_may_override_method_options(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
         ),
         (
             'methods = ["fedavg"]\npaper = [{method = "fedavg", value = 1, source = "x", setting = "y"}]',
-            "unknown setting of a published figure 'y'",
+            "unknown setting of a published metric 'y'",
         ),
     ],
 )
@@ -402,12 +402,12 @@ def test_published_metrics_round_trip_and_are_not_options() -> None:
 
 def test_rejects_invalid_published_metric(tmp_path: Path) -> None:
     for bad in ({"value": -1.0}, {"std": -0.1}, {"metric": "loss"}, {"source": ""}):
-        with pytest.raises(ArgumentError, match=r"paper|published figure"):
+        with pytest.raises(ArgumentError, match=r"paper|published metric"):
             config.from_dict(
                 {"method": {"name": "fedavg"}, "paper": [{"method": "m", "value": 1.0, "source": "s", **bad}]}
             )
-    text = 'methods = ["fedavg"]\npaper = [{ method = "m", figure = "los", value = 1.0, source = "s" }]'
-    with pytest.raises(UnknownName, match="unknown published figure 'los'"):
+    text = 'methods = ["fedavg"]\npaper = [{ method = "m", metric = "los", value = 1.0, source = "s" }]'
+    with pytest.raises(UnknownName, match="unknown published metric 'los'"):
         comparison_file.read_comparison(write_file(tmp_path, text))
     with pytest.raises(UnknownName, match=r"paper\[0\]\.valu"):
         config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
@@ -485,13 +485,13 @@ def test_complete_comparison(
         row = rows[label]
         assert float(row["accuracy"]) == result["accuracy"]
         assert int(row["bytes_up"]) == result["bytes"]["up"]
-        assert row["judged_by"] == result["evaluated_model"]
+        assert row["evaluated_model"] == result["evaluated_model"]
         assert row["releases"] == "; ".join(result["releases"])
         assert config.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
     assert comparison_file.read_folder(out) == plan
     assert comparison_runner.read_command(out) == "fedstill compare something"
-    # A run of a comparison is a run like any other, to the same figures.
+    # A run of a comparison is a run like any other, with equal metrics.
     alone = run.run(
         config.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
     )
@@ -513,12 +513,12 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     for other, part in (
         (
             comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK),
-            r"methods \(fedavg.name is not set there, and fedavg now\)",
+            r"methods \(fedavg.name was not set and is now fedavg\)",
         ),
         (comparison_file.plan_comparison(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (
             comparison_file.plan_comparison(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
-            r"base \(split.alpha is 0.5 there, and 1.0 now\)",
+            r"base \(split.alpha was 0.5 and is now 1.0\)",
         ),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison that differs in its {part}: choose"):
@@ -587,7 +587,7 @@ def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
         run_comparison(quick_plan(), tmp_path, command="", quiet=True)
     with pytest.raises(RunFolderError, match="is a file"):
         run_comparison(quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
-    with pytest.raises(RunFolderError, match="holds no comparison"):
+    with pytest.raises(RunFolderError, match="is not a comparison"):
         resume_comparison(tmp_path, quiet=True)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -601,7 +601,7 @@ def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
     )
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
-    with pytest.raises(RunFolderError, match=r"config\.toml is another run than this"):
+    with pytest.raises(RunFolderError, match="holds a run with other options"):
         resume_comparison(tmp_path / "out", quiet=True)
 
 
@@ -700,14 +700,20 @@ class FakeAttack:
     """Replaces the attack: writes its files, records the folders, and fails on demand."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []  # folder, command
+        self.calls: list[tuple[str, str]] = []  # folder, command
         self.failing: str | None = None
 
     def __call__(self, folder: Path, config: LeakageConfig, *, command: str, progress: bool) -> Any:
-        self.asked.append((folder.name, command))
+        self.calls.append((folder.name, command))
         if self.failing is not None and folder.name.startswith(self.failing):
             raise FedstillError("the run\nis not repeated here")
-        row = {"who": "student", "attack": "Loss", "metric": "AUC", "value": 60.0, "column": "membership_auc"}
+        row = {
+            "target": "student",
+            "attack": "Loss",
+            "metric": "AUC",
+            "value": 60.0,
+            "column": "membership_auc",
+        }
         found = {
             "config": config.to_table(),
             "audit": None,
@@ -719,7 +725,7 @@ class FakeAttack:
 
     @property
     def folders(self) -> list[str]:
-        return [folder for folder, _ in self.asked]
+        return [folder for folder, _ in self.calls]
 
 
 @pytest.fixture
@@ -780,13 +786,13 @@ def test_attacks_each_finished_run_once(
         ["run 2 of 2", "fedavg, seed 0"],
         ["attack 2 of 2", "fedavg, seed 0"],
     ]
-    assert attacks.asked[1] == ("fedavg-seed0", f"fedstill attack {out / 'fedavg-seed0'}")
+    assert attacks.calls[1] == ("fedavg-seed0", f"fedstill attack {out / 'fedavg-seed0'}")
     assert [row["membership_auc"] for row in records(out)] == ["60.0", "60.0"]
     assert "One in &lt;three&gt; was found." in (out / "compare.html").read_text(encoding="utf-8")
     # What has been attacked is not attacked again, unless by other options.
     run_comparison(plan, out, command="again", quiet=True)
     resume_comparison(out, quiet=True)
-    assert len(attacks.asked) == 2
+    assert len(attacks.calls) == 2
     file = out / "fedavg-seed0" / "leakage.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "config": {"seed": 9}}))
     assert [row.runs[0].leakage is not None for row in summarize(out, plan).entries] == [True, False]
@@ -798,7 +804,7 @@ def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAtta
     out = tmp_path / "out"
     plan = comparison_file.plan_comparison(["standalone"], changes=QUICK)
     run_comparison(plan, out, command="one", quiet=True)
-    assert attacks.asked == []
+    assert attacks.calls == []
     assert "membership_auc" not in records(out)[0]
     assert not (out / "not_attacked.json").exists()
     before = (out / "standalone-seed0" / "result.json").read_bytes()

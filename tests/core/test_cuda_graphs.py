@@ -287,7 +287,7 @@ def test_captured_responses_follow_random_inputs_and_learning_rates(
     capturing_compute: Compute, importance: Any
 ) -> None:
     """Without gradients to the server, which the substitute cannot propagate twice."""
-    options = {"importance": importance, "critic_schedule": "cosine", "through": False}
+    options = {"importance": importance, "critic_schedule": "cosine", "backpropagate": False}
     expected, networks = distill(Compute(EngineConfig("one-by-one")), **options)
     losses, others = distill(capturing_compute, **options)
     torch.testing.assert_close(losses, expected)
@@ -297,8 +297,8 @@ def test_captured_responses_follow_random_inputs_and_learning_rates(
 class Annealed(FedIOD):
     """A custom method whose helper depends on the query number."""
 
-    def rating(self, nodes: Any, x: torch.Tensor) -> Any:
-        numbers.append(nodes.number)
+    def rate_real(self, nodes: Any, x: torch.Tensor, **known: torch.Tensor) -> Any:
+        numbers.append(nodes.query_number)
         return {}
 
 

@@ -162,7 +162,7 @@ def test_student_of_a_run_over_messages_reaches_reported_metrics(task: str, tmp_
     (tmp_path / "away").mkdir()
     served = Away(setting, tmp_path / "away").live()
     metrics = served.run()
-    served.finish({**served.about(), **metrics})
+    served.finish({**served.describe_run(), **metrics})
     assert served.compute.precision == "bfloat16"
     found = evaluate(tmp_path / "away" / "server", tested)
     assert found["metrics"] == {key: metrics[key] for key in found["metrics"]}
