@@ -187,7 +187,7 @@ def _outline_view(name: str, images: _CaseImages) -> dict[str, Any]:
         n=name, png=image_url(images.background, MAX_IMAGE_PIXELS), **size
     )
     frame = Markup(
-        '<svg class="sight" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{image}'
+        '<svg class="image-panel" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{image}'
         '<image class="lines" href="{png}" width="{w}" height="{h}"/></svg>'
     )
     label = "image with the true outline"

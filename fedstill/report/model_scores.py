@@ -96,7 +96,7 @@ def compare_models(result: Result) -> list[ModelScores]:
     scores.append(main)
     if "ensemble" not in result.absent_keys and result.evaluated_model != "ensemble":
         ensemble = _with_nodes(
-            result, "ensemble of the nodes' models; distillation aims at it", result.ensemble.get("nodes")
+            result, "upper bound: ensemble of the nodes' models", result.ensemble.get("nodes")
         )
         scores.append(ModelScores(ENSEMBLE, ensemble, _single(result, result.ensemble)))
     centralized = "upper bound: one model trained on the pooled data"

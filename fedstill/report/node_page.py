@@ -125,7 +125,7 @@ def _release_table(node: Overview) -> Table:
     columns = [
         Column("Queries"), Column("Released", ""), Column("Without guarantee"), Column("Refused queries")
     ]  # fmt: skip
-    return Table("Releases by day and run", "Run", columns, rows, style="price")
+    return Table("Releases by day and run", "Run", columns, rows, style="stacked")
 
 
 def _cost_table(node: Overview) -> Table:
@@ -134,7 +134,7 @@ def _cost_table(node: Overview) -> Table:
         for run, cost in node.costs.items()
     ]
     columns = [Column("Epsilon spent"), Column("Remaining")]
-    return Table("Epsilon spent by run", "Run", columns, rows, style="price")
+    return Table("Epsilon spent by run", "Run", columns, rows, style="stacked")
 
 
 def _spent(cost: AuditCost) -> str:
@@ -155,4 +155,4 @@ def _security_table(node: Overview) -> Table:
         ]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))
     columns = [Column("Event", "model"), Column("Party", ""), Column("Details", "")]
-    return Table("Security log", "Time (UTC)", columns, rows, style="price")
+    return Table("Security log", "Time (UTC)", columns, rows, style="stacked")

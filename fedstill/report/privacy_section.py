@@ -207,7 +207,7 @@ def _table(result: Result, audit: AuditTotals | None) -> Table:
     headers = ("Epsilon spent", "Delta", "Membership guess right, at most", "Budget of the run", "Remaining")
     columns = [Column("Releases", "kinds"), Column("Mechanism", ""), *map(Column, headers)]
     title = "Releases, mechanism, epsilon spent and remaining budget of each node"
-    return Table(title, "Node", columns, rows, style="price")
+    return Table(title, "Node", columns, rows, style="stacked")
 
 
 def _kinds(up: Counter[str]) -> Markup:

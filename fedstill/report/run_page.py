@@ -124,8 +124,7 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "interval_label": interval_label(result),
         "models_table": run_tables.models_table(result),
         "curve": curve,
-        "curve_plot": curve
-        and plotting.responsive(partial(run_figures.plot_learning_curve, curve), "course"),
+        "curve_plot": curve and plotting.responsive(partial(run_figures.plot_learning_curve, curve), "curve"),
         "processes": "each node was a separate process" if result.link else "all nodes ran in one process",
         "label_counts": label_counts,
         "label_counts_table": run_tables.label_counts_table(

@@ -88,7 +88,7 @@ def render_server_page(server: ServerStatus, nonce: str) -> str:
             "Nodes",
             "Connected nodes, and the time since each was last seen.",
             server.error,
-            Table("Connected nodes", "Node", [Column("Last seen")], rows, style="price"),
+            Table("Connected nodes", "Node", [Column("Last seen")], rows, style="stacked"),
             empty="None.",
         ),
         Section("Runs", "The newest first.", table=_runs_table(runs), empty="No runs yet."),
@@ -108,7 +108,7 @@ def _runs_table(runs: Mapping[str, tuple[Path, str]]) -> Table:
         Column("Time left"),
         Column("Message round"),
     ]
-    return Table("Runs", "Run", columns, rows, style="price", no_value=NOT_MEASURED)
+    return Table("Runs", "Run", columns, rows, style="stacked", no_value=NOT_MEASURED)
 
 
 def _row(name: str, folder: Path, state: str) -> Row:

@@ -58,8 +58,8 @@ def test_terminal_prints_time_by_activity_and_excluded_nodes() -> None:
         "time by activity:  start and end 4.0 s, local training 1.0 s, nodes 2.0 s, waiting 0.5 s" in output
     )
     assert "10 message rounds, 500 ms and 2.0 kB each; the link took 12.5% of the run's time" in output
-    assert "north:             left out at query 7: logits hold <NaN>" in output
-    assert "east:              back at query 9" in output
+    assert "north:             excluded at query 7: logits hold <NaN>" in output
+    assert "east:              rejoined at query 9" in output
 
 
 def test_page_shows_communication_and_escapes_events(tmp_path: Path) -> None:

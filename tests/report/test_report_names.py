@@ -62,7 +62,7 @@ def test_page_uses_display_names_everywhere(tmp_path: Path) -> None:
         f"{node} label counts 80 B , logits 10.0 kB",  # what that cost
         f"Mechanism of {node}",
         f"{node}: ",  # what was paid
-        f"{node} left out at query 3",
+        f"{node} excluded at query 3",
         f"{node} small-cnn",  # its model
     ):
         assert listed in text, listed

@@ -71,7 +71,7 @@ def test_outlines_are_drawn_over_the_image(tmp_path: Path) -> None:
     assert len(names) == len(set(names))
     links = [attrs["href"] for tag, attrs in page.tags if tag == "use"]
     assert set(links) <= {f"#{name}" for name in names}
-    drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "sight"]
+    drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "image-panel"]
     assert [attrs["aria-label"] for attrs in drawings[:3]] == [
         "image with the true outline",
         "image with the true outline and that of student",

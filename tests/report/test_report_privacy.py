@@ -59,13 +59,17 @@ def result_with(*nodes: dict[str, Any]) -> dict[str, Any]:
 def folder_of(folder: Path, result: dict[str, Any]) -> Page:
     """Return a run's page, with an audit log that has the charges of the result."""
     a_folder(folder, result)
-    prices = {node["name"]: node["events"] for node in result["privacy"]["nodes"] if node["guarantee"]}
+    charges = {node["name"]: node["events"] for node in result["privacy"]["nodes"] if node["guarantee"]}
     lines, first = [], set()
     for line in an_audit():
-        price = prices.get(line["node"])
-        if price is not None:
-            paid = {"mechanism": "pate", "cost": {} if line["node"] in first else price, "no_guarantee": 0}
-            line = {**line, **paid}
+        node_charges = charges.get(line["node"])
+        if node_charges is not None:
+            entry = {
+                "mechanism": "pate",
+                "cost": {} if line["node"] in first else node_charges,
+                "no_guarantee": 0,
+            }
+            line = {**line, **entry}
         first.add(line["node"])
         lines.append(line)
     audited.write(folder, lines)
@@ -161,7 +165,7 @@ def test_page_distinguishes_simulations(tmp_path: Path) -> None:
     text = only_result(tmp_path / "a", noisy).text
     assert "but comes from the seed in this report" in text
     assert "Randomness a cryptographic generator; in this simulation, from the seed in this report" in text
-    assert "past the gates for this page only. The server received them with noise." in text
+    assert "past the gates for this page only. The server received them (with noise)." in text
     assert losses not in text
     text = only_result(tmp_path / "b", {**noisy, "files": {"queries": {}}}).text
     assert "seed in this report" not in text
