@@ -341,7 +341,7 @@ class AuditLog:
         number, line = self._last_number + 1, entry.to_line(time)
         if number > MAX_ENTRY_NUMBER:
             message = f"no entry can follow number {self._last_number}: move this log or its head away"
-            raise AuditError(self._database.location, f"{message}, and settle")
+            raise AuditError(self._database.location, f"{message}, and run `fedstill audit accept`")
         hash_ = chain_hash(self._last_hash, number, line)
         if (
             self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, hash_)).rowcount

@@ -163,9 +163,7 @@ def test_refusal_does_not_reveal_classes(tmp_path: Path) -> None:
     (named.folder / "data.npz").unlink()
     assert refused(named) == "classes: the run's classes differ from the owner's"
     assert not list((named.folder / "runs").glob("*"))
-    with pytest.raises(
-        ArgumentError, match=r"invalid data\.classes = .* \(expected empty, as data.schema says"
-    ):
+    with pytest.raises(ArgumentError, match=r"invalid data\.classes = .* \(expected empty, as data.schema"):
         NodeDataConfig(source="csv", schema="ours.toml", classes=("a", "b"))
 
 
@@ -331,7 +329,7 @@ def test_approved_run_without_folder_cannot_restart(tmp_path: Path) -> None:
         if again:
             assert joined(clinic)
         else:
-            assert "run 'one' was approved once, has had answers, and is no longer" in refused(clinic)
+            assert "run 'one' was approved once, has released responses, and is no longer" in refused(clinic)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +511,7 @@ def test_run_is_not_continued_by_another_server(tmp_path: Path) -> None:
     decide(clinic, server=OTHER)
     reply = clinic.say("join", plan=clinic.plan.to_dict())
     assert reply["kind"] == "NodeFault"
-    assert "run 'one' is known here" in reply["text"]
+    assert "run 'one' exists here" in reply["text"]
     clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
     clinic.host.server_fingerprint = OTHER  # in the same process, while the run is at work

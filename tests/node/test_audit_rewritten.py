@@ -97,7 +97,7 @@ def test_bytes_instead_of_text_count_as_damage(path: Path) -> None:
 
 
 def totals(*rows: list[Any], **other: Any) -> str:
-    return json.dumps({"entry": 3, "hash": "x", "spent": rows, **other})
+    return json.dumps({"entry": 3, "hash": "x", "totals": rows, **other})
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_file_with_other_tables_is_refused(statement: str, path: Path) -> None:
         edit(path, statement)
         with pytest.raises(AuditError, match="holds unknown tables, indexes or triggers"):
             audit.charge(entry(3))
-    with pytest.raises(AuditError, match=r"other .* move it away and run .fedstill audit accept"):
+    with pytest.raises(AuditError, match=r"holds unknown .* move it away and run .fedstill audit accept"):
         AuditLog(path)
     assert head(path).read_bytes() == before
 

@@ -184,7 +184,7 @@ def test_repeated_public_rows_are_limited(tmp_path: Path) -> None:
     """Named 100,000 times, one of 64 x 64 pixels would take 1.6 GB."""
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
     public = PublicData("ours", torch.zeros(4, *spec.shape), None, "")
-    plan = dataclasses.replace(fedmd(first=0)[0], spec=spec, public=public_fingerprint(public))
+    plan = dataclasses.replace(fedmd(initial_rounds=0)[0], spec=spec, public=public_fingerprint(public))
     asked = {"operation": "answer_query", "run": "one", "query": "communicate", "differentiable": False}
     messages = [
         pack({"operation": "join", "plan": plan.to_dict()}, public_tensors(public)),
@@ -300,7 +300,7 @@ def test_query_file_counts_as_message(tmp_path: Path) -> None:
 
 def fedmd(**options: Any) -> tuple[RunPlan, PublicData]:
     public = PublicData("ours", torch.zeros(40, *SHAPE), None, "")
-    method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 32, **options}
+    method = {"name": "fedmd", "initial_rounds": 1, "rounds": 2, "subset": 32, **options}
     return dataclasses.replace(PLAN, method=method, public=public_fingerprint(public)), public
 
 
@@ -328,7 +328,7 @@ def test_slow_response_is_stopped(tmp_path: Path, private: bool) -> None:
 
 
 def test_endless_rounds_are_refused(tmp_path: Path) -> None:
-    plan, public = fedmd(first=10**9)
+    plan, public = fedmd(initial_rounds=10**9)
     said = Clinic(tmp_path / "clinic", "", plan).say("join", public_tensors(public), plan=plan.to_dict())
     assert said["rule"].startswith("rounds: 100000 at most, and the plan's number of parts is 10000000")
 

@@ -264,7 +264,7 @@ def test_noise_is_equal_only_for_equal_releases(mechanism: Any, randomness: Any)
 
 
 def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
-    """The binding of a node, ``keep`` of whose tensors are frozen, where something is changed."""
+    """The binding of a node, ``cache_rounds`` of whose tensors are frozen, where something is changed."""
     engine = {part: change.pop(part) for part in ("device", "precision") if part in change}
     labels: torch.Tensor | None = change.pop("labels", torch.zeros(5, dtype=torch.int64))
     inputs = change.pop("inputs", torch.zeros(5, *SHAPE))
