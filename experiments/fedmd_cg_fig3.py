@@ -22,7 +22,10 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
             run = plots.run_of(runs, ComparisonRun(setting, label, seed))
             if run is None:
                 continue
-            for what, course in (("accuracy", run.metrics.main_model), ("local accuracy", run.metrics.own)):
+            for what, course in (
+                ("accuracy", run.metrics.main_model),
+                ("local accuracy", run.metrics.local_models),
+            ):
                 points = sorted(course.items())
                 if not points:
                     continue

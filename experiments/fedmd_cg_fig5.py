@@ -20,7 +20,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
     for setting in read_folder(runs).settings:
         for label, name in METHODS.items():
             run = plots.run_of(runs, ComparisonRun(setting, label, seed))
-            course = {} if run is None else run.metrics.losses.get("consistency", {})
+            course = {} if run is None else run.metrics.server_losses.get("consistency", {})
             points = [(step, loss) for step, loss in sorted(course.items()) if loss is not None]
             if not points:
                 continue

@@ -81,7 +81,7 @@ class PageServer(ThreadingHTTPServer):
         """Serve a connection in its own thread, within the limit on connections."""
         with self._deadlines_lock:
             if len(self._deadlines) >= MAX_CONNECTIONS:
-                slow = [each for each, deadline in self._deadlines.items() if deadline is not None]
+                slow = [waiting for waiting, deadline in self._deadlines.items() if deadline is not None]
                 if not slow:
                     self.shutdown_request(request)
                     return

@@ -36,10 +36,10 @@ class OrderAgreement:
 def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMetric]) -> OrderAgreement:
     """Compare the ranking of methods with the paper's, pair by pair, over the seeds that both methods have.
 
-    >>> theirs = [PaperMetric(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
-    >>> ours = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
-    >>> rows = [ReproducedMetric("", m, "accuracy", dict(enumerate(of))) for m, of in ours.items()]
-    >>> print(compare_order(rows, theirs))
+    >>> papers = [PaperMetric(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
+    >>> values = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
+    >>> rows = [ReproducedMetric("", m, "accuracy", dict(enumerate(v))) for m, v in values.items()]
+    >>> print(compare_order(rows, papers))
     2 of 3; significantly different: 1 of 1
     """
     groups: dict[tuple[str, str], list[tuple[float, ReproducedMetric]]] = {}
@@ -59,7 +59,7 @@ def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMet
         for (first_paper, first), (second_paper, second) in combinations(group, 2)
         if first_paper != second_paper and (shared := first.values.keys() & second.values.keys())
     ]
-    same_order = [ours.mean > 0 if is_above else ours.mean < 0 for is_above, ours in differences]
-    significant = [ours.significant for _, ours in differences]
+    same_order = [gap.mean > 0 if is_above else gap.mean < 0 for is_above, gap in differences]
+    significant = [gap.significant for _, gap in differences]
     both = sum(map(bool.__and__, same_order, significant))
     return OrderAgreement(len(differences), sum(same_order), sum(significant), both)

@@ -75,12 +75,12 @@ def markdown(entry: Reproduction, record: ReproductionRecord) -> str:
         columns = [
             Column(header) for name in metrics for header in ([name, "paper"] if name in in_paper else [name])
         ]
-        ours = {(row.method, row.metric): row.mean_and_std() for row in rows}
+        means = {(row.method, row.metric): row.mean_and_std() for row in rows}
         table_rows = []
         for method in dict.fromkeys(row.method for row in rows):
             cells = []
             for name in metrics:
-                cells.append(Cell(_format_spread(*ours.get((method, name), (None, None)))))
+                cells.append(Cell(_format_spread(*means.get((method, name), (None, None)))))
                 if name in in_paper:
                     paper = papers.get((setting, method, name)) or papers.get(("", method, name))
                     cells.append(Cell(None if paper is None else _format_spread(paper.value, paper.std)))

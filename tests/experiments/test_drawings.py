@@ -74,7 +74,7 @@ def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> N
 
 def test_consistency_is_the_loss_of_the_runs(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig5", tmp_path)
-    last = RunFiles.read(runs / "ave-latent-seed0").metrics.losses["consistency"]
+    last = RunFiles.read(runs / "ave-latent-seed0").metrics.server_losses["consistency"]
     found = {(row["method"], row["metric"]): row["value"] for row in rows}
     assert found["FedMD-CG", "G+D loss, last"] == last[max(last)]
     assert ("FedCG", "G+D loss, last") in found
