@@ -1,4 +1,4 @@
-"""A package of somebody else's with a method of its own, beside a library that stays as it is."""
+"""A plug-in package with a custom method, for an unchanged library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Records.save, Records.due = die, lambda self: True
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Lab:
-    """With a run of the method, beside what it needs for one whose task, data and split are its own, too."""
+    """With a run of the method, with a custom task, data and split."""
     lab.write("small.toml", nodes=NODES, method={"name": "feddistill", "rounds": 3})
     lab.run("whole")
     write_plates(lab.here / "data" / "plates.csv", slice(600))
@@ -58,11 +58,11 @@ def test_it_runs_by_name_and_its_release_is_named(lab: Lab) -> None:
     assert KIND in page
     assert "a mean score vector for each class" in page
     assert "No training data and no model left" not in page, (
-        "what somebody else says of a kind is not vouched for"
+        "a plug-in's description of a kind is not trusted"
     )
 
 
-def test_what_it_learns_is_shared(lab: Lab) -> None:
+def test_nodes_learn_shared_classes(lab: Lab) -> None:
     """What all nodes say holds a node back, as far as gamma wants it."""
     lab.run("held", "--method.gamma", "0")
     moved = []
@@ -74,7 +74,7 @@ def test_what_it_learns_is_shared(lab: Lab) -> None:
     assert moved[0][1] != moved[1][1]
 
 
-def test_module_and_name_do_without_an_entry_point(lab: Lab) -> None:
+def test_method_by_module_and_name_needs_no_entry_point(lab: Lab) -> None:
     lab.run("by path", "--method.name", "my_lab.feddistill:FedDistill", "--method.rounds", "3")
     whole, by_path = lab.result("whole"), lab.result("by path")
     assert KIND in lab("list", "my_lab.feddistill:FedDistill")
@@ -82,7 +82,7 @@ def test_module_and_name_do_without_an_entry_point(lab: Lab) -> None:
     assert by_path["method"] == whole["method"] == "feddistill"  # one thing, one name
 
 
-def test_outputs_only_lets_out_what_its_owner_names_and_nothing_else(lab: Lab) -> None:
+def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
     assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line
     (lab.here / "liar.py").write_text(
@@ -91,13 +91,13 @@ def test_outputs_only_lets_out_what_its_owner_names_and_nothing_else(lab: Lab) -
         "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
         "    @query(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
         " releases={'mean': payload_kinds.LOGITS}, reads=())\n"
-        "    def train_locally(self, nodes, shared, round):\n        return super().learn(nodes, shared, round)\n"
+        "    def train_locally(self, nodes, shared, round):\n        return super().train_locally(nodes, shared, round)\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
     assert "outputs_only: no liar: logits" in line, "whatever it calls what leaves"
 
 
-def test_beside_fedavg_on_equal_terms(lab: Lab) -> None:
+def test_compares_with_fedavg(lab: Lab) -> None:
     lab("compare", "feddistill", "fedavg", "--base", "small.toml", "--evaluation.every", "0", "--out", "both")
     table = lab.text("both/compare.csv")
     assert "feddistill" in table
@@ -105,7 +105,7 @@ def test_beside_fedavg_on_equal_terms(lab: Lab) -> None:
     assert KIND in lab.text("both/compare.html")
 
 
-def test_killed_it_goes_on_to_the_same_figures(lab: Lab, unbroken: str) -> None:
+def test_killed_run_resumes_to_equal_metrics(lab: Lab, unbroken: str) -> None:
     """Task, data and split are the lab's own, too: the run's files say where all of them are from."""
     words = ["run", "own.toml", "--quiet", "--out", "killed"]
     lab(*words, code=-signal.SIGKILL, begin=DYING)
@@ -122,11 +122,11 @@ def test_killed_it_goes_on_to_the_same_figures(lab: Lab, unbroken: str) -> None:
     assert "Report" in lab("report", "killed")
 
 
-def test_under_a_budget_it_pays_for_each_class(lab: Lab) -> None:
+def test_budget_charges_each_class(lab: Lab) -> None:
     private = ["--nodes.privacy.mechanism", "noisy-outputs", "--nodes.privacy.epsilon", "8"]
     lab.run("private", *private, "--nodes.privacy.outputs.bound", "5")
-    told = lab.result("private")["privacy"]["nodes"]
-    assert all(node["guarantee"] and 7 < node["epsilon"] <= 8 for node in told)
+    nodes = lab.result("private")["privacy"]["nodes"]
+    assert all(node["guarantee"] and 7 < node["epsilon"] <= 8 for node in nodes)
     assert KIND in lab.text("private/report.html")
     plan = lab("privacy", "plan", "private/config.toml")
     assert "train_locally" in plan
@@ -135,14 +135,14 @@ def test_under_a_budget_it_pays_for_each_class(lab: Lab) -> None:
     assert KIND in line, "means over the records are not what a network has learned"
 
 
-def test_attacks_say_what_they_can_of_it(lab: Lab) -> None:
+def test_attacks_run_on_custom_method(lab: Lab) -> None:
     printed = lab("attack", "whole", "--membership.shadows", "4", "--quiet")
     assert "membership" in printed
     assert "gradient inversion needs parameters, and none are released" in printed
     assert "my_lab" in lab.text("whole/report.html")
 
 
-def test_a_node_answers_only_what_its_owner_allows(lab: Lab, unbroken: str) -> None:
+def test_node_responds_only_to_allowed_queries(lab: Lab, unbroken: str) -> None:
     """Method and task are the lab's own: nodes in processes of FLARE run them, or refuse by their rules."""
     pytest.importorskip("nvflare")
     lab.run("flare", "--engine.name", "flare", file="own.toml")

@@ -41,7 +41,7 @@ TINY: dict[str, Any] = {
     "generator_width": 8,
     "critic_width": 4,
     "attention": 0.0,  # FedAD's needs convolutions: see test_fedad.py
-    "told": 12,
+    "target_examples": 12,
     "dream_steps": 2,
     "features": 8,
     "server_epochs": 2,

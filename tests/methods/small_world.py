@@ -114,15 +114,15 @@ class World:
         kept = [module for module in vars(self.server.state).values() if isinstance(module, nn.Module)]
         return [to_vector(module) for module in (self.server.student, *kept, *self.networks())]
 
-    def kept(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What a run remembers, to go on."""
         return {"server": self.server.state_dict(), "nodes": [node.state_dict() for node in self.nodes]}
 
-    def take_up(self, kept: Any) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Go on from what was remembered."""
-        for node, own in zip(self.nodes, kept["nodes"], strict=True):
+        for node, own in zip(self.nodes, state["nodes"], strict=True):
             node.load_state_dict(own)
-        self.server.load_state_dict(kept["server"])
+        self.server.load_state_dict(state["server"])
 
 
 def world(

@@ -23,7 +23,7 @@ from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks.classification import Classification
 from tests.methods.small_world import make_nodes
 
-SHARE = PayloadKind("share", "how much of the outputs is told", category="query")
+SHARE = PayloadKind("share", "the released share of the outputs", category="query")
 
 
 class Box:
@@ -74,13 +74,13 @@ class Keeps(Method):
             adam.zero_grad()
             loss.backward()
             adam.step()
-        told = server.query("answer", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)["logits"]  # (K, 2, classes)
-        state.box.seen.append(told.mean().item())
-        state.late = told.mean(0) if state.late is None else state.late + told.mean(0)
+        logits = server.query("answer", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)["logits"]  # (K, 2, classes)
+        state.box.seen.append(logits.mean().item())
+        state.late = logits.mean(0) if state.late is None else state.late + logits.mean(0)
         state.several["count"] += 1
-        state.numbers[f"turn {t}"], state.pair = told.sum().item(), (t, "so")
+        state.numbers[f"turn {t}"], state.pair = logits.sum().item(), (t, "so")
         with torch.no_grad():
-            server.student[1].weight += told.mean()
+            server.student[1].weight += logits.mean()
         return {"loss": loss.item()}
 
 
@@ -104,7 +104,7 @@ def test_all_of_a_state_is_kept_and_taken_up(stop: int, tmp_path: Path) -> None:
     save_state(tmp_path / "state", first.state_dict())
     second = made()
     second.load_state_dict(load_state(tmp_path / "state"))
-    assert (second.completed_steps, second.total, second.unit) == (stop, 4, "round")
+    assert (second.completed_steps, second.total_steps, second.unit) == (stop, 4, "round")
     assert [second.step() for _ in range(4 - stop)] == expected[stop:]
     for name in ("numbers", "pair", "none"):
         assert getattr(second.state, name) == getattr(whole.state, name), name

@@ -145,7 +145,7 @@ def same_networks(one: Ran, other: Ran, rtol: float = 0.0, atol: float = 0.0) ->
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Here as in threads that compute beside others, where runs are the same to the last bit."""
+    """Here as in parallel threads, where runs are the same to the last bit."""
     here = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -156,7 +156,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str, Any]) -> None:
+def test_stacked_and_single_nodes_give_equal_metrics(name: str, options: dict[str, Any]) -> None:
     """Accuracies apart: an example between two classes may fall to either by the last digit."""
     alone = plain(name, options)
     stacked = ran(setting(name, options, engine=EngineConfig(name="stacked")))
@@ -200,7 +200,7 @@ def test_another_seed_gives_other_figures(name: str, options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_something_is_learned_by_whoever_the_method_is_judged_by(name: str, options: dict[str, Any]) -> None:
+def test_evaluated_model_learns(name: str, options: dict[str, Any]) -> None:
     """Or else equal figures would say nothing: each network that is judged has left its first weights."""
     one = plain(name, options)
     fresh = setting(name, options)
@@ -256,7 +256,7 @@ def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_run_that_was_stopped_goes_on_to_the_figures_of_the_unbroken_one(
+def test_resumed_run_reaches_equal_metrics(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped between two turns, and within a turn: after a query of the second half, unsaved."""
@@ -371,8 +371,8 @@ def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[
     assert one.metrics["releases"] == sorted(side.released_kinds())
     # What is declared in vain would have a policy refuse the method for nothing.
     asked = {name for name, times in one.metrics["queries_by_name"].items() if times}
-    told = {kind for name in asked for kind in side.queries[name].releases.values()}
-    assert told <= up
+    released = {kind for name in asked for kind in side.queries[name].releases.values()}
+    assert released <= up
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -425,16 +425,16 @@ def test_a_gate_of_outputs_only_refuses_all_else_before_any_training(
     name: str, options: dict[str, Any]
 ) -> None:
     leaves = plain(name, options).experiment.side.released_kinds()
-    told = {kind for kind in leaves if not kind.is_output}
+    released = {kind for kind in leaves if not kind.is_output}
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
-    if not told:
+    if not released:
         assert ran(setting(name, options, policies=policies)).metrics == plain(name, options).metrics
         return
     error = refused(setting(name, options, policies=policies), QueryRefused)
     assert isinstance(error, QueryRefused)
     assert error.node == "node-1"
     assert "outputs_only: no " in error.rule
-    assert any(kind in error.rule for kind in told)
+    assert any(kind in error.rule for kind in released)
 
 
 # --- what is needed --------------------------------------------------------------------------------
@@ -453,8 +453,8 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
         assert models == (["Split"] * 3 if split else ["MLP", "SmallCNN", "MLP"])
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
         for mine, theirs in zip(stacked.networks(), found.networks(), strict=True):
-            told, expected = (model.eval()(one.test.inputs) for model in (mine, theirs))
-            torch.testing.assert_close(told, expected, rtol=0.0, atol=NEAR)
+            outputs, expected = (model.eval()(one.test.inputs) for model in (mine, theirs))
+            torch.testing.assert_close(outputs, expected, rtol=0.0, atol=NEAR)
         return
     error = refused(one, MethodRefused)
     assert isinstance(error, MethodRefused)
@@ -543,7 +543,7 @@ def test_one_node_is_a_federation(name: str) -> None:
         ("fedmd", "distance", "l3"),
     ],
 )
-def test_an_option_that_is_not_allowed_is_named(name: str, option: str, value: Any) -> None:
+def test_error_names_the_invalid_option(name: str, option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=rf"invalid method\.{option} = .* \(expected ") as caught:
         config_of(name, **{option: value})
     assert "\n" not in str(caught.value)

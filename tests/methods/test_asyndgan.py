@@ -76,7 +76,7 @@ def test_the_student_learns_on_generated_images_and_their_maps() -> None:
     assert losses[1] != losses[0]
 
 
-def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
+def test_sampled_maps_give_all_nodes_the_same_images() -> None:
     one = world(ASYN, policy=PolicyConfig(), conditions="drawn")
     for _ in range(4):
         one.server.step()
@@ -84,7 +84,7 @@ def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
     assert one.audit.summary()["queries_by_name"] == {"count_samples": 1, "score_with_critic": 2}
 
 
-def test_it_reconstructs_from_outlines() -> None:
+def test_reconstructs_from_label_maps() -> None:
     """The student turns what would have been measured of generated images back into them."""
     one, turning, plain = (
         world(ASYN, task=RECONSTRUCTION, student_augment=how) for how in ("none", "turn", "none")
@@ -108,7 +108,7 @@ def test_resumed_training_equals_uninterrupted(stop: int, tmp_path: Path) -> Non
     assert torch.equal(everything(second), everything(whole))
 
 
-def test_stacked_and_one_by_one_give_equal_figures() -> None:
+def test_stacked_and_single_nodes_give_equal_metrics() -> None:
     for options in ({}, {"conditions": "drawn"}):
         stacked, alone = world(ASYN, **options), world(ASYN, **options, stacked=False)
         for _ in range(4):
@@ -117,10 +117,10 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
 
 
 def away(one: World, *names: str) -> None:
-    """Let nodes be away as maps are told, and only then."""
+    """Let nodes be away when maps are sent, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
 
-    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
+    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
         if query == "send_label_maps" and asked[0] in names:
             one.federation.exclude(
                 asked[0], query, "no answer", may_rejoin=True, since_query=response.args[1].number
@@ -128,10 +128,10 @@ def away(one: World, *names: str) -> None:
             return {}
         return response()
 
-    answering(one, heard)
+    answering(one, respond)
 
 
-def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_own() -> None:
+def test_returning_node_without_maps_is_not_queried_about_its_own() -> None:
     one = world(ASYN)
     away(one, "n1")
     one.server.step()
@@ -142,12 +142,12 @@ def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_
     assert one.audit.summary()["queries_by_name"]["score_with_critic"] == 2 * 2, "of two nodes in two steps"
 
 
-def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:
+def test_run_stops_without_nodes_that_sent_maps() -> None:
     one = world(ASYN)
     away(one, "n1")
     one.server.step()
     del one.federation.excluded["n1"]
     for name in ("n0", "n2"):
         one.federation.exclude(name, "score_with_critic", "gone", may_rejoin=False)
-    with pytest.raises(NodeFault, match="none of them has told size and maps"):
+    with pytest.raises(NodeFault, match="no node has sent its size and maps"):
         one.server.step()

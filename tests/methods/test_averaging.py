@@ -139,7 +139,7 @@ def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> No
         expected = mean if found.is_floating_point() else mean.round()
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
     # Batches by hand: 2 epochs of 6, 24, 12 examples by 5 are 3, 10, 5 steps, of which the second round
-    # goes on from the first one's mean: 1, 5, 2 to 5 (3.57 rounded: 4), then 2, 5, 3 more.
+    # continues from the first one's mean: 1, 5, 2 to 5 (3.57 rounded: 4), then 2, 5, 3 more.
     first = round((6 * 1 + 24 * 5 + 12 * 2) / 42)
     assert [int(state["1.num_batches_tracked"]) for state in states] == [first + 2, first + 5, first + 3]
 
@@ -234,12 +234,14 @@ def test_a_personal_part_never_appears_in_any_message(
     one = world(config(rounds=3), descent(6), engine=engine)
     crossed: list[torch.Tensor] = []
 
-    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
+    def record(query: str, asked: Any, sent: Any, response: Any) -> Any:
         up = response()
-        crossed.extend([*sent.values(), *(tensor for told in up.values() for tensor in told.values())])
+        crossed.extend(
+            [*sent.values(), *(tensor for response in up.values() for tensor in response.values())]
+        )
         return up
 
-    answering(one, heard)
+    answering(one, record)
     secrets: list[torch.Tensor] = []  # every state that a node's personal part was in between rounds
     for _ in range(3):
         one.server.step()
@@ -259,7 +261,7 @@ def test_a_personal_part_never_appears_in_any_message(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("config", "personal", "shared"), PERSONAL)
-def test_shared_parts_are_averaged_and_personal_ones_go_on_from_round_to_round(
+def test_shared_parts_are_averaged_and_personal_parts_persist(
     config: Any, personal: str, shared: str, engine: str
 ) -> None:
     one = world(config(rounds=3), descent(6), engine=engine)
@@ -284,13 +286,13 @@ def test_shared_parts_are_averaged_and_personal_ones_go_on_from_round_to_round(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("config", [FedAvg, FedProx, FedPer])
-def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) -> None:
+def test_only_participants_are_queried_and_train(config: Any, engine: str) -> None:
     sizes = (6, 24, 12, 8)
     one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
-    heard: list[tuple[str, ...]] = []
+    queried: list[tuple[str, ...]] = []
 
     def listening(query: str, asked: tuple[str, ...], sent: Any, response: Any) -> Any:
-        heard.append(asked)
+        queried.append(asked)
         return response()
 
     answering(one, listening)
@@ -302,7 +304,7 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
         if round == 0:  # what they begin with
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
-        asked = heard[-1]
+        asked = queried[-1]
         assert list(asked) == FedAvg(participation=0.5).sample_participants(names, SEED, round)
         assert len(asked) == 2
         moved = [
@@ -322,7 +324,7 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
     ("nodes", "share", "expected"),
     [(10, 1.0, 10), (10, 0.7, 7), (100, 0.29, 29), (10, 0.25, 2), (10, 0.01, 1), (1, 0.5, 1), (3, 0.999, 2)],
 )
-def test_a_share_of_the_nodes_and_at_least_one(nodes: int, share: float, expected: int) -> None:
+def test_samples_a_share_of_the_nodes_and_at_least_one(nodes: int, share: float, expected: int) -> None:
     names = [str(index) for index in range(nodes)]
     assert len(FedAvg(participation=share).sample_participants(names, 0, 0)) == expected
     assert FedAvg(participation=1.0).sample_participants(names, 0, 0) == names

@@ -38,7 +38,7 @@ def world(
     models = [made(spec, index, parted=parted).eval() for index, spec in enumerate(specs)]
     nodes = make_nodes(models, sizes=sizes, classes=few)
     student = made("mlp:8", "student", parted=parted)
-    return small_world.world(config, nodes, student, local=LOCAL, kinds=kinds_of(nodes))
+    return small_world.world(config, nodes, student, local=LOCAL, architectures=kinds_of(nodes))
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -48,32 +48,32 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 # --- FD ----------------------------------------------------------------------------------------------
 
 
-def test_fd_learns_from_the_mean_of_those_others_that_hold_the_label() -> None:
-    """One by one: nobody's own mean is among them, and of a label that only one holds there is none."""
+def test_fd_target_is_the_mean_of_other_holders() -> None:
+    """Node by node: no node's own mean is included, and of a label that only one holds there is none."""
     here = run(world(FD(rounds=3)), 1)
-    F_sum, told = here.server.state.F_sum, []
+    F_sum, sent = here.server.state.F_sum, []
     for node in here.nodes:
         with torch.no_grad():
             p = node.model.eval()(node.data.inputs).softmax(1)
         rows = [p[node.data.targets == label] for label in range(CLASSES)]
-        told.append([each.mean(0) if len(each) else None for each in rows])
-        mine = [each if each is not None else torch.zeros(CLASSES) for each in told[-1]]
-        close(get_buffers(node, "told")["F"], torch.stack(mine))
+        sent.append([each.mean(0) if len(each) else None for each in rows])
+        mine = [each if each is not None else torch.zeros(CLASSES) for each in sent[-1]]
+        close(get_buffers(node, "sent")["F"], torch.stack(mine))
     for index, node in enumerate(here.nodes):
-        found = mean_of_others(F_sum, get_buffers(node, "told"), 1)
+        found = mean_of_others(F_sum, get_buffers(node, "sent"), 1)
         for label in range(CLASSES):
-            rest = [each[label] for at, each in enumerate(told) if at != index and each[label] is not None]
+            rest = [each[label] for at, each in enumerate(sent) if at != index and each[label] is not None]
             close(found[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
-    assert told[0][2] is told[1][2] is None  # so the third is alone with class 2
-    assert not mean_of_others(F_sum, get_buffers(here.nodes[2], "told"), 1)[2].any()
+    assert sent[0][2] is sent[1][2] is None  # so the third is alone with class 2
+    assert not mean_of_others(F_sum, get_buffers(here.nodes[2], "sent"), 1)[2].any()
     # Who did not tell in the round before takes nothing away.
-    close(mean_of_others(F_sum, get_buffers(here.nodes[2], "told"), 2)[2], told[2][2])
+    close(mean_of_others(F_sum, get_buffers(here.nodes[2], "sent"), 2)[2], sent[2][2])
 
 
-def test_fd_counts_holders_before_what_noise_made_negative_is_cut_off() -> None:
-    told = {"F": torch.zeros(2, 2), "round": torch.tensor(-1)}
+def test_fd_counts_holders_before_clipping_negative_noise() -> None:
+    sent = {"F": torch.zeros(2, 2), "round": torch.tensor(-1)}
     F_sum = torch.tensor([[0.9, -0.7], [1.4, -0.4]])  # 0.2 and 1.0 hold the labels
-    close(mean_of_others(F_sum, told, 1), torch.tensor([[0.0, 0.0], [1.4, 0.0]]))
+    close(mean_of_others(F_sum, sent, 1), torch.tensor([[0.0, 0.0], [1.4, 0.0]]))
 
 
 def test_fd_a_round_at_a_node_by_hand() -> None:
@@ -81,7 +81,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     config = FD(rounds=2, gamma=0.7)
     here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch a pass
     node, F_sum = here.nodes[1], here.server.state.F_sum
-    F_hat = mean_of_others(F_sum, get_buffers(node, "told"), 1)
+    F_hat = mean_of_others(F_sum, get_buffers(node, "sent"), 1)
     model = copy.deepcopy(node.model).requires_grad_()
     optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(2, 4):  # the second half
@@ -112,10 +112,10 @@ def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_nois
 
 
 @pytest.mark.parametrize("features", [0, P])
-def test_fedproto_the_global_prototype_is_the_mean_weighed_by_counts_of_those_who_hold_it(
+def test_fedproto_prototype_is_the_count_weighted_mean(
     features: int,
 ) -> None:
-    """Over all records of a class, whoever holds them: so it is Eq. 6 but for its first factor."""
+    """Over all records of a class, at any node: so it is Eq. 6 but for its first factor."""
     here = run(world(FedProto(rounds=2, features=features), specs=("mlp:8",) * 3), 1)
     sums, counts = torch.zeros(CLASSES, features or 8), torch.zeros(CLASSES)
     for node in here.nodes:
@@ -128,13 +128,13 @@ def test_fedproto_the_global_prototype_is_the_mean_weighed_by_counts_of_those_wh
     close(here.server.state.C, sums / counts.unsqueeze(1))
 
 
-def test_fedproto_a_class_that_nobody_told_of_keeps_its_prototype() -> None:
+def test_fedproto_class_without_prototypes_keeps_its_last() -> None:
     here = world(FedProto(), specs=("mlp:8",) * 2)
     state = here.server.state
     state.histogram = LabelHistogram(("n0", "n1"), torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
     state.C = torch.full((CLASSES, 2), 9.0)
-    told = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [[3.0, 4.0], [5.0, 0.0], [0.0, 0.0]]])
-    FedProto().aggregate(here.server, state, Responses(0, ("n0", "n1"), {"C": told}), 0)
+    sent = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [[3.0, 4.0], [5.0, 0.0], [0.0, 0.0]]])
+    FedProto().aggregate(here.server, state, Responses(0, ("n0", "n1"), {"C": sent}), 0)
     close(state.C, torch.tensor([[1.5, 2.5], [5.0, 0.0], [9.0, 9.0]]))
 
 
@@ -160,14 +160,14 @@ def test_fedproto_a_round_at_a_node_by_hand() -> None:
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
 
-def test_fedproto_networks_of_unlike_features_need_a_size_for_all() -> None:
+def test_fedproto_requires_size_for_networks_with_different_features() -> None:
     with pytest.raises(ArgumentError, match=r"method\.features is 0: .*8 values of the student.*n1"):
         world(FedProto(), specs=MIXED)
     run(world(FedProto(rounds=2, features=P), specs=MIXED))
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
-def test_prototypes_leave_by_name_only_and_under_no_mechanism(name: str) -> None:
+def test_prototypes_need_policy_by_name_and_no_mechanism(name: str) -> None:
     """Of a class with one record they are that record's features: no output, and nothing bounds them."""
     with pytest.raises(QueryRefused, match="outputs_only: no prototypes"):
         Simulation(digits_world.setting(name, {}, policies=[PolicyConfig()] * 3))
@@ -182,29 +182,29 @@ def test_prototypes_leave_by_name_only_and_under_no_mechanism(name: str) -> None
 
 def test_fedtgp_the_loss_with_its_margin_by_hand() -> None:
     draw = torch.Generator().manual_seed(3)
-    told, c = torch.randn(7, P, generator=draw), torch.tensor([0, 1, 2, 2, 1, 0, 0])
+    sent, c = torch.randn(7, P, generator=draw), torch.tensor([0, 1, 2, 2, 1, 0, 0])
     P_hat, delta = torch.randn(CLASSES, P, generator=draw), 1.3
     each = []
-    for P_i, own in zip(told, c.tolist(), strict=True):
+    for P_i, own in zip(sent, c.tolist(), strict=True):
         phi = [(P_i - other).square().sum().sqrt() for other in P_hat]
         right = (-(phi[own] + delta)).exp()
         wrong = sum((-phi[other]).exp() for other in range(CLASSES) if other != own)
         each.append(-(right / (right + wrong)).log())
-    close(contrastive_loss(told, c, P_hat, torch.tensor(delta)), torch.stack(each).mean())
+    close(contrastive_loss(sent, c, P_hat, torch.tensor(delta)), torch.stack(each).mean())
 
 
 def test_fedtgp_the_margin_is_the_largest_distance_of_two_classes_and_at_most_tau() -> None:
-    told = torch.tensor([[[0.0, 0.0], [6.0, 0.0], [9.0, 9.0]], [[0.0, 2.0], [0.0, 0.0], [9.0, 9.0]]])
+    sent = torch.tensor([[[0.0, 0.0], [6.0, 0.0], [9.0, 9.0]], [[0.0, 2.0], [0.0, 0.0], [9.0, 9.0]]])
     held = torch.tensor([[True, True, False], [True, False, False]])
     # Means: (0, 1) and (6, 0); nobody holds the third.
-    assert class_margin(told, held, 100.0).item() == pytest.approx(37**0.5)
-    assert class_margin(told, held, 2.0).item() == 2.0
+    assert class_margin(sent, held, 100.0).item() == pytest.approx(37**0.5)
+    assert class_margin(sent, held, 2.0).item() == 2.0
 
 
-def test_fedtgp_prototypes_are_learned_apart_and_sent_to_all() -> None:
+def test_fedtgp_prototypes_move_apart_and_are_sent() -> None:
     here = world(FedTGP(rounds=2, server_epochs=400, tau=2.0, server_lr=0.05))
-    told = run(here, 1).server.state.C
+    sent = run(here, 1).server.state.C
     mean = run(world(FedProto(rounds=2)), 1).server.state.C
-    apart, before = (torch.pdist(C).min() for C in (told, mean))
+    apart, before = (torch.pdist(C).min() for C in (sent, mean))
     assert apart > 2 * before
     here.server.step()

@@ -43,7 +43,7 @@ def entropy(p: torch.Tensor) -> torch.Tensor:
     return -(p * p.log()).sum(-1)
 
 
-def test_a_batch_of_dreams_is_that_of_a_plain_reading() -> None:
+def test_batch_of_dreams_equals_plain_implementation() -> None:
     """Each node's own loss, its gradient, their mean, a step of Adam, pixels kept in 0..1; then labels."""
     one, start = world(), world()
     losses = one.server.step()
@@ -78,7 +78,7 @@ def test_a_batch_of_dreams_is_that_of_a_plain_reading() -> None:
 
 
 @pytest.mark.parametrize(("bn", "more"), [(0.2, {"batch norm distance"}), (0.0, set())])
-def test_what_leaves_are_answers_and_gradients(bn: float, more: set[str]) -> None:
+def test_releases_are_responses_and_gradients(bn: float, more: set[str]) -> None:
     """And, where batch norm counts, one number for each batch."""
     one = world(replace(SMALL, bn=bn))
     one.server.step()

@@ -55,7 +55,7 @@ def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
     return query, at
 
 
-def told(data: TensorData) -> torch.Tensor:
+def sums_of(data: TensorData) -> torch.Tensor:
     """What the query's handler reads of a node's records."""
     query, _ = asked()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
@@ -65,12 +65,12 @@ def told(data: TensorData) -> torch.Tensor:
 
 def test_sums_by_hand() -> None:
     # Age: -0.5, 0.5, 0, -0.8. Dose, of the three that have one: 1, -0.5, 0.
-    assert told(rows(CELLS)).tolist() == pytest.approx([4, -0.8, 1.14, 3, 0.5, 1.25])
+    assert sums_of(rows(CELLS)).tolist() == pytest.approx([4, -0.8, 1.14, 3, 0.5, 1.25])
 
 
 @given(seed=st.integers(0, 2**31), count=st.integers(3, 30), group=st.integers(1, 2))
 @settings(max_examples=25, deadline=None)
-def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, group: int) -> None:
+def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count: int, group: int) -> None:
     query, _ = asked()
     config = DPSGD(sums_noise=3.0, group_size=group)
     made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, TASK)
@@ -80,12 +80,14 @@ def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, gr
     x[:group] = torch.tensor([1.0, 1, 0, -1, 0])  # what moves all sums as far as can be
     x[-1] = torch.tensor([1e9, 1, 0, math.inf, 0])  # what no check has seen moves them no further
     y = torch.zeros(count)
-    before = told(TensorData(x, y))
+    before = sums_of(TensorData(x, y))
     shape = tuple(before.shape)
     for without in (x[group:], x[:-1]):
-        moved = (rule.bound(before) - rule.bound(told(TensorData(without, y[: len(without)])))).norm().item()
+        moved = (
+            (rule.bound(before) - rule.bound(sums_of(TensorData(without, y[: len(without)])))).norm().item()
+        )
         assert moved <= group * math.sqrt(6) + 1e-9
-    assert (rule.bound(before) - rule.bound(told(TensorData(x[group:], y[group:])))).norm().item() == (
+    assert (rule.bound(before) - rule.bound(sums_of(TensorData(x[group:], y[group:])))).norm().item() == (
         pytest.approx(group * math.sqrt(6))
     )
     # Noise on each of 6 numbers: 3 sqrt(6), which is 3 times what one record moves, and 3/group a group.
@@ -112,7 +114,7 @@ def test_scales_by_hand() -> None:
     low, high = scaled(SCHEMA, exact, 2.0, 2.0).columns[0].scale
     reach = 2 * math.sqrt(0.05) + 0.04
     assert (low, high) == pytest.approx((100 * (0.5 - reach), 100 * (0.5 + reach)))
-    # Of noise as large as the sums nothing can be told: the ranges stay.
+    # Of noise as large as the sums no scale can be computed: the ranges stay.
     assert scaled(SCHEMA, [20.0, 90.0, -7.0, -3.0, 60.0, 0.5], 40.0, 3.0) == SCHEMA
 
 
@@ -125,7 +127,7 @@ def setting(policy: PolicyConfig, parts: list[TensorData], **changes: Any) -> Se
 PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
 
 
-def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path: Path) -> None:
+def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> None:
     policy, private = PolicyConfig(architectures=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
     with pytest.raises(QueryRefused, match="epsilon"):
         Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
@@ -152,20 +154,20 @@ def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path:
     )
 
 
-def test_owners_let_sums_out_by_name_alone() -> None:
+def test_column_sums_need_policy_by_name() -> None:
     with pytest.raises(QueryRefused, match=r"no column sums, unless its owner names it in policy\.kinds"):
         Simulation(setting(PolicyConfig(), PARTS))
     Simulation(setting(PolicyConfig(architectures=("column sums",)), PARTS))
     assert not COLUMN_SUMS.output
 
 
-def test_without_a_schema_nothing_is_summed() -> None:
+def test_requires_schema() -> None:
     policy = PolicyConfig(architectures=("column sums",))
     with pytest.raises(ArgumentError, match="schema"):
         Simulation(setting(policy, PARTS, schema=Schema()))
 
 
-def test_long_sums_move_by_no_more_than_a_row() -> None:
+def test_long_sums_change_by_one_row_at_most() -> None:
     """In float32 a sum of three million would move by a quarter at a time."""
     x = torch.full((3_000_000, 1), 0.9)
     schema = Schema("ill", (AGE, ILL))

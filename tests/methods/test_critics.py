@@ -36,13 +36,13 @@ def critics_of(config: Any = FIOD, task: Any = TASK, features: Any = None) -> Cr
     return Critics(config, NodeSetting(task, LocalConfig(), Compute(), None, features))
 
 
-def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() -> None:
+def test_only_the_owner_of_a_map_returns_the_difference() -> None:
     features = vgg()
     config = replace(FIOD, pixel=2.0, perceptual=3.0)
     one = world(config, features=features)
     critics = critics_of(config, features=features)
     a, b = one.nodes[:2]
-    # Two maps of a (the second turned by pose 3), one of b, one that nobody told.
+    # Two maps of a (the second turned by pose 3), one of b, one that no node sent.
     source = torch.tensor(
         [[owner_id("n0"), 1, 0], [owner_id("n0"), 4, 3], [owner_id("n1"), 0, 0], [owner_id("n0"), 99, 0]]
     )
@@ -70,17 +70,17 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
 def test_a_query_with_too_few_maps_is_refused() -> None:
     node, critics = world().nodes[0], critics_of()
     with pytest.raises(
-        ArgumentError, match=r"shape of invalid maps = \(3, 16, 16\) \(expected one for each of 4"
+        ArgumentError, match=r"invalid shape of maps = \(3, 16, 16\) \(expected one for each of 4"
     ):
         critics.train_and_score(NodeGroup([node]), 0, X, MAPS[:, :3])
     with pytest.raises(ArgumentError, match="shape of source is"):
         critics.train_and_score(NodeGroup([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
 
 
-def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() -> None:
+def test_critics_see_whole_images_in_reconstruction() -> None:
     one = world(task=RECONSTRUCTION)
     critics = critics_of(task=RECONSTRUCTION)
-    real = critics.own(NodeGroup(one.nodes[:1]), 0, 5)[0]
+    real = critics.sample_real(NodeGroup(one.nodes[:1]), 0, 5)[0]
     drawn = one.nodes[0].sample(5, "critic", 0)
     assert torch.equal(real[:, 2:], drawn.targets)
     assert not torch.equal(real[:, 2:], drawn.inputs)
@@ -103,9 +103,7 @@ def test_a_critic_of_pairs_learns_privately() -> None:
 def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     config = replace(FIOD, critic_form="patchgan")
     node, critics = world().nodes[0], critics_of(config)
-    allowed = (
-        r"invalid critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels a side or more"
-    )
+    allowed = r"invalid method.critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels a side or more"
     with pytest.raises(ArgumentError, match=allowed):
         critics.prepare([node])  # 16 x 16
     rows = with_data(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))
@@ -126,12 +124,12 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
 
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("private", [False, True])
-def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private: bool, drawn: bool) -> None:
+def test_critic_learning_rate_follows_cosine_after_resume(private: bool, drawn: bool) -> None:
     config = replace(FIOD, pretrain=2, steps=3, critic_lr=0.01, critic_schedule="cosine")
     nodes, critics = world(config, specs=("unet:2",) * 2).nodes, critics_of(config)
     rates = []
     for number in range(5):
-        if number == 3:  # stopped, and begun anew
+        if number == 3:  # stopped and resumed
             node, first = world(config, specs=("unet:2",) * 2).nodes[1], nodes[1]
             node.load_state_dict(first.state_dict())
             nodes = [node]

@@ -43,14 +43,14 @@ def world(config: DSFL, *, specs: Sequence[str] = MIXED) -> World:
     return small_world.world(config, nodes, made("mlp:8", "student"), local=LOCAL, **given)
 
 
-def heard(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
+def record_queries(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
     """What is asked and answered from now on."""
     log = []
 
     def noted(query: str, asked: Any, sent: Any, response: Any) -> Any:
-        told = response()
-        log.append((query, dict(sent), told))
-        return told
+        result = response()
+        log.append((query, dict(sent), result))
+        return result
 
     answering(here, noted)
     return log
@@ -63,10 +63,10 @@ def heard(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
 def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta: float) -> None:
     """Number by number: the mean of softmaxes, then a softmax at temperature T, or the power of beta."""
     here = world(replace(CONFIG, T=T, beta=beta))
-    log = heard(here)
+    log = record_queries(here)
     here.server.step()
-    (_, asked, told), (_, sent, _) = log
-    z = torch.stack([response["logits"] for response in told.values()])
+    (_, asked, responses), (_, sent, _) = log
+    z = torch.stack([response["logits"] for response in responses.values()])
     labels = sent["t_g"].softmax(1)
     for row in range(11):
         p = [sum(z[k, row].softmax(0)[c].item() for k in range(4)) / 4 for c in range(CLASSES)]
@@ -77,9 +77,9 @@ def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta
     assert len(set(asked["rows"].tolist())) == 11
 
 
-def test_nodes_may_be_weighed_by_their_examples_of_each_class() -> None:
+def test_weights_by_class_counts() -> None:
     here = world(replace(CONFIG, weights="counts", beta=1.0))
-    log = heard(here)
+    log = record_queries(here)
     here.server.step()
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])  # (K, C)
     z = torch.stack([response["logits"] for response in log[1][2].values()])
@@ -87,7 +87,7 @@ def test_nodes_may_be_weighed_by_their_examples_of_each_class() -> None:
     torch.testing.assert_close(log[2][1]["t_g"].softmax(1), mixed / mixed.sum(1, keepdim=True))
 
 
-def test_what_a_node_learns_by_hand() -> None:
+def test_distillation_at_a_node_by_hand() -> None:
     """Cross-entropy to the labels, in the node's own order, by a new Adam."""
     here = world(replace(CONFIG, rounds=1), specs=("mlp:8",))
     node = here.nodes[0]
@@ -111,9 +111,9 @@ def test_what_a_node_learns_by_hand() -> None:
 # --- the cache -------------------------------------------------------------------------------------
 
 
-def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
+def test_label_is_queried_again_only_after_cache_rounds() -> None:
     here = world(replace(CONFIG, rounds=6, cache_rounds=2))
-    log = heard(here)
+    log = record_queries(here)
     run(here)
     since: dict[int, int] = {}
     for query, sent, _ in log:
@@ -129,14 +129,14 @@ def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
         assert torch.equal(get_buffers(node, "labels")["t_g"], here.server.state.t_g)
 
 
-def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> None:
+def test_cached_labels_are_free_and_unchanged() -> None:
     """All public data each time: from the second round on nobody is asked about anything."""
     kept, plain = run(world(replace(ALL, cache_rounds=3))), world(ALL)
-    first = heard(plain)
+    first = record_queries(plain)
     run(plain)
     t_g = next(sent["t_g"] for query, sent, _ in first if query == "distill")
-    told = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
-    for row, label in told.items():
+    labels = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
+    for row, label in labels.items():
         assert torch.equal(get_buffers(kept.nodes[0], "labels")["t_g"][row], label)
     size = len(MIXED) * N * CLASSES * 4
     assert kept.audit.summary()["by_kind"]["logits"] == {"up": size, "down": size}
@@ -144,10 +144,10 @@ def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> Non
     assert kept.audit.summary()["queries_by_name"] == {"predict": 3, "distill": 3}
 
 
-def test_who_was_away_gets_all_labels_anew() -> None:
+def test_returning_node_gets_all_labels() -> None:
     here = run(world(replace(ALL, cache_rounds=3)), 1)
     here.server.state.nodes_with_labels = here.server.state.nodes_with_labels[1:]
-    log = heard(here)
+    log = record_queries(here)
     here.server.step()
     assert sorted(log[0][1]["rows"].tolist()) == list(range(N))
     here.server.step()

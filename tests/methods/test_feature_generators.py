@@ -164,7 +164,7 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     if config.aggregation != "ave*":
         transfer = transfer + config.lambda3 * slow_divergence(config, D(f), D(f_hat).detach())  # Eq. 2
     imagined = D(G(append_one_hot(z_hat, y_hat, CLASSES)).detach())
-    transfer = transfer + config.lambda1 * F.cross_entropy(sample_noise_and_labels, y_hat)  # Eq. 3
+    transfer = transfer + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
     # Round 1 is the last of 2, half of the way in 3, a quarter in 5: 1, 1/2^3, 1/4^2.
     share = {(3, 3.0): 1 / 8, (5, 2.0): 1 / 16}.get((config.rounds, config.ramp), 1.0)
     plain = plain + share * transfer
@@ -175,7 +175,7 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     same_slopes(node.model, model)
 
 
-def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
+def test_stage_a_is_plain_training_in_the_first_round() -> None:
     one, other = prepared(MDCG), prepared(MDCG)
     G = received(MDCG, one, 0)
     for _ in range(3):
@@ -209,16 +209,16 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     z, z_same = (
         torch.randn(4, config.noise, generator=node.generator("z", 2, *of)) for of in ((0,), ("same", 0))
     )
-    sample_noise_and_labels, same = (
+    imagined, same = (
         model.head(G(append_one_hot(*of, CLASSES)).detach()) for of in ((z, y_hat), (z_same, y))
     )
     plain = F.cross_entropy(model(x), y, label_smoothing=0.1)
-    plain = plain + decay**2 * 0.3 * F.cross_entropy(sample_noise_and_labels, y_hat)
+    plain = plain + decay**2 * 0.3 * F.cross_entropy(imagined, y_hat)
     p = same.softmax(1).detach()
     plain = plain + decay**2 * beta * (p * (p.log() - model(x).log_softmax(1))).sum(1).mean()
     plain.backward()
     G_sent = received(config, node, 2)
-    loss = stepped(node, ("model",), lambda group: config.work(group, G_sent))
+    loss = stepped(node, ("model",), lambda group: config.make_train_step(group, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     same_slopes(node.model, model)
 
@@ -249,7 +249,7 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     assert torch.equal(to_vector(node.model), before)
 
 
-def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
+def test_fedcg_trains_critic_and_generator_with_fixed_model() -> None:
     node = prepared(CG)
     (x, y), G, before = batch(node), generator_of(CG, node).train(), to_vector(node.model)
     critic = copy.deepcopy(node.modules["critic"])
@@ -271,7 +271,7 @@ def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
 
 
 def test_batches_of_one_cannot_be_normalized() -> None:
-    with pytest.raises(ArgumentError, match=r"nodes\.local\.batch is 1"):
+    with pytest.raises(ArgumentError, match=r"nodes\.local\.batch = 1"):
         served(MDCG, local=replace(LOCAL, batch=1))
 
 
@@ -290,7 +290,7 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
             kinds = {"parameters": to_vector(model).numel()}
     up = here.audit.summary()["by_kind"]
     expected = {kind: 4 * size * 2 * method.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
-    assert {kind: told["up"] for kind, told in up.items() if told["up"]} == {
+    assert {kind: size["up"] for kind, size in up.items() if size["up"]} == {
         **expected,
         "label counts": 4 * 2 * (CLASSES + 1),
     }
@@ -405,7 +405,7 @@ def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["kdc", "kd"])
-def test_with_one_node_the_average_is_all_there_is_to_distil(aggregation: Any) -> None:
+def test_one_node_has_nothing_to_distill(aggregation: Any) -> None:
     # One step at the server: its loss is that of the averages, before they are moved.
     config = replace(MDCG, server_steps=1, aggregation=aggregation)
     here = served(config, nodes_of(1))
@@ -415,7 +415,7 @@ def test_with_one_node_the_average_is_all_there_is_to_distil(aggregation: Any) -
         assert all(abs(value) < 1e-6 for name, value in losses.items() if name != "consistency")
 
 
-def test_averages_are_weighed_by_data_and_hold_the_running_statistics() -> None:
+def test_averages_are_weighted_by_data_and_include_buffers() -> None:
     here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
     here.server.step()
     generators = [node.modules["generator"] for node in here.nodes]
@@ -504,7 +504,7 @@ def test_diversity_is_eq_7_l_div_1_and_eq_8(form: Any) -> None:
 
 
 @pytest.mark.parametrize("form", WEIGHTS)
-def test_groups_are_apart_and_equal_outputs_get_finite_gradients(form: Any) -> None:
+def test_diversity_gradients_are_finite_for_equal_outputs(form: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     f = torch.randn(4, 30, 6, generator=generator)
     f[1] = f[1, :1]  # a generator that has collapsed

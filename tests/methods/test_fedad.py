@@ -63,7 +63,7 @@ def world(
     return small_world.world(config, nodes, learner, local=LOCAL, task=task, **given)
 
 
-def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
+def responses_of(made: World) -> tuple[torch.Tensor, torch.Tensor]:
     """z_k and A_k of all nodes on all public images, plainly."""
     with torch.no_grad():
         pairs = [
@@ -84,22 +84,22 @@ def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("spec", "place"), [("unet:4", "extractor"), ("small-cnn:4", "10"), ("lenet5", "5"), ("resnet8:4", "5")]
 )
-def test_the_last_layer_with_places_is_looked_at(spec: str, place: str) -> None:
+def test_uses_the_last_spatial_layer(spec: str, place: str) -> None:
     model = build(spec, SHAPE, 3, 0).train()
     assert find_attention_layer(model, SHAPE, "model") == place
     assert model.training
     assert not any(layer._forward_hooks for layer in model.modules())
 
 
-def test_a_network_without_places_has_no_attention() -> None:
-    with pytest.raises(ModelError, match=r"the model of n0 has no attention.*or to ask for none"):
+def test_rejects_network_without_spatial_layer() -> None:
+    with pytest.raises(ModelError, match=r"the model of n0 has no attention.*without attention maps"):
         world(specs=("mlp:4",) * 3, student="mlp:4", task=LABELS)
     with pytest.raises(ModelError, match="the student has no attention"):
         world(specs=("small-cnn:4",) * 3, student="mlp:4", task=LABELS)
     run(world(replace(CONFIG, attention=0.0), specs=("mlp:4",) * 3, student="mlp:4", task=LABELS), 1)
 
 
-def test_attention_is_the_strength_of_activations_place_by_place_by_hand() -> None:
+def test_attention_map_by_hand() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Flatten(), nn.Linear(32, 3))
     with torch.no_grad():
         model.get_parameter("0.weight").copy_(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1))
@@ -126,7 +126,7 @@ def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
 
 def test_targets_are_the_weighted_mean_and_the_nodes_intersection_and_union() -> None:
     made = run(world(), 1)
-    z, A = told(made)
+    z, A = responses_of(made)
     shares = torch.tensor([4.0, 7.0, 10.0]) / 21  # of all images
     expected = (shares.view(-1, 1, 1, 1, 1) * z).sum(0)
     torch.testing.assert_close(made.server.state.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
@@ -137,12 +137,12 @@ def test_targets_are_the_weighted_mean_and_the_nodes_intersection_and_union() ->
 def test_equal_weights_need_no_counts() -> None:
     made = run(world(replace(CONFIG, weights="equal")), 1)
     torch.testing.assert_close(
-        made.server.state.targets["outputs"], told(made)[0].mean(0), rtol=1e-4, atol=1e-5
+        made.server.state.targets["outputs"], responses_of(made)[0].mean(0), rtol=1e-4, atol=1e-5
     )
     assert made.audit.summary()["queries_by_name"] == {"predict": 1}
 
 
-def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_image_is_queried_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(world(), 1)
     monkeypatch.setattr(fedad, "CHUNK", 5)
     made = run(world())
@@ -159,7 +159,7 @@ def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatc
     assert [call.tensors["rows"].tolist() for call in planned_queries[1:]] == [[0, 5], [5, 10], [10, 13]]
 
 
-def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do() -> None:
+def test_student_learns_outputs_and_attention() -> None:
     made = world(replace(CONFIG, epochs=40, lr=5e-3))
     first = made.server.step()
     last = [made.server.step() for _ in range(39)][-1]
@@ -190,7 +190,7 @@ def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_
 # --- engines, stops --------------------------------------------------------------------------------
 
 
-def test_stacked_and_one_by_one_give_equal_figures() -> None:
+def test_stacked_and_single_nodes_give_equal_metrics() -> None:
     stacked, alone = (run(world(specs=ALIKE, stacked=stacked)) for stacked in (True, False))
     torch.testing.assert_close(
         to_vector(stacked.server.student), to_vector(alone.server.student), rtol=1e-3, atol=1e-4
@@ -198,7 +198,7 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
     assert stacked.audit.summary() == alone.audit.summary()
 
 
-def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path) -> None:
+def test_resumed_run_reaches_equal_student_without_queries(tmp_path: Path) -> None:
     straight, rest = run(world()), run(gone_on(world, 2, tmp_path), 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
     assert rest.audit.summary()["queries_by_name"] == {}

@@ -56,7 +56,12 @@ def world(
     nodes = make_nodes([made(spec, index) for index, spec in enumerate(specs)])
     kinds = copy.deepcopy(kinds_of(nodes))
     first = made(student, "student")
-    given: dict[str, Any] = {"local": LOCAL, "stacked": stacked, "public": public_data(N), "kinds": kinds}
+    given: dict[str, Any] = {
+        "local": LOCAL,
+        "stacked": stacked,
+        "public": public_data(N),
+        "architectures": kinds,
+    }
     return small_world.world(config, nodes, first, **given)
 
 
@@ -95,7 +100,7 @@ def test_without_distillation_it_is_fedavgs_weighted_mean(specs: tuple[str, ...]
         torch.testing.assert_close(value, mean, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_a_round_is_the_average_taught_by_the_mean_of_all_logits() -> None:
+def test_round_distills_mean_logits_into_the_average() -> None:
     here = world(CONFIG)
     start, x = copy.deepcopy(here.server.student), here.public.inputs
     run(here, 1)
@@ -120,16 +125,16 @@ def test_a_round_is_the_average_taught_by_the_mean_of_all_logits() -> None:
 
 
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
-def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
+def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
     """sum_k omega_k^c z_k^c, omega_k^c = N_k^c / sum N_k^c, whichever order the architectures come in."""
     here = world(replace(CONFIG, weights="counts", steps=0), specs=specs)
     start = firsts(here)
     run(here, 1)
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     assert torch.equal(here.server.state.histogram.counts, counts)
-    told = here.audit.summary()
-    assert "count_samples" not in told["queries_by_name"]
-    assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
+    summary = here.audit.summary()
+    assert "count_samples" not in summary["queries_by_name"]
+    assert summary["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in here.nodes}
     received = {
         names[0]: {name: to_vector(models[name]) for name in names} for names, _ in here.server.architectures
@@ -181,7 +186,7 @@ def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
         torch.testing.assert_close(to_vector(student), mean, rtol=1e-3, atol=1e-4)
 
 
-def test_the_loss_of_a_turn_is_the_central_students(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_is_that_of_the_global_student(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG, specs=MIXED, student="lenet5:6")
     central = here.server.student
     monkeypatch.setattr(feddf, "distil", lambda student, *given: 1.0 if student is central else 2.0)
@@ -189,7 +194,7 @@ def test_the_loss_of_a_turn_is_the_central_students(monkeypatch: pytest.MonkeyPa
     assert world(replace(CONFIG, steps=0)).server.step() == {"student": 0.0}
 
 
-def test_an_architecture_of_which_no_node_was_drawn_is_taught_all_the_same() -> None:
+def test_distills_architecture_without_participants() -> None:
     here = world(replace(CONFIG, participation=0.2), specs=MIXED)
     before = [to_vector(student) for student in students(here)]
     run(here, 1)
@@ -200,18 +205,18 @@ def without(here: World, away: set[str]) -> None:
     """Let nodes be away as others train."""
     here.federation.link = LinkConfig(quorum=0.2)
 
-    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
+    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
         gone = away & set(asked) if query == "train" else set()
         for name in gone:
             here.federation.exclude(
                 name, query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
-        return {name: told for name, told in response().items() if name not in gone}
+        return {name: value for name, value in response().items() if name not in gone}
 
-    answering(here, heard)
+    answering(here, respond)
 
 
-def test_an_architecture_all_of_whose_nodes_stay_away_is_taught_by_the_others() -> None:
+def test_distills_architecture_whose_nodes_are_excluded() -> None:
     here = world(CONFIG, specs=MIXED)
     without(here, {"n3"})  # the one mlp:4
     before = [to_vector(student) for student in students(here)]
@@ -220,14 +225,14 @@ def test_an_architecture_all_of_whose_nodes_stay_away_is_taught_by_the_others() 
     assert all(not torch.equal(to_vector(s), b) for s, b in zip(students(here), before, strict=True))
 
 
-def test_a_round_of_which_nobody_is_left_stops_the_run() -> None:
+def test_run_stops_without_responses() -> None:
     here = world(replace(CONFIG, participation=0.2), specs=MIXED)
     without(here, {"n0", "n1", "n2", "n3", "n4"})
-    with pytest.raises(NodeFault, match="none of the nodes that were asked is left"):
+    with pytest.raises(NodeFault, match="all queried nodes are excluded"):
         here.server.step()
 
 
-def test_a_student_of_no_nodes_architecture_is_refused_with_what_is_allowed() -> None:
+def test_rejects_student_of_other_architecture() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid student.model = 'MLP' \(expected .* that of n0, that of n1"
     ):
@@ -237,7 +242,7 @@ def test_a_student_of_no_nodes_architecture_is_refused_with_what_is_allowed() ->
 # --- stops ----------------------------------------------------------------------
 
 
-def test_a_run_goes_on_to_the_same_students(tmp_path: Path) -> None:
+def test_resumed_run_reaches_equal_students(tmp_path: Path) -> None:
     straight = run(world(COUNTS, specs=MIXED))
     rest = run(gone_on(lambda: world(COUNTS, specs=MIXED), 1, tmp_path), 2)
     for one, other in zip(students(rest), students(straight), strict=True):

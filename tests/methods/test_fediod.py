@@ -250,7 +250,7 @@ def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:
         pytest.param(replace(SMALL, unique=-5.0), id="agreement"),
     ],
 )
-def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:
+def test_step_equals_algorithm_1(config: FedIOD) -> None:
     one = world(config)
     plain = Plain(world(config), config)
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:
 
 
 @pytest.mark.parametrize(("importance", "drawn"), [("counts", 0), ("realness", 1)])
-def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_on_them(
+def test_private_critic_samples_real_inputs_only_for_ratings(
     importance: Any, drawn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world(replace(SMALL, importance=importance))
@@ -287,7 +287,7 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
     assert not torch.equal(to_vector(node.modules["critic"]), before)
 
 
-def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
+def test_frozen_student_parameters_stay_frozen() -> None:
     server = world(SMALL, specs=("mlp:8", "mlp:8"), student="small-cnn:4").server  # its first layer is frozen
     student, before = server.student, copy.deepcopy(server.student.state_dict())
     for _ in range(2):
@@ -302,7 +302,7 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
 
 
 @pytest.mark.parametrize("importance", ["counts", "realness", "odds"])
-def test_looking_is_answering_with_nothing_trained_released_or_counted(importance: Any) -> None:
+def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
     one = world(replace(SMALL, importance=importance))
     one.server.step()
     before, audit = copy.deepcopy([node.state_dict() for node in one.nodes]), one.audit.summary()
@@ -318,13 +318,13 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
     assert one.audit.summary() == audit
-    told = {"counts": set(), "realness": {"critic", "critic_real"}, "odds": {"critic"}}
-    assert set(response) == {"logits"} | told[importance]
+    expected = {"counts": set(), "realness": {"critic", "critic_real"}, "odds": {"critic"}}
+    assert set(response) == {"logits"} | expected[importance]
     together = one.server.ensemble_responses(Responses(-1, one.server.federation.nodes, response))
     assert together.shape == (7, CLASSES)
 
 
-def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
+def test_preview_samples_are_repeatable_and_change_nothing() -> None:
     server = world(SMALL).server
     state = copy.deepcopy(server.state.generator.state_dict())
     first, again = server.preview_samples(4), server.preview_samples(4)
@@ -336,16 +336,16 @@ def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
     assert not torch.equal(server.preview_samples(4), first)
 
 
-def test_odds_of_critics_that_learn_none_are_refused() -> None:
+def test_rejects_odds_with_eq2_critics() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid method\.gan_form = 'eq2' \(expected bce where importance"
     ):
         FedIOD(importance="odds", gan_form="eq2")
 
 
-def test_a_generator_that_nothing_teaches_is_refused() -> None:
+def test_rejects_generator_without_loss() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid method\.mimic = 0\.0 \(expected above 0, where nothing else"
     ):
         FedIOD(backpropagate=False, mimic=0.0)
-    assert FedIOD(mimic=0.0).through, "critics and nodes teach it"
+    assert FedIOD(mimic=0.0).backpropagate, "critics and nodes teach it"

@@ -99,7 +99,7 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
         assert mine.grad.abs().max() > 1e-6, name
 
 
-def test_what_leaves_a_node_to_the_byte() -> None:
+def test_released_bytes() -> None:
     one = world(specs=("unet:2", "unet:2"))
     one.server.step()
     batch, pixels = FIOD.batch, 16 * 16
@@ -115,7 +115,7 @@ def test_what_leaves_a_node_to_the_byte() -> None:
     assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
 
 
-def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:
+def test_notes_that_perceptual_loss_is_off() -> None:
     assert world().side.notes == (
         "perceptual loss is off (nodes have no VGG features: nodes.perceptual names a file of them)",
     )
@@ -127,7 +127,7 @@ def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:
 # --- before the student, and after ---------------------------------------------------------------
 
 
-def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> None:
+def test_pretraining_trains_generator_and_critics_only() -> None:
     one = world(pretrain=2)
     assert one.server.total_steps == 2 + FIOD.steps
     student, before = weights(one.server.student), everything(one)
@@ -145,13 +145,13 @@ def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> Non
     }  # fmt: skip
 
 
-def test_critics_are_weighed_before_the_student_as_with_it() -> None:
+def test_pretraining_weights_critics_as_training_does() -> None:
     losses = {}
     for how in ("size", "average"):
         one = world(pretrain=1, gan_weights=how)
         given: list[torch.Tensor] = []
 
-        def heard(query: str, *_: Any, given: list[torch.Tensor] = given) -> Any:
+        def respond(query: str, *_: Any, given: list[torch.Tensor] = given) -> Any:
             responses = _[-1]()
             if query == "score_with_critic":
                 given.extend(
@@ -159,7 +159,7 @@ def test_critics_are_weighed_before_the_student_as_with_it() -> None:
                 )
             return responses
 
-        answering(one, heard)
+        answering(one, respond)
         losses[how] = one.server.step()["gan"]
         n = torch.tensor([len(node.data) for node in one.nodes]).float()
         pi = n / n.sum() if how == "size" else torch.full((3,), 1 / 3)
@@ -180,14 +180,14 @@ def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
 @pytest.mark.parametrize(
     "options", [{"pretrain": -1}, {"pretrain": 3, "gan": 0.0}, {"pretrain": 3, "through": False}]
 )
-def test_pretraining_that_teaches_nothing_is_refused(options: dict[str, Any]) -> None:
+def test_rejects_pretraining_without_critics(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=r"method\.pretrain is "):
         FedIODMaps(**options)
 
 
-def test_imagined_images_come_with_their_maps() -> None:
+def test_preview_samples_have_maps() -> None:
     one = world()
-    assert one.server.preview_samples(5) is None is one.server.preview_maps(5), "nobody has told any map yet"
+    assert one.server.preview_samples(5) is None is one.server.preview_maps(5), "no node has sent maps yet"
     one.server.step()
     x, maps = one.server.preview_samples(5), one.server.preview_maps(5)
     assert maps.shape == (5, 16, 16)
@@ -199,7 +199,7 @@ def test_imagined_images_come_with_their_maps() -> None:
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "shift-flip", "turn"])
-def test_answers_move_with_their_images(augment: Any) -> None:
+def test_replayed_maps_are_augmented_with_images(augment: Any) -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
     memory = Replay(20, augment, TASK, SHAPE, SEED)
     memory.add(x, torch.cat([x, -2 * x], 1))
@@ -212,7 +212,7 @@ def test_answers_move_with_their_images(augment: Any) -> None:
             assert any(torch.equal(after, way) for way in ways)
 
 
-def test_half_of_what_is_shifted_is_mirrored_too_where_that_is_wanted() -> None:
+def test_shift_flip_mirrors_half_of_the_images() -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
     ways: tuple[Augment, ...] = ("shift", "shift-flip")
     drawn = []
@@ -225,7 +225,7 @@ def test_half_of_what_is_shifted_is_mirrored_too_where_that_is_wanted() -> None:
     assert 30 < mirrored.flatten(1).all(1).sum() < 70
 
 
-def test_images_that_were_measured_are_not_moved_and_only_squares_turn() -> None:
+def test_rejects_invalid_replay_augmentation() -> None:
     with pytest.raises(ArgumentError, match=r"invalid student_augment = 'shift' \(expected none"):
         Replay(9, "shift", RECONSTRUCTION, SHAPE, 0)
     with pytest.raises(ArgumentError, match=r"invalid student_augment = 'turn' \(expected not turn"):
@@ -235,7 +235,7 @@ def test_images_that_were_measured_are_not_moved_and_only_squares_turn() -> None
 # --- label shift ---------------------------------------------------------------------------------
 
 
-def test_the_student_learns_what_would_be_said_if_classes_were_as_frequent_as_at_the_nodes() -> None:
+def test_label_shift_corrects_targets_to_the_nodes_class_shares() -> None:
     one = world(label_shift=True, importance="size", student_steps=1)
     student = one.server.state.student
     learned: list[torch.Tensor] = []
@@ -254,7 +254,7 @@ def test_the_student_learns_what_would_be_said_if_classes_were_as_frequent_as_at
     torch.testing.assert_close(apart, torch.full_like(apart, moved.item()), rtol=1e-3, atol=1e-3)
 
 
-def test_of_what_is_never_met_nothing_is_corrected() -> None:
+def test_label_shift_ignores_absent_classes() -> None:
     """Neither of a class that was never decided for, nor by counts that noise has taken below 0."""
     shift = LabelShift(3, torch.device("cpu"))
     shift.expect(torch.tensor([3.0, 1.0, -2.0]))
@@ -283,7 +283,7 @@ def test_label_shift_is_for_classes() -> None:
         {"student_augment": "turn", "map_augment": "mirror", "ensemble": "consensus", "label_shift": True},
     ],
 )
-def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> None:
+def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) -> None:
     stacked, alone = world(**options), world(**options, stacked=False)
     for _ in range(2):
         one, other = stacked.server.step(), alone.server.step()
@@ -308,7 +308,7 @@ def test_resumed_training_equals_uninterrupted(options: dict[str, Any], tmp_path
     assert torch.equal(second.server.preview_samples(3), whole.server.preview_samples(3))
 
 
-def test_looking_at_real_images_needs_no_maps() -> None:
+def test_preview_responses_need_no_maps() -> None:
     one = world(importance="realness")
     one.server.step()
     x = one.nodes[0].data.inputs
@@ -325,12 +325,12 @@ def test_looking_at_real_images_needs_no_maps() -> None:
 # --- reconstruction ------------------------------------------------------------------------------
 
 
-def test_nodes_and_student_get_what_is_measured_of_an_image() -> None:
+def test_models_get_measured_images() -> None:
     one = world(task=RECONSTRUCTION, stacked=False, student_steps=1)
     seen: list[torch.Tensor] = []
     models = [node.model for node in one.nodes] + [one.server.student]
     for model in models:
-        model.register_forward_pre_hook(lambda _, told: seen.append(told[0].detach()))
+        model.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
     losses = one.server.step()
     assert set(losses) >= {"gan", "difference", "mimic", "student"}
     assert len(seen) >= 4

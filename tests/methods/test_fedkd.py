@@ -106,7 +106,7 @@ def test_the_ensemble_is_eq_1_by_hand() -> None:
     assert "count_labels" not in equal.federation.queries
 
 
-def test_quantized_answers_are_off_by_less_than_one_step_and_always_up() -> None:
+def test_quantization_error_is_below_one_step_and_upward() -> None:
     here = run(world(replace(CLEAR, levels=200)), 1)
     z_max = max(node.model(here.public.inputs).abs().max().item() for node in here.nodes)
     moved = targets(here) - by_hand(here)
@@ -116,7 +116,7 @@ def test_quantized_answers_are_off_by_less_than_one_step_and_always_up() -> None
     assert moved.mean() == pytest.approx(step / 2, rel=0.2)
 
 
-def test_a_bound_fixed_beforehand_is_not_asked_for_and_clips() -> None:
+def test_fixed_bound_needs_no_query_and_clips() -> None:
     here = run(world(replace(CLEAR, levels=200, z_max=0.5, weights="equal")), 1)
     assert "max_logit" not in here.federation.queries
     assert "logit range" not in here.audit.summary()["by_kind"]
@@ -138,7 +138,7 @@ def clamped(here: World) -> torch.Tensor:
         return torch.stack([node.model(here.public.inputs) for node in here.nodes]).clamp(-2, 2)
 
 
-def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
+def test_node_noise_charges_rows_and_counts() -> None:
     here = run(world(replace(CLEAR, predictions=2), privacy=NOISY), 1)
     row = f"laplace({10 / (2 * 2 * CLASSES)!r})"
     for node in here.nodes:
@@ -160,7 +160,7 @@ def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
     assert here.audit.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
 
 
-def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
+def test_released_range_has_no_guarantee() -> None:
     here = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
     assert all(total_charged(here.audit, node.name)[1] == 1 for node in here.nodes), "max_logit"
     with pytest.raises(QueryRefused, match=r"guarantee for logit range; .*, in query max_logit"):
@@ -178,7 +178,7 @@ def test_bytes_of_logits_are_examples_times_classes_times_nodes(levels: int, siz
     assert up == {"up": N * CLASSES * len(SPECS) * 3 * size, "down": 0}
 
 
-def test_every_example_is_asked_in_chunks_once_and_never_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_example_is_queried_once_by_row_number(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(world(CONFIG), 1)
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     here = run(world(CONFIG))

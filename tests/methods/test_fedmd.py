@@ -91,13 +91,13 @@ def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "count_labels" not in world(CONFIG).federation.queries
 
 
-def test_one_query_a_round_and_what_it_weighs() -> None:
+def test_one_query_per_round_and_its_bytes() -> None:
     here = run(world(CONFIG))
-    told = here.audit.summary()
-    assert told["queries_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
+    summary = here.audit.summary()
+    assert summary["queries_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
     logits = len(MIXED) * 11 * CLASSES * 4 * 3
-    assert told["by_kind"]["logits"] == {"up": logits, "down": logits}
-    assert set(told["by_kind"]) == {"indices", "logits", "schedule"}
+    assert summary["by_kind"]["logits"] == {"up": logits, "down": logits}
+    assert set(summary["by_kind"]) == {"indices", "logits", "schedule"}
     single = run(world(replace(CONFIG, rounds=1)))
     assert single.audit.summary()["queries_by_name"] == {"communicate": 1, "digest": 1}
 
@@ -173,7 +173,7 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     assert whole.side.initial_training is None  # the first part of local training follows in the same query
 
 
-def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:
+def test_transfer_includes_the_first_part_of_local_training() -> None:
     config = replace(CONFIG, public_epochs=1)
     here, only = world(config, specs=("mlp:8",)), world(replace(config, initial_rounds=0), specs=("mlp:8",))
     for one in (here, only):
@@ -187,7 +187,7 @@ def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:
 # --- the student -----------------------------------------------------------------
 
 
-def test_a_model_that_its_owner_froze_only_answers() -> None:
+def test_frozen_model_only_responds() -> None:
     here = world(replace(CONFIG, public_epochs=1), frozen=1)
     before = copy.deepcopy(here.nodes[1].model)
     other = copy.deepcopy(here.nodes[0].model)

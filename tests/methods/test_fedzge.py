@@ -76,7 +76,7 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
     assert error.mean().item() == pytest.approx((d - 1) / q, rel=0.1)
 
 
-def test_fediod_teaches_its_generator_without_gradients_of_nodes_nearly_as_with_them() -> None:
+def test_differences_approximate_gradients_of_nodes() -> None:
     """Where many directions are asked about, and where none is it does not."""
     config = FedIOD(steps=3, batch=4, noise=6, generator_width=4, gan=0.0, memory=12, conf=5.0)
     ways = ({}, {"through": False, "directions": 3000, "epsilon": 0.01}, {"through": False})
@@ -108,7 +108,7 @@ def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(conf
 
 
 @pytest.mark.parametrize("importance", ["realness", "odds"])
-def test_answers_that_are_not_one_an_input_stay_as_they_are(importance: Any) -> None:
+def test_other_tensors_are_not_linearized(importance: Any) -> None:
     """What critics say of each input is differenced, the mean of what they say of real ones is not."""
     config = FedIOD(
         steps=3, batch=4, noise=6, generator_width=4, critic_width=4, memory=12, importance=importance
@@ -126,7 +126,7 @@ def test_answers_that_are_not_one_an_input_stay_as_they_are(importance: Any) -> 
 # --- a step ---------------------------------------------------------------------------------------
 
 
-def test_a_step_is_that_of_a_plain_reading() -> None:
+def test_step_equals_plain_implementation() -> None:
     one, plain = world(SMALL), world(SMALL)
     G, S = copy.deepcopy(plain.server.state.generator), copy.deepcopy(plain.server.student)
     adam = torch.optim.Adam(G.parameters(), SMALL.generator_lr, betas=(0.5, 0.999))
@@ -191,7 +191,7 @@ def test_a_step_is_that_of_a_plain_reading() -> None:
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def test_nodes_without_gradients_teach_as_those_that_have_some() -> None:
+def test_nodes_without_gradients_give_equal_steps() -> None:
     """The same numbers from behind a function, of which nothing else is known."""
     models = [disagreeing(made("mlp:8", index)) for index in range(2)]
     behind = [
@@ -210,7 +210,7 @@ def test_nodes_without_gradients_teach_as_those_that_have_some() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_directions_beside_gradients_and_a_memory_below_a_batch_are_refused() -> None:
+def test_rejects_directions_with_gradients_and_small_memory() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid method\.directions = 2 \(expected 0 where backpropagate = true"
     ):

@@ -60,27 +60,27 @@ def world(
 # --- what the target tells -------------------------------------------------------------------------
 
 
-def test_the_target_tells_the_features_of_its_own_images_in_the_servers_network() -> None:
+def test_target_releases_features_of_the_servers_network() -> None:
     made = world(replace(CONFIG, target="n1"))
     server, w = copy.deepcopy(made.server.student), to_vector(made.server.student)
-    told = made.federation.query("send_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
+    features = made.federation.query("send_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
         "features"
     ]
     own = made.nodes[1].sample(6, "target", 1).inputs
-    assert told.shape == (1, 6, 16 * 2 * 2)
+    assert features.shape == (1, 6, 16 * 2 * 2)
     torch.testing.assert_close(
-        told[0], server.eval().get_submodule("extractor.encoder")(own).flatten(1).detach()
+        features[0], server.eval().get_submodule("extractor.encoder")(own).flatten(1).detach()
     )
 
 
-def test_nobody_else_tells_where_a_target_is_named() -> None:
+def test_other_nodes_refuse_features_with_named_target() -> None:
     made = world(replace(CONFIG, target="n1"))
     w, round = to_vector(made.server.student), torch.tensor(0)
     with pytest.raises(QueryRefused, match=r"'n2' refuses query 'send_features' by rule method.target: n1"):
         made.federation.query("send_features", nodes=["n2"], parameters=w, round=round)
 
 
-def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
+def test_queries_and_bytes_of_features() -> None:
     made = run(world())  # the target is the first node
     summary = made.audit.summary()
     assert summary["queries_by_name"] == {"count_samples": 1, "send_features": 2, "train": 2, "align": 2}
@@ -95,13 +95,13 @@ def test_a_target_that_is_no_node_is_refused() -> None:
         world(replace(CONFIG, target="x"))
 
 
-def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None:
+def test_mechanisms_refuse_features_and_adversarial_training() -> None:
     side = world().side
     without = replace(side, queries={"send_features": side.queries["send_features"]})
     mechanism = PrivacyMechanism("n0", DPSGD(epsilon=5.0), without, LOCAL, 10, TASK)
-    told = no_guarantee_reason(mechanism, side.queries["send_features"])
-    assert told is not None
-    assert "no guarantee for latent features" in told
+    reason = no_guarantee_reason(mechanism, side.queries["send_features"])
+    assert reason is not None
+    assert "no guarantee for latent features" in reason
     with pytest.raises(QueryRefused, match=r"align.*does not declare depends_on_records"):
         PrivacyMechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
 
@@ -147,9 +147,9 @@ def test_a_step_at_a_source_by_hand() -> None:
     group = NodeGroup([node]).for_query(NodeSetting(TASK, local, Compute()))
     group.module("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
-    work = config.aligned(group, features, 5)
-    told = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
-    assert told.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
+    work = config.make_align_step(group, features, 5)
+    loss_k = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
+    assert loss_k.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
     same(node.modules["identifier"], C, rtol=1e-4, atol=1e-5)
     same(node.model, model, rtol=1e-4, atol=1e-5)
 
@@ -162,19 +162,19 @@ def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part
 # --- those who leave ---------------------------------------------------------------
 
 
-def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
+def test_sources_use_last_features_of_excluded_target() -> None:
     made = run(world(replace(CONFIG, rounds=3)), 1)
-    told = made.server.state.features
-    assert told is not None
+    features = made.server.state.features
+    assert features is not None
     made.federation.exclude("n0", "train", "gone", may_rejoin=False)
     run(made, 1)
-    assert made.server.state.features is told
+    assert made.server.state.features is features
     assert made.audit.summary()["queries_by_name"]["align"] == 2
 
 
 @pytest.mark.parametrize("query", ["send_features", "train"])
 @pytest.mark.parametrize("quorum", [0.5, 1.0])
-def test_sources_go_on_without_a_target_that_fails(query: str, quorum: float) -> None:
+def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     made = world()
     made.federation.link = LinkConfig(quorum=quorum)
 
@@ -195,19 +195,19 @@ def test_sources_go_on_without_a_target_that_fails(query: str, quorum: float) ->
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
     asked = made.audit.summary()["queries_by_name"]
-    assert asked.get("align", 0) == (2 if query == "train" else 0), "with what it told before, if anything"
+    assert asked.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
 
 
-def test_a_round_without_any_answer_stops_the_run() -> None:
+def test_run_stops_without_any_response() -> None:
     made = world(replace(CONFIG, participation=0.34))  # one node a round
     made.federation.link = LinkConfig(quorum=0.3)
 
     def faulty(name: str, asked: Any, sent: Any, response: Any) -> Any:
         if name in ("train", "align"):
-            return {node: {"parameters": told["parameters"] * torch.nan} for node, told in response().items()}
+            return {node: {"parameters": sent["parameters"] * torch.nan} for node, sent in response().items()}
         return response()
 
     answering(made, faulty)
-    with pytest.raises(NodeFault, match="none of the nodes that were asked is left"):
+    with pytest.raises(NodeFault, match="all queried nodes are excluded"):
         made.server.step()
     assert len(made.federation.present) == 2

@@ -31,7 +31,7 @@ class Chooses(Federation):
 def compared(nodes: int) -> int:
     """Comparisons of names, and calls, as some of so many nodes are chosen, by names equal to theirs."""
     federation = Chooses([Compared(f"node-{k}") for k in range(nodes)], {})
-    told = LabelHistogram(
+    histogram = LabelHistogram(
         tuple(Compared(f"node-{k}") for k in range(nodes)), torch.ones(nodes, 2), torch.ones(nodes)
     )
     calls = 0
@@ -43,8 +43,8 @@ def compared(nodes: int) -> int:
     Compared.count = 0
     sys.setprofile(called)
     try:
-        present = told.present(federation)
-        told.of(present[::-1])
+        present = histogram.present_nodes(federation)
+        histogram.select(present[::-1])
         federation._select_nodes(present[1:])
     finally:
         sys.setprofile(None)

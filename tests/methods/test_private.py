@@ -93,16 +93,16 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
     for index, node in enumerate(experiment.nodes):
         declared = schedule(experiment, index)
         assert declared, "there is something to pay"
-        told = metrics["privacy"]["nodes"][index]
+        record = metrics["privacy"]["nodes"][index]
         if method != "ensemble":  # which is not known beforehand to ask anything
             assert total_charged(experiment.audit, node.name) == (cost_to_dict(declared), 0)
         spent = audit.spending(node.name, "run")
         assert spent.run_events == total_charged(experiment.audit, node.name)[0], "also on disk"
         assert spent.run_no_guarantee == 0
         cost = compute_epsilon(cost_from_dict(spent.run_events), 1e-5)
-        assert told["epsilon"] == pytest.approx(cost)
+        assert record["epsilon"] == pytest.approx(cost)
         assert cost > 0
-        assert (told["mechanism"], told["guarantee"], told["left"]) == (mechanism, True, None)
+        assert (record["mechanism"], record["guarantee"], record["left"]) == (mechanism, True, None)
     audit.close()
     assert metrics["privacy"]["guarantee"]
     assert f"mechanism {mechanism}" in metrics["privacy"]["text"]
@@ -127,7 +127,7 @@ def test_fediod_under_pate_by_hand() -> None:
     assert noises == pytest.approx([2 / (2 * 8**0.5), 2 / 4])
 
 
-def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
+def test_fedavg_charges_each_round_its_part() -> None:
     experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         price = PrivacyCost({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
@@ -137,15 +137,15 @@ def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
 def test_nodes_may_differ_in_how_they_protect() -> None:
     privacies = [privately("dp-sgd"), privately("pate"), NoPrivacy()]
     _, metrics = ran(setting("fediod", {}, privacies))
-    told = metrics["privacy"]
-    assert [node["mechanism"] for node in told["nodes"]] == ["dp-sgd", "pate", "none"]
-    assert [node["guarantee"] for node in told["nodes"]] == [True, True, False]
-    assert told["nodes"][2]["epsilon"] is None
-    assert (told["guarantee"], told["text"]) == (None, "no guarantee for node-2")
+    record = metrics["privacy"]
+    assert [node["mechanism"] for node in record["nodes"]] == ["dp-sgd", "pate", "none"]
+    assert [node["guarantee"] for node in record["nodes"]] == [True, True, False]
+    assert record["nodes"][2]["epsilon"] is None
+    assert (record["guarantee"], record["text"]) == (None, "no guarantee for node-2")
 
 
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
-def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, mechanism: str) -> None:
+def test_run_spends_nearly_its_epsilon(method: str, mechanism: str) -> None:
     free = make_mechanism(
         mechanism,
         epsilon=20.0,
@@ -162,7 +162,7 @@ def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, m
 
 
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
-def test_engines_give_equal_figures(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_give_equal_metrics(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines differ in last digits, after which noise is named: here it is named after all else."""
     draws: Any = PrivacyMechanism.noise_sampler
 
@@ -185,7 +185,7 @@ class Stopped(Exception):
 @pytest.mark.parametrize(
     ("method", "mechanism"), [("fediod", "dp-sgd"), ("fediod", "pate"), ("fedavg", "dp-sgd")]
 )
-def test_a_run_that_was_stopped_goes_on_and_pays_once(
+def test_resumed_run_is_charged_once(
     method: str, mechanism: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [privately(mechanism)] * 3
@@ -214,7 +214,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
 # --- what cannot be -----------------------------------------------------------------------------------
 
 
-def test_rounds_of_training_are_refused_under_pate_and_bare_under_noise_on_outputs() -> None:
+def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outputs() -> None:
     with pytest.raises(QueryRefused, match="teachers learn once"):
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))

@@ -138,7 +138,7 @@ def taught(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[Simul
         return experiment, torch.stack([model.eval()(one.public.inputs) for model in one.models])
 
 
-def test_a_node_that_never_learned_a_label_says_nothing_of_it() -> None:
+def test_node_without_a_label_has_no_weight_for_it() -> None:
     first, second = data_of("multi-label", 12, 0), data_of("multi-label", 9, 1)
     first.targets[:, 2] = -1  # each knows two of three labels
     second.targets[:, 0] = -1
@@ -163,7 +163,7 @@ def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: in
     torch.testing.assert_close(z_hat[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_large_pictures_are_asked_about_in_smaller_queries() -> None:
+def test_large_images_use_smaller_queries() -> None:
     pictures = PublicData("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
     assert fedkd.chunk(pictures) == 2**24 // (3 * 256 * 256) == 85
     assert fedkd.chunk(PublicData("made", torch.zeros(5, 3, 32, 32))) == 2000
@@ -172,7 +172,7 @@ def test_large_pictures_are_asked_about_in_smaller_queries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         (
             "text",
@@ -186,15 +186,15 @@ def test_large_pictures_are_asked_about_in_smaller_queries() -> None:
         ),
     ],
 )
-def test_what_would_be_shifted_and_cannot_be_is_refused(name: str, options: Any, told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_rejects_shifts_of_unshiftable_inputs(name: str, options: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         Simulation(setting(name, FedKD(epochs=1, batch=8, **options)))
 
 
 # --- training on public data only -----------------------------------------------------------------------
 
 
-def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
+def test_public_only_trains_without_queries() -> None:
     one = setting("multi-label", PublicOnly(), policies=[PolicyConfig(queries=())] * 2)
     experiment = Simulation(one)
     metrics = experiment.run()
@@ -210,7 +210,7 @@ def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
 # --- centralized, with public data ------------------------------------------------------------------------
 
 
-def test_a_ceiling_may_learn_from_labeled_public_data_too() -> None:
+def test_centralized_may_train_on_public_data_too() -> None:
     """FedKD, Table 4: what the student learns from are all nodes' examples and then the public ones."""
     for public, count in ((False, 0), (True, 21)):
         one = setting("multi-label", Centralized(public=public))
@@ -228,7 +228,7 @@ def test_a_ceiling_may_learn_from_labeled_public_data_too() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
-    # At scale 4 the noise, which is drawn anew each time, now and then leaves a node of a dozen records none.
+    # At scale 4 the noise, which is sampled each time, sometimes leaves a node of a dozen records none.
     privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=DPTrainingConfig(clip=0.5))
     metrics = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
     for node in metrics["privacy"]["nodes"]:
@@ -244,7 +244,7 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["multi-label", "segmentation", "reconstruction"])
-def test_teachers_and_noisy_pictures_are_refused_before_training(name: str) -> None:
+def test_rejects_pate_and_noise_for_images_before_training(name: str) -> None:
     method = FedKD(epochs=1, batch=8, z_max=10.0)
     pate = PATE(epsilon=30.0, pate=PateConfig(teachers=3))
     with pytest.raises(QueryRefused, match=r"teachers vote for one class an input.*take dp-sgd"):

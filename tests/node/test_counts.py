@@ -18,7 +18,7 @@ from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSide
 from fedstill.tasks import Task
-from tests.methods.asked import count_labels, count_samples
+from tests.methods.counting_queries import count_labels, count_samples
 
 SIDE, SCALE = 8, 5.0
 TASKS: tuple[str, ...] = (

@@ -48,18 +48,18 @@ SAID: tuple[Message, ...] = (
 
 
 @pytest.mark.parametrize("message", SAID, ids=str)
-def test_a_message_is_read_as_it_was_written(message: Message) -> None:
+def test_message_headers_round_trip(message: Message) -> None:
     envelope = Envelope("one", "process", 5)
     header, _ = unpack(pack(message.header(envelope), {}))
     assert read_message(header) == (message, envelope)
 
 
-def test_each_form_is_among_these() -> None:
+def test_all_message_types_are_covered() -> None:
     assert {type(message) for message in SAID} == set(MESSAGES.values())
 
 
 @pytest.mark.parametrize(
-    ("told", "name"),
+    ("table", "name"),
     [
         ([], "sum"),
         ({"members": ["a"]}, "sum.number"),
@@ -73,7 +73,7 @@ def test_each_form_is_among_these() -> None:
     ],
     ids=str,
 )
-def test_a_sum_of_another_form_is_refused(told: Any, name: str) -> None:
+def test_rejects_malformed_sum_requests(table: Any, name: str) -> None:
     header = AnswerQuery("predict_logits", 3, True).header(Envelope())
     with pytest.raises(ArgumentError, match=f"^invalid {name} = "):
-        read_message({**header, "sum": told})
+        read_message({**header, "sum": table})

@@ -38,7 +38,7 @@ AT = NodeSetting(Classification(4), LocalConfig(), Compute())
 
 @dataclass(frozen=True, kw_only=True)
 class Asks(Method):
-    """A method of somebody else's."""
+    """A custom method."""
 
     title: ClassVar[str] = "Asks"
 
@@ -53,9 +53,9 @@ class Asks(Method):
         rows=lambda self, setting: setting.task.classes,
         depends_on_records=(),
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
-        postprocess=lambda self, told, sent: {"logits": told["logits"] * self.rounds},
+        postprocess=lambda self, predict, sent: {"logits": predict["logits"] * self.rounds},
     )
-    def told(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
+    def predict(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
         return {"logits": x.sum((2, 3, 4)) + round + nodes.number}
 
     @query(name="begin", releases={"counts": LABEL_COUNTS}, when=lambda self, setting: self.often)
@@ -72,48 +72,48 @@ class Nodes:
         return self
 
 
-def test_a_query_is_what_its_function_is_marked_with() -> None:
-    told, begin = Asks(rounds=5).queries(AT)
-    assert (told.name, told.times, told.rows, told.differentiable) == ("told", 5, 4, ("x",))
+def test_query_has_the_declared_fields() -> None:
+    predict, begin = Asks(rounds=5).queries(AT)
+    assert (predict.name, predict.times, predict.rows, predict.differentiable) == ("predict", 5, 4, ("x",))
     assert (begin.name, dict(begin.releases)) == ("begin", {"counts": LABEL_COUNTS})
-    assert told.span is not None
-    assert told.span({"round": torch.tensor(2)}) == Span(2, 3, 5)
-    assert told.postprocess is not None
-    assert told.postprocess({"logits": torch.ones(1)}, {})["logits"].item() == 5
-    response = told.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
+    assert predict.span is not None
+    assert predict.span({"round": torch.tensor(2)}) == Span(2, 3, 5)
+    assert predict.postprocess is not None
+    assert predict.postprocess({"logits": torch.ones(1)}, {})["logits"].item() == 5
+    response = predict.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
     assert response["logits"].tolist() == [[10.0] * 3] * 2
-    assert [each.name for each in Asks(often=False).queries(AT)] == ["told"]
+    assert [each.name for each in Asks(often=False).queries(AT)] == ["predict"]
 
 
-def told_of(method: Method) -> Query:
-    return next(each for each in method.queries(AT) if each.name == "told")
+def query_of(method: Method) -> Query:
+    return next(each for each in method.queries(AT) if each.name == "predict")
 
 
-def test_a_subclass_answers_in_another_way_or_declares_anew() -> None:
+def test_overridden_handlers_lose_their_declaration() -> None:
     @dataclass(frozen=True, kw_only=True)
     class More(Asks):
-        def told(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
+        def predict(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
             return {"logits": torch.zeros(1)}
 
     @dataclass(frozen=True, kw_only=True)
     class Less(Asks):
         @query(releases={"sizes": "data sizes"})
-        def told(self, nodes: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def predict(self, nodes: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
             return {}
 
     (more, _), (less, _) = More().queries(AT), Less().queries(AT)
     assert more.handler(Nodes(), 0, x=torch.ones(1), round=0)["logits"].item() == 0
     assert (more.times, dict(less.releases)) == (3, {"sizes": "data sizes"})
     # What the answer reads was said of another function: of this one nothing is known.
-    assert (told_of(Asks()).reads, more.depends_on_records) == ((), None)
+    assert (query_of(Asks()).depends_on_records, more.depends_on_records) == ((), None)
 
 
-def test_gradients_are_called_nothing_else() -> None:
-    with pytest.raises(ArgumentError, match=r"gradients of query told .* a kind of gradients"):
-        Query("told", lambda nodes, number: {}, gradients=LABEL_COUNTS)
+def test_rejects_other_kinds_for_gradients() -> None:
+    with pytest.raises(ArgumentError, match=r"gradients of query predict .* a kind of gradients"):
+        Query("predict", lambda nodes, number: {}, gradients=LABEL_COUNTS)
 
 
-def test_the_packages_own_counts_keep_their_name_in_a_strangers_method() -> None:
+def test_sealed_counts_keep_their_kind_in_plug_in_methods() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Counting(CountsLabels, Method):
         title: ClassVar[str] = "Counting"
@@ -123,32 +123,38 @@ def test_the_packages_own_counts_keep_their_name_in_a_strangers_method() -> None
         def count_labels(self, nodes: Any) -> dict[str, torch.Tensor]:
             return {}
 
-    told = {method: build_node_side(method, AT).queries["count_labels"] for method in (Counting(), Forging())}
-    assert {kind.package for kind in told[Counting()].released_kinds().values()} == {""}
-    assert "" not in {kind.package for kind in told[Forging()].released_kinds().values()}
+    predict = {
+        method: build_node_side(method, AT).queries["count_labels"] for method in (Counting(), Forging())
+    }
+    assert {kind.package for kind in predict[Counting()].released_kinds().values()} == {""}
+    assert "" not in {kind.package for kind in predict[Forging()].released_kinds().values()}
 
 
-def test_a_misspelt_declaration_is_refused_at_once() -> None:
+def test_rejects_unknown_query_fields() -> None:
     with pytest.raises(TypeError, match="a query has no release, send"):
         query(release={}, send={})
 
 
-def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
+def test_kinds_of_plug_in_methods_carry_the_package_name() -> None:
     package = method_name(Asks()).partition(".")[0].partition(":")[0]
     side = build_node_side(Asks(), AT)
-    kinds = side.queries["told"].released_kinds()
+    kinds = side.queries["predict"].released_kinds()
     assert dict(kinds) == {"logits": f"{package}: logits", "d/dx": f"{package}: gradients"}
-    assert (kinds["logits"].category, kinds["d/dx"].category, kinds["logits"].package) == ("scores", "gradients", package)
+    assert (kinds["logits"].category, kinds["d/dx"].category, kinds["logits"].package) == (
+        "scores",
+        "gradients",
+        package,
+    )
     ours = build_node_side(METHODS["fediod"](), AT)
     assert {kind.package for kind in ours.leaves()} == {""}
 
 
-def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
-    told = build_node_side(Asks(), AT).queries["told"]
-    names = tuple(sorted(set(told.released_kinds().values())))
+def test_outputs_only_releases_plug_in_kinds_by_name_only() -> None:
+    predict = build_node_side(Asks(), AT).queries["predict"]
+    names = tuple(sorted(set(predict.released_kinds().values())))
 
     def objection(**policy: Any) -> str | None:
-        return Gate("clinic", PolicyConfig(**policy), AuditLog()).refusal_reason(told)
+        return Gate("clinic", PolicyConfig(**policy), AuditLog()).refusal_reason(predict)
 
     assert objection() == (
         f"outputs_only: no {' and '.join(names)}, unless its owner names it in policy.kinds (now none)"
@@ -159,13 +165,15 @@ def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
     assert objection(outputs_only=False) is None
 
 
-def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
+def test_payload_kind_equals_its_name_and_keeps_its_attributes() -> None:
     assert LOGITS == "logits"
     assert json.dumps({LOGITS: 1}) == '{"logits": 1}'
     assert copy.deepcopy(LABEL_COUNTS).by_class
     assert payload_kind("gradients") is GRADIENTS
     unknown = payload_kind("dreams")
-    assert (unknown.category, unknown.is_output, unknown.normal_size) == ("records", False, None), "the strictest category"
+    assert (unknown.category, unknown.is_output, unknown.normal_size) == ("records", False, None), (
+        "the strictest category"
+    )
     outputs = {kind for kind in KNOWN_KINDS.values() if kind.is_output}
     assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}
     assert {kind for kind in KNOWN_KINDS.values() if kind.from_label_maps} == {LABEL_MAPS, "difference"}
@@ -173,11 +181,13 @@ def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])
-def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for_it(name: Any) -> None:
+def test_plan_imports_no_method_that_the_node_does_not_allow(name: Any) -> None:
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     table = RunPlan("run", {"name": "fedavg"}, spec).to_dict()
     assert RunPlan.from_dict(table).make_method() == METHODS["fedavg"]()
-    with pytest.raises(ArgumentError, match=r"invalid method\.name = .* \(expected a name that policy\.methods"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method\.name = .* \(expected a name that policy\.methods"
+    ):
         RunPlan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules
     place = f"{Asks.__module__}:Asks"
@@ -185,9 +195,7 @@ def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for
     assert allowed.make_method() == METHODS[place](rounds=4)
 
 
-def test_what_a_method_of_somebody_elses_lacks_is_one_line(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faulty_plug_in_method_gives_one_line_error(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "careless.py").write_text(
         "from dataclasses import dataclass\nfrom fedstill.methods import Method\n"
         "class Bare(Method):\n    rounds: int = 3\n"
@@ -200,7 +208,7 @@ def test_what_a_method_of_somebody_elses_lacks_is_one_line(
         ("Bare", "a frozen dataclass"),
         ("Loose", "a frozen"),
         ("Untitled", "with title: ClassVar"),
-        ("Silent", a class with planned_queries),
+        ("Silent", "a class with planned_queries"),
     ):
         with pytest.raises(ArgumentError, match=rf"^invalid method = 'careless:{name}' \(expected .*{said}"):
             METHODS[f"careless:{name}"]

@@ -16,18 +16,18 @@ TWO = Query(
     "ask",
     lambda group, number, **_: {},
     {},
-    {"z": LOGITS, "some": LOGITS, "told": LOGITS},
+    {"z": LOGITS, "some": LOGITS, "words": LOGITS},
     ragged=("some",),
-    json_values=("told",),
+    json_values=("words",),
 )
 
 
-def test_each_node_has_its_part() -> None:
+def test_ragged_and_json_responses_have_one_part_per_node() -> None:
     z, some = torch.zeros(2, 3), [torch.zeros(1), torch.zeros(4)]
-    given = TWO.encode_response({"z": z, "some": some, "told": [{"a": 1}, "hello"]}, 2)
+    given = TWO.encode_response({"z": z, "some": some, "words": [{"a": 1}, "hello"]}, 2)
     assert given["z"] is z
     assert given["some"] == some
-    assert [json_from_tensor(text) for text in given["told"]] == [{"a": 1}, "hello"]
+    assert [json_from_tensor(text) for text in given["words"]] == [{"a": 1}, "hello"]
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_each_node_has_its_part() -> None:
         ),
         ({"some": [1.0, 2.0]}, "expected a list of 2 tensors, one for each node"),
         ({"some": torch.zeros(2, 3)}, r"a tensor \(2, 3\)' \(expected a list of 2 tensors"),
-        ({"told": {"a": 1}}, r"invalid told of query ask = 'a dict' \(expected a list of 2 values"),
-        ({"told": "hello"}, r"'a str' \(expected a list of 2 values"),
-        ({"told": [1, 2, 3]}, r"'a list of 3' \(expected a list of 2 values"),
+        ({"words": {"a": 1}}, r"invalid words of query ask = 'a dict' \(expected a list of 2 values"),
+        ({"words": "hello"}, r"'a str' \(expected a list of 2 values"),
+        ({"words": [1, 2, 3]}, r"'a list of 3' \(expected a list of 2 values"),
     ],
 )
-def test_what_is_no_part_a_node_is_refused(part: dict[str, Any], said: str) -> None:
+def test_rejects_responses_without_one_part_per_node(part: dict[str, Any], said: str) -> None:
     """Cut or shifted, it would be another node's, or a piece of a node's own."""
     with pytest.raises(ArgumentError, match=said):
         TWO.encode_response(part, 2)
@@ -78,12 +78,12 @@ def test_counts_and_sizes_are_summed_together() -> None:
 
 
 @pytest.mark.parametrize("other", [summing("other", how="mean"), summing("other", CRITIC)])
-def test_rejects_a_method_that_sums_outputs_in_two_forms(other: Query) -> None:
+def test_rejects_two_weightings_of_outputs(other: Query) -> None:
     with pytest.raises(ArgumentError, match="sums of query other"):
         NodeSide({"ask": summing(), "other": other})
 
 
-def test_forms_name_statistic_weighting_and_noise() -> None:
+def test_weightings_name_statistic_weighting_and_noise() -> None:
     side = NodeSide({"ask": summing()}, sum_source="log_probs")
     assert side.weightings("ask") == {"outputs": "logits of log_probs by size"}
     assert side.weightings("ask", "one") == {"outputs": "logits of log_probs by size of run 'one'"}

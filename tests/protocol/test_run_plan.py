@@ -35,13 +35,13 @@ def test_queries_and_bytes_are_those_of_the_method() -> None:
     assert hashlib.sha256(found.text.encode()).hexdigest() == found.sha256
 
 
-def test_what_has_no_limit_in_the_plan_has_none_in_sum() -> None:
+def test_unlimited_query_makes_total_unlimited() -> None:
     parameters = describe(replace(PLAN, method={"name": "fedavg", "rounds": 2}), None)
     assert (parameters.max_queries, parameters.max_bytes) == (3, 0)
     assert describe(replace(PLAN, method={"name": "ensemble"}), None).max_queries == 0
 
 
-def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -> None:
+def test_description_ignores_run_name_and_key_order() -> None:
     method = {**to_table(FedIOD(steps=6, batch=4))}
     assert describe(replace(PLAN, method=method, run="two"), None).sha256 == describe(PLAN, None).sha256
     again = RunPlan.from_dict(json.loads(json.dumps(PLAN.to_dict())))
@@ -60,11 +60,11 @@ def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -
         {"public": "0" * 32},
     ],
 )
-def test_any_other_plan_is_another_run(change: dict[str, object]) -> None:
+def test_other_plans_have_other_descriptions(change: dict[str, object]) -> None:
     assert describe(replace(PLAN, **change), None).sha256 != describe(PLAN, None).sha256  # type: ignore[arg-type]
 
 
-def test_public_data_decide_how_often_is_asked() -> None:
+def test_number_of_queries_depends_on_public_data() -> None:
     public = PublicData("shared", torch.zeros(3000, 1, 8, 8))
     plan = replace(PLAN, method={"name": "fedkd", "z_max": 4.0}, public=public_fingerprint(public))
     found = describe(plan, public).queries["predict"]

@@ -93,7 +93,7 @@ def test_gradients_are_finer() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(-(2**90), 2**90), st.integers(0, 40))
-def test_what_is_too_large_wraps_around_and_is_not_refused(value: int, shift: int) -> None:
+def test_large_values_wrap_around(value: int, shift: int) -> None:
     """A refusal would tell of one node's answer alone."""
     held = torch.tensor([float(value) / 2.0**shift])
     whole = round(float(held) * 2.0**FRACTION_BITS)
@@ -111,7 +111,7 @@ def test_a_sum_wraps_around_and_back() -> None:
     )
 
 
-def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:
+def test_names_nodes_with_invalid_contributions() -> None:
     good, float_ = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3)
     found = invalid_contributions(
         {"a": {"z": good}, "b": {"y": good}, "c": {"z": float_}, "d": {"z": good[:1]}, "e": {"z": good}},
@@ -120,7 +120,7 @@ def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:
 
     assert set(found) == {"b", "c", "d"}
     assert "expected ['z']" in found["b"]
-    assert "whole numbers" in found["c"]
+    assert "64-bit integers" in found["c"]
     assert "shape" in found["d"]
     with pytest.raises(NodeFault, match="a, b"):
         invalid_contributions({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])

@@ -23,7 +23,7 @@ from fedstill.methods._logit_perturbation import (
 # --- the quantizer -------------------------------------------------------------------------------
 
 
-def test_what_lies_beyond_the_bound_is_clipped_to_it() -> None:
+def test_quantize_clips_to_bound() -> None:
     z = torch.tensor([-100.0, -2.0001, 2.0001, 100.0, math.inf, -math.inf])
     assert quantize(z, 200, 2.0).tolist() == [-100, -100, 100, 100, 100, -100]
 
@@ -68,14 +68,14 @@ def test_a_value_moves_up_by_less_than_one_step(levels: int, z_max: float, value
     assert (moved < step * (1 + 1e-9)).all()
 
 
-def test_what_cannot_be_quantized_is_said_in_one_line() -> None:
+def test_rejects_invalid_bound() -> None:
     for z_max in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ArgumentError, match="z_max is"):
+        with pytest.raises(ArgumentError, match="invalid z_max ="):
             quantize(torch.zeros(1), 2, z_max)
 
 
 @pytest.mark.parametrize("levels", [1, 2, 200, 254, 255, 65534, 65535])
-def test_what_is_no_number_travels_as_such_and_is_named_at_the_server(levels: int) -> None:
+def test_nan_is_sent_and_reported_by_the_server(levels: int) -> None:
     """A node that refused it would tell something that is neither charged nor counted."""
     z = torch.tensor([[0.5, -1.0], [math.nan, 1.0]])
     back = dequantize(quantize(z, levels, 1.0), levels, 1.0)

@@ -35,7 +35,7 @@ def gathered(one: World, **options: Any) -> MapSource:
     return maps
 
 
-def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
+def test_each_node_sends_its_maps_in_its_own_order() -> None:
     one = world()
     maps = gathered(one)
     for node in one.nodes:
@@ -49,7 +49,7 @@ def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("augment", ["none", "mirror", "turn"])
-def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> None:
+def test_samples_carry_owner_row_and_pose(augment: Any) -> None:
     one = world()
     maps = gathered(one, map_augment=augment)
     batch = maps.sample(60, "w", 3)
@@ -68,10 +68,10 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     assert set(mine.source[:, 0].tolist()) == {owner_id("n1")}
 
 
-def test_drawn_maps_ask_nobody() -> None:
+def test_sampled_maps_need_no_query() -> None:
     one = world(conditions="drawn")
     maps = gathered(one, conditions="drawn")
-    assert maps.sample(3, "w").told.shape == (3, 3, 16, 16)
+    assert maps.sample(3, "w").generator_input.shape == (3, 3, 16, 16)
     assert up(one) == {}
     assert maps.sample(3, "w").source[:, 0].tolist() == [-1] * 3
 
@@ -106,7 +106,7 @@ def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
     world(policy=PolicyConfig(), conditions="drawn").server.step()
 
 
-def test_by_default_no_node_says_how_far_images_are_from_its_own() -> None:
+def test_difference_is_refused_by_default() -> None:
     """Asked often enough that tells the image, though no map has left."""
     one = world()
     predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
@@ -118,7 +118,7 @@ def test_by_default_no_node_says_how_far_images_are_from_its_own() -> None:
     )
 
 
-def test_letting_label_maps_out_lets_nothing_else_out() -> None:
+def test_policy_label_maps_allows_nothing_else() -> None:
     one = world()
     gate, query = one.nodes[0].gate, one.side.queries["send_label_maps"]
     assert gate.refusal_reason(query) is None
@@ -134,9 +134,7 @@ def test_letting_label_maps_out_lets_nothing_else_out() -> None:
         (torch.full((4, 16, 16), 3, dtype=torch.uint8), r"maps hold 3 \(expected 0\.\.2"),
     ],
 )
-def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
-    wrong: torch.Tensor, said: str
-) -> None:
+def test_node_with_invalid_maps_is_excluded(wrong: torch.Tensor, said: str) -> None:
     def broken(link: LinkConfig) -> World:
         one = world()
         one.federation.link = link
@@ -155,10 +153,10 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
         gathered(broken(LinkConfig(quorum=1.0)))
 
 
-def test_what_was_gathered_is_remembered() -> None:
+def test_fetched_maps_are_saved() -> None:
     one = world()
     maps = gathered(one)
     other = MapSource(GeneratesFromMaps(), one.server)
-    assert not other.ready
+    assert not other.is_ready
     other.load(maps.state_dict(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.sample(9, "w").maps)

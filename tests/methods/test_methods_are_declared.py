@@ -1,4 +1,4 @@
-"""No room but the methods' own knows a method, an option or a tensor of one by name: declarations tell."""
+"""No package but methods knows a method, an option or a tensor of one by name: all is declared."""
 
 from __future__ import annotations
 

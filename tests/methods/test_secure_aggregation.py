@@ -84,22 +84,22 @@ def world(method: Method, sums: bool) -> World:
 
 
 @pytest.mark.parametrize("method", SUMMED.values(), ids=SUMMED)
-def test_a_server_that_sees_sums_only_comes_to_the_same(method: Method) -> None:
+def test_secure_aggregation_gives_equal_results(method: Method) -> None:
     plain, summed = run(world(method, False)), run(world(method, True))
 
     for alone, together in zip(plain.states(), summed.states(), strict=True):
         torch.testing.assert_close(together, alone, rtol=1e-3, atol=2e-5)
 
 
-def test_what_it_hears_is_one_answer_and_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_sees_one_response_without_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(FEDIOD, True)
 
-    told = here.server.query("count_labels")
+    counts_response = here.server.query("count_labels")
     responses = here.server.query("predict_logits", x=torch.zeros(5, *small_world.SHAPE))
 
-    assert told.nodes == responses.nodes == (SUM,)
+    assert counts_response.nodes == responses.nodes == (SUM,)
     counts = sum(node.data.targets.bincount(minlength=CLASSES) for node in here.nodes)
-    assert told["counts"].tolist() == [counts.tolist()]  # type: ignore[union-attr]
+    assert counts_response["counts"].tolist() == [counts.tolist()]  # type: ignore[union-attr]
     assert {name: tuple(tensor.shape) for name, tensor in responses.tensors.items()} == {
         "logits": (1, 5, CLASSES),
     }
@@ -153,7 +153,7 @@ def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_no_sum_is_refused_before_anything_is_asked(method: Method, named: str) -> None:
+def test_rejects_options_that_cannot_be_summed_before_any_query(method: Method, named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
         world(method, True)
 
@@ -188,7 +188,7 @@ def asked(name: str) -> str:
     return "sums" if any(query.sums for query in queries.values()) else "nothing leaves"
 
 
-def test_each_method_runs_on_sums_or_is_refused_as_the_page_says() -> None:
+def test_secure_aggregation_support_equals_documentation() -> None:
     page = Path(__file__).parents[2] / "docs" / "secure-aggregation.md"
     lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     named = {line.split("`")[1]: line.split("|")[2].strip() for line in lines}
@@ -288,7 +288,9 @@ ABOUT_OUTPUTS = {
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("nodes", [3, 4, 5])
 @pytest.mark.parametrize("method", ABOUT_OUTPUTS.values(), ids=ABOUT_OUTPUTS)
-def test_sums_leave_each_nodes_response_open(method: Method, nodes: int, classes: int, scale: float) -> None:
+def test_sums_do_not_determine_single_responses(
+    method: Method, nodes: int, classes: int, scale: float
+) -> None:
     """About one input there are C independent equations for K C unknowns, also where nodes are certain.
 
     There, the logarithms of probabilities are 0 in all nodes but those that choose another class.
@@ -299,7 +301,7 @@ def test_sums_leave_each_nodes_response_open(method: Method, nodes: int, classes
     assert all(free_directions(J, node, nodes, classes) == classes - 1 for node in range(nodes))
 
 
-def test_gradients_of_a_sum_leave_responses_and_slopes_open() -> None:
+def test_gradients_of_a_sum_do_not_determine_single_nodes() -> None:
     """Also where the responses are known: a gradient has an equation a value of the input, and K unknowns."""
     nodes, classes, values = 3, 2, 2
     here = responding(FEDIOD, nodes, classes, values)
@@ -313,7 +315,7 @@ def test_gradients_of_a_sum_leave_responses_and_slopes_open() -> None:
     assert [free_directions(J.flatten(1), node, nodes, classes) for node in range(nodes)] == [values] * nodes
 
 
-def test_gradients_of_two_statistics_determine_slopes_where_responses_are_known() -> None:
+def test_gradients_of_two_statistics_determine_single_gradients() -> None:
     """Entropies next to log-probabilities would determine them, for three nodes and two classes."""
     nodes, classes, values = 3, 2, 2
     z = torch.randn(nodes, classes, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

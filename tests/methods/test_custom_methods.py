@@ -1,4 +1,4 @@
-"""What a method of one's own is told at once, before anything is trained."""
+"""Errors of custom methods before anything is trained."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def config(method: Method, engine: str = "one-by-one") -> RunConfig:
         (SimpleNamespace(deep=[{"x": object()}]), r"^invalid state\.deep of method .*state holds a object"),
     ],
 )
-def test_a_state_that_could_not_be_remembered_is_refused_before_training(state: Any, line: str) -> None:
+def test_rejects_state_that_cannot_be_saved(state: Any, line: str) -> None:
     KEPT.append(state)
     with pytest.raises(ArgumentError, match=line):
         build_simulation(config(Keeps()))
 
 
-def test_a_state_that_can_is_not() -> None:
+def test_accepts_state_that_can_be_saved() -> None:
     KEPT.append(SimpleNamespace(a=None, net=torch.nn.Linear(2, 1), table={1: torch.ones(2)}, word="x"))
     build_simulation(config(Keeps()))
     assert not KEPT
@@ -87,10 +87,10 @@ class Hasty(CountsLabels, Idle):
     """Asks before its first turn, when nodes have learned nothing and nothing is charged for that."""
 
     def init_state(self, server: Server) -> Any:
-        return SimpleNamespace(told=server.query("count_labels")["counts"])
+        return SimpleNamespace(counts=server.query("count_labels")["counts"])
 
 
-def test_who_asks_before_the_first_turn_is_refused() -> None:
+def test_rejects_query_in_init_state() -> None:
     line = r"^invalid query in init_state of .*:Hasty = 'count_labels' \(expected none, .*query in step"
     with pytest.raises(ArgumentError, match=line):
         build_simulation(config(Hasty()))
@@ -103,7 +103,7 @@ def test_a_method_without_a_round_is_refused(rounds: int) -> None:
         build_simulation(config(Idle(rounds=rounds)))
 
 
-def test_in_a_comparison_it_is_called_by_its_class() -> None:
+def test_comparison_labels_custom_method_by_class() -> None:
     comparison = plan_comparison([f"{__name__}:Idle", "fedavg"])
     assert [place.folder for place in comparison.planned_runs()] == ["Idle-seed0", "fedavg-seed0"]
     assert comparison.run_config(comparison.planned_runs()[0]).method == Idle()
@@ -116,7 +116,7 @@ class Asks(Idle):
     strength: float
 
 
-def test_options_have_defaults_so_that_a_method_can_be_looked_at_by_its_name() -> None:
+def test_rejects_options_without_defaults() -> None:
     with pytest.raises(ArgumentError, match="a default for each option: strength has none"):
         METHODS[f"{__name__}:Asks"]
 
@@ -128,13 +128,13 @@ class Posing(Idle):
     name: str = "fedavg"
 
 
-def test_an_option_cannot_say_what_the_method_is_called() -> None:
+def test_rejects_option_called_name() -> None:
     with pytest.raises(ArgumentError, match="without options named name"):
         METHODS[f"{__name__}:Posing"]
     assert Posing().registered_name == f"{__name__}:Posing"
 
 
-def test_a_class_that_says_it_lies_among_ours_is_not_ours() -> None:
+def test_false_module_name_does_not_make_a_builtin() -> None:
     posing: Any = type("FedAvg", (Idle,), {"__module__": FedAvg.__module__, "__qualname__": "FedAvg"})
     assert posing().registered_name != "fedavg"
     assert METHODS.origin(posing().registered_name) != "fedstill"
@@ -152,7 +152,7 @@ class Counting(CountsLabels, Idle):
             yield replace(asked, handler=lambda *given, **sent: {}) if self.own else asked
 
 
-def test_only_the_packages_own_answers_keep_their_kinds_name() -> None:
+def test_only_sealed_queries_keep_their_kinds() -> None:
     setting = NodeSetting(Classification(3), LocalConfig(), Compute())
     plain, posing = (
         build_node_side(Counting(own=own), setting).queries["count_labels"] for own in (False, True)

@@ -34,7 +34,7 @@ def held(memory: Replay) -> set[float]:
     return seen
 
 
-def test_it_remembers_everything_until_it_is_full_then_overwrites_the_oldest() -> None:
+def test_replay_overwrites_the_oldest_when_full() -> None:
     memory = memory_of(5)
     expected = [
         ({0, 1}, 2),
@@ -49,7 +49,7 @@ def test_it_remembers_everything_until_it_is_full_then_overwrites_the_oldest() -
         assert len(memory) == length
 
 
-def test_draws_follow_from_their_name_and_not_from_how_much_room_was_reserved() -> None:
+def test_replay_samples_do_not_depend_on_reserved_memory() -> None:
     small, large = memory_of(8), memory_of(10**12)  # which would not fit into any machine
     for memory in (small, large):
         memory.add(*pairs(0, 8))
@@ -59,7 +59,7 @@ def test_draws_follow_from_their_name_and_not_from_how_much_room_was_reserved() 
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_where_no_more_is_remembered_than_wanted_each_pair_comes_once(count: int) -> None:
+def test_small_replay_returns_each_pair_once(count: int) -> None:
     memory = memory_of(4)
     memory.add(*pairs(0, 2))
     inputs, targets = memory.sample(count, 0)
@@ -68,7 +68,7 @@ def test_where_no_more_is_remembered_than_wanted_each_pair_comes_once(count: int
 
 
 @pytest.mark.parametrize("before", [0, 3, 5, 8])  # empty, partly filled, just full, gone round
-def test_going_on_from_a_state_is_going_on(before: int, tmp_path: Path) -> None:
+def test_restored_replay_continues_equally(before: int, tmp_path: Path) -> None:
     memory, again = memory_of(5), memory_of(5)
     for number in range(before):
         memory.add(*pairs(number, 1))

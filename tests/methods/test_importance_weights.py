@@ -47,7 +47,7 @@ def learned(own: Normal) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("critic", "near"), [(best, 1e-5), (learned, 0.03)])
-def test_odds_weigh_a_node_by_the_chance_that_the_input_is_its_own(critic: Any, near: float) -> None:
+def test_odds_weights_are_posterior_probabilities(critic: Any, near: float) -> None:
     """FedGO: with critics at their optimum, n_k p_k(x) / sum_j n_j p_j(x)."""
     torch.manual_seed(0)
     config = FedIOD(importance="odds", ensemble="probs")

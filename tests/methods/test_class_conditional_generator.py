@@ -63,7 +63,9 @@ def world(config: Any, specs: tuple[str, ...] = SPECS, policy: PolicyConfig = sm
                 layer.running_var.uniform_(0.5, 2.0, generator=draw)
     nodes = make_nodes(models, classes=few, policy=policy)
     kinds = small_world.kinds_of(nodes)
-    return small_world.world(config, nodes, made("resnet8:4", "student"), local=LocalConfig(), kinds=kinds)
+    return small_world.world(
+        config, nodes, made("resnet8:4", "student"), local=LocalConfig(), architectures=kinds
+    )
 
 
 class Plain:
@@ -121,9 +123,9 @@ class Plain:
         return loss.item()
 
     def dense(self) -> dict[str, float]:
-        told, y = self.batch()
+        w_y, y = self.batch()
         for _ in range(2):
-            x = self.G(told)
+            x = self.G(w_y)
             z = (self.f[0](x) + self.f[1](x) + self.f[2](x)) / 3
             z_S = self.S.eval()(x)
             L_CE = sum(-z[b].log_softmax(0)[y[b]] for b in range(4)) / 4
@@ -135,8 +137,8 @@ class Plain:
         return {**losses, "student": self.study(x, z)}
 
     def boosting(self) -> dict[str, float]:
-        told, y = self.batch()
-        w, x = torch.full((3,), 1 / 3, requires_grad=True), self.G(told)
+        w_y, y = self.batch()
+        w, x = torch.full((3,), 1 / 3, requires_grad=True), self.G(w_y)
 
         def A(inputs: torch.Tensor) -> torch.Tensor:
             return sum(w[k] * self.f[k](inputs) for k in range(3))
@@ -158,7 +160,7 @@ class Plain:
 
 @pytest.mark.parametrize(("config", "step"), [(DENSER, Plain.dense), (BOOSTING, Plain.boosting)])
 @pytest.mark.parametrize("models", ["queried", "uploaded"])
-def test_a_step_is_that_of_a_plain_reading(config: Any, step: Any, models: Any) -> None:
+def test_step_equals_plain_implementation(config: Any, step: Any, models: Any) -> None:
     """To nodes that are asked, and to models that were given away, alike."""
     one, plain = world(replace(config, models=models)), Plain(config)
     losses, expected = one.server.step(), step(plain)
@@ -171,15 +173,15 @@ def test_a_step_is_that_of_a_plain_reading(config: Any, step: Any, models: Any) 
 
 
 @pytest.mark.parametrize("config", [DENSER, BOOSTING])
-def test_what_leaves_asked_and_uploaded(config: Any) -> None:
+def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
     """Answers and gradients at each step, or the model once and nothing else."""
     asked, uploaded = (world(replace(config, models=models)) for models in ("queried", "uploaded"))
     for one in (asked, uploaded):
         for _ in range(3):
             one.server.step()
-    told = [{kind for entry in one.audit.entries() for kind in entry["up"]} for one in (asked, uploaded)]
-    beside = {"batch norm distance"} if config is DENSER else set()
-    assert told == [{"logits", "gradients", *beside}, {"parameters"}]
+    released = [{kind for entry in one.audit.entries() for kind in entry["up"]} for one in (asked, uploaded)]
+    further = {"batch norm distance"} if config is DENSER else set()
+    assert released == [{"logits", "gradients", *further}, {"parameters"}]
     assert [len({entry["number"] for entry in one.audit.entries()}) for one in (asked, uploaded)] == [
         config.steps * config.queries_per_step,
         1,
@@ -195,14 +197,14 @@ def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
 
 def test_a_model_without_parameters_is_not_uploaded() -> None:
     nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
-    setting = {"local": LocalConfig(), "kinds": small_world.kinds_of(nodes)}
+    setting = {"local": LocalConfig(), "architectures": small_world.kinds_of(nodes)}
     with pytest.raises(
         ArgumentError, match=r"invalid method\.models = 'uploaded' \(expected asked, where a model"
     ):
         small_world.world(DENSE(models="uploaded"), nodes, made("mlp:8", "student"), **setting)
 
 
-def test_weights_go_to_who_recognizes_what_was_made() -> None:
+def test_weights_favor_nodes_that_recognize_the_inputs() -> None:
     """A node whose answers are right gains, one that is wrong loses, both within 0..1."""
     one = world(replace(BOOSTING, mu=0.6), specs=("mlp:8",) * 2)
     y = torch.tensor([0, 1, 2, 1])
@@ -214,7 +216,7 @@ def test_weights_go_to_who_recognizes_what_was_made() -> None:
     torch.testing.assert_close(one.server.state.w, torch.tensor([1.0, 0.0]))
 
 
-def test_the_distance_to_batch_norm_pulls_inputs_to_what_it_has_kept() -> None:
+def test_batch_norm_loss_moves_inputs_to_the_statistics() -> None:
     norm = nn.BatchNorm2d(2).eval()
     norm.running_mean[:] = torch.tensor([1.0, -2.0])
     x = torch.randn(64, 2, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -228,19 +230,19 @@ def test_the_distance_to_batch_norm_pulls_inputs_to_what_it_has_kept() -> None:
 
 
 @pytest.mark.parametrize("models", ["queried", "uploaded"])
-def test_who_was_away_as_label_counts_were_told_does_not_count_once_back(models: Any) -> None:
+def test_returning_node_without_counts_has_no_weight(models: Any) -> None:
     config = replace(DENSER, weights="counts", models=models)
     here = world(config)
     here.federation.link = LinkConfig(quorum=0.3)
 
-    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
+    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
         if query == "count_labels":
             here.federation.exclude(
                 "n1", query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
-        return {name: told for name, told in response().items() if name not in here.federation.excluded}
+        return {name: value for name, value in response().items() if name not in here.federation.excluded}
 
-    answering(here, heard)
+    answering(here, respond)
     losses = [here.server.step()]
     here.federation.excluded.pop("n1", None)  # it is back
     losses.append(here.server.step())

@@ -43,8 +43,8 @@ LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
 def asked_about(experiment: Simulation, x: torch.Tensor) -> torch.Tensor | None:
     """A use of the ensemble."""
     server = experiment.server
-    told: torch.Tensor | None = server.ensemble_responses(server.query("predict", x=x))
-    return told
+    outputs: torch.Tensor | None = server.ensemble_responses(server.query("predict", x=x))
+    return outputs
 
 
 def blobs(count: int, seed: int, classes: int = CLASSES) -> TensorData:
@@ -84,7 +84,7 @@ def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_path: Path) -> None:
+def test_standalone_trains_each_node_without_queries(engine: Any, tmp_path: Path) -> None:
     policies = [PolicyConfig(queries=())] * 3  # who answers nothing can take part
     one = setting(Standalone(), engine=EngineConfig(name=engine), policies=policies)
     alone = [
@@ -107,7 +107,7 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
 
 @pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, engine: Any) -> None:
+def test_ensemble_is_weighted_by_class_counts(how: Any, engine: Any) -> None:
     specs = ("mlp:8", "small-cnn:4", "mlp:8")
     one = setting(NodeEnsemble(ensemble=how), specs, engine=EngineConfig(name=engine))
     experiment = Simulation(one)
@@ -132,7 +132,7 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
         ("no_such_lab:mean", "invalid method.ensemble = 'no_such_lab:mean' (expected one in"),
     ],
 )
-def test_an_ensemble_that_nobody_has_is_one_line_before_anything_is_trained(how: str, line: str) -> None:
+def test_rejects_unknown_ensemble_before_training(how: str, line: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         Simulation(setting(NodeEnsemble(ensemble=how)))
     assert str(caught.value).startswith(line)
@@ -152,11 +152,11 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
 def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     experiment = Simulation(setting(NodeEnsemble(), policies=[PolicyConfig()] * 3))
     metrics = experiment.run()
-    told = 3 * (CLASSES + 1) * 4
+    size = 3 * (CLASSES + 1) * 4
     assert metrics["bytes"] == {
-        "up": told,
+        "up": size,
         "down": 0,
-        "by_kind": {"label counts": {"up": told, "down": 0}},
+        "by_kind": {"label counts": {"up": size, "down": 0}},
     }
     assert metrics["queries_by_name"] == {"count_labels": 1}
     x = torch.zeros(5, *SHAPE)
@@ -170,7 +170,7 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_centralized_training_is_plain_training_of_one_node_that_has_everything(engine: Any) -> None:
+def test_centralized_equals_training_on_pooled_data(engine: Any) -> None:
     one = setting(Centralized(), engine=EngineConfig(name=engine))
     union = TensorData(
         torch.cat([part.inputs for part in one.parts]), torch.cat([part.targets for part in one.parts])
@@ -186,13 +186,13 @@ def test_centralized_training_is_plain_training_of_one_node_that_has_everything(
     assert metrics["accuracy"] == metrics["student"]["accuracy"]
 
 
-def test_centralized_is_the_mark_that_other_runs_are_compared_with() -> None:
+def test_centralized_is_the_upper_bound_of_other_runs() -> None:
     one = setting(Centralized())
     other = setting(Standalone(), centralized_model=copy.deepcopy(one.student))
     assert Simulation(one).run()["accuracy"] == Simulation(other).run()["centralized"]["accuracy"]
 
 
-def test_centralized_hands_over_exactly_the_data(tmp_path: Path) -> None:
+def test_centralized_uploads_exactly_the_data(tmp_path: Path) -> None:
     one = setting(Centralized())
     metrics = Simulation(one).run(tmp_path)
     each = [size * (math.prod(SHAPE) * 4 + 8) for size in SIZES]  # float32 inputs and int64 labels
