@@ -274,8 +274,8 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                 detail = f" ({difference})" if difference else ""
                 advice = by_caller(f"fedstill compare --resume {out}", *2 * ("the same arguments",))
                 raise RunFolderError(
-                    f"{out} holds a comparison that differs in its {part.name}{detail}: choose another folder, "
-                    f"or resume it ({advice})"
+                    f"{out} holds a comparison that differs in its {part.name}{detail}: choose another "
+                    f"folder, or resume it ({advice})"
                 )
         return old_plan
     if {file.name for file in out.iterdir()} - {f"{COMPARISON_FILE}.part"}:

@@ -238,9 +238,10 @@ def check_labels(
     if len(outside):
         first = tuple(outside[0].tolist())
         counts_from_one = min_label == 0 and int(targets.min()) == 1 and int(targets.max()) == classes
+        label, advice = int(targets[first]), ": they count from 1, so subtract 1" if counts_from_one else ""
         raise DataError(
-            f"{source}: label {int(targets[first])} of example {first[0]} is outside {min_label}..{classes - 1} "
-            f"({len(outside)} such labels in all){': they count from 1, so subtract 1' if counts_from_one else ''}"
+            f"{source}: label {label} of example {first[0]} is outside {min_label}..{classes - 1} "
+            f"({len(outside)} such labels in all){advice}"
         )
 
 

@@ -44,8 +44,8 @@ class SchemaColumn:
     """Numbers: the lowest and the highest valid value."""
 
     scale: tuple[float, ...] = ()
-    """Numeric inputs: the two values within the range that become -1 and 1. Values outside are clamped. Empty: the
-    range."""
+    """Numeric inputs: the two values within the range that become -1 and 1. Values outside are clamped.
+    Empty: the range."""
 
     categories: tuple[str, ...] = ()
     """Categories: two or more, in the order of their indices."""

@@ -58,7 +58,7 @@ class Workers:
                 self._uses_rng[kind] = watch.used
         for index, item in enumerate(items):
             if index not in results and self._uses_rng[kinds[index]]:
-                # On one core as well: otherwise the last digits would depend on which call is first.
+                # On one core as well: else the last digits would depend on the first call.
                 results[index] = self._run_in_threads(_run_alone, function, {index: item})[index].result()
         remaining = [index for index in range(len(items)) if index not in results]
         before = torch.get_rng_state()

@@ -115,7 +115,8 @@ def count_seen_examples(run: Path, test: TensorData) -> Mapping[str, Any]:
     except FedstillError as error:
         return {"examples": None, "why": f"the run's data cannot be read: {error}"}
     if digest_examples(parts) != result.get("data_digest"):
-        why = f"the data at {config.data.registered_name} are not the run's: start fedstill in the folder in which the run was started"
+        name = config.data.registered_name
+        why = f"the data at {name} are not the run's: start fedstill in the folder of the run's start"
         return {"examples": None, "why": why}
     private = {digest for part in parts for digest in input_hashes(part.inputs)}
     shared = set(input_hashes(public.inputs)) if public is not None else set[str]()
