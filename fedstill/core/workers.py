@@ -68,7 +68,7 @@ class Workers:
         results |= {index: future.result() for index, future in futures.items()}
         if not torch.equal(torch.get_rng_state(), before):
             raise RuntimeError(
-                "nodes that are computed concurrently used torch's global generator, so that results would not "
+                "nodes that are computed concurrently used torch's global generator, so results would not "
                 "repeat: use it in each query or in none, or set engine.threads to 1"
             )
         return [results[index] for index in range(len(items))]
