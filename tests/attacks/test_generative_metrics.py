@@ -150,7 +150,7 @@ def test_penultimate_features_are_last_layer_inputs() -> None:
 
 
 class Branched(nn.Module):
-    """A network with layers in another order than in the forward pass, batch norm, and a final convolution."""
+    """Layers in another order than in the forward pass, batch norm, and a final convolution."""
 
     def __init__(self) -> None:
         super().__init__()

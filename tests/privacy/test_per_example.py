@@ -117,7 +117,7 @@ class Bent(Uneven):
 
 
 def odd_position_error(rows: int) -> torch.Tensor:
-    """Reverse the gradient at odd positions, where x is 1; without one record, others have these positions."""
+    """Reverse the gradient at odd positions, where x is 1; without one record, others are there."""
     return 2e-7 * (torch.arange(rows) % 2)
 
 
