@@ -68,7 +68,7 @@ def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> N
         course = RunFiles.read(runs / f"{method}-seed0").metrics
         assert found[method, "accuracy, early"] == course.main_model[1]
         assert found[method, "accuracy"] == course.main_model[2]
-        assert found[method, "local accuracy"] == course.own[2]
+        assert found[method, "local accuracy"] == course.local_models[2]
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"curves.svg", "omega.svg"}
 
 
