@@ -51,10 +51,10 @@ def unwritable_reason(path: Path) -> str:
     released.
     """
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
+        return f"folder not found: {path.parent}"
     paths = [path.parent, *([path] if path.exists() else [])]  # SQLite creates further files there
     unwritable = [path_ for path_ in paths if not os.access(path_, os.W_OK)]
-    return f"{unwritable[0]} cannot be written to" if unwritable else ""
+    return f"{unwritable[0]} is not writable" if unwritable else ""
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capt
 
 
 def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, capsys: Capture) -> None:
-    with pytest.raises(FedstillError, match="nothing is wrong"):
+    with pytest.raises(FedstillError, match="no fault to accept"):
         dispatch(["audit", "accept", str(clinic), "--because", "so"], COMMANDS)
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
     out = said(capsys, "accept", clinic, "--because", "restored from a backup")

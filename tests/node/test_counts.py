@@ -46,7 +46,9 @@ def records(task: Task, count: int, seed: int) -> TensorData:
 def released(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
     """What the query's handler reads of a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.for_query = lambda at, number: SimpleNamespace(**vars(group), at=at, number=number)
+    group.for_query = lambda setting, number: SimpleNamespace(
+        **vars(group), setting=setting, query_number=number
+    )
     response = count_labels(task).handler(group, 0)
     return {name: tensor[0] for name, tensor in response.items()}
 
@@ -65,7 +67,7 @@ def test_count_sensitivity_matches_charge(name: str, seed: int, count: int, grou
     for each in reading:
         rule = made.rule(query, each)
         moved = (rule.bound(before[each]).double() - rule.bound(after[each]).double()).abs().sum().item()
-        ((event, times),) = (rule.price(tuple(before[each].shape)) or {}).items()
+        ((event, times),) = (rule.cost(tuple(before[each].shape)) or {}).items()
         assert (event.kind, times) == ("laplace", 1)
         assert moved / SCALE <= 1 / event.noise, "epsilon of this tensor"
         assert moved / SCALE >= 0.95 / event.noise, "and no more is paid than one record can move"

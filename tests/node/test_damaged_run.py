@@ -86,7 +86,7 @@ def test_endlessly_nested_state_gives_one_line_error(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.core.checkpoint.json.dumps", lambda tree: "[" * 100_000)
         save_state(tmp_path / "state", {})
-    with pytest.raises(RunFolderError, match="is no state of a run"):
+    with pytest.raises(RunFolderError, match="state"):
         load_state(tmp_path / "state")
 
 
@@ -97,7 +97,7 @@ def test_damaged_salt_gives_one_line_error(
     clinic = Clinic(tmp_path / "clinic", WIDE).ready()
     path = clinic.folder / "runs/one" / SALT
     path.write_text(text)
-    message = f"invalid {path} = no salt of a run (expected 32 hexadecimal digits"
+    message = f"{path} is not a salt of a run (expected 32 hexadecimal digits"
     assert message in joined(clinic, caplog)
 
 

@@ -306,7 +306,7 @@ def test_number_of_steps_matches_hand_computation() -> None:
     ],
 )
 def test_rejects_invalid_options(name: str, value: float) -> None:
-    with pytest.raises(ArgumentError, match=rf"local\.{name} is {value}"):
+    with pytest.raises(ArgumentError, match=rf"local\.{name} = {value}"):
         LocalConfig(**{name: value})  # type: ignore[arg-type]
 
 

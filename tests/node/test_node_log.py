@@ -81,7 +81,7 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
     assert log.exists() == (change == "an older copy"), "none is begun"
     assert "run" in call(clinic, 3)["text"]  # no run is joined
     other = private(clinic.folder, run="two")
-    assert "its own log says more" in other.say("join", plan=other.plan.to_dict())["text"]
+    assert "see its log" in other.say("join", plan=other.plan.to_dict())["text"]
     begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
     clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})
     assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound again"

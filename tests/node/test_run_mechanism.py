@@ -30,7 +30,7 @@ from fedstill.protocol.wire_format import SCALE
 from fedstill.tasks import TargetKind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from tests.methods.asked import count_labels
+from tests.methods.counting_queries import count_labels
 from tests.privacies import make_mechanism
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100

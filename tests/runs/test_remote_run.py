@@ -187,7 +187,7 @@ def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(remote_run, "plan_of", other)
         server = live(config, link, tmp_path)
-    with pytest.raises(NodeFault, match="its own log says more"):
+    with pytest.raises(NodeFault, match="see its log"):
         server.run()
     assert refused(link)
 
