@@ -1,11 +1,11 @@
 """
-A method of your own
-=====================
+Custom method
+=============
 
-A method is one frozen dataclass. Its fields are its options, functions marked with ``@query`` run at the
-nodes, ``begin`` and ``turn`` at the server. This one is the simplest of distillation: ask all nodes once
-for their logits on public inputs, and let the student learn the mean of their softened answers. It runs
-under the same gates, budgets and audit logs as all others, on every engine.
+A method is one frozen dataclass. Its fields are its options, functions decorated with ``@query`` run at
+the nodes, ``init_state`` and ``step`` run at the server. This method is the simplest distillation: it
+queries all nodes once for their logits on public inputs, and the student trains on the mean of their
+softened responses. It runs with the same gates, budgets and audit logs as all methods, on every engine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fedstill.models import SmallCNN
 
 @dataclass
 class State:
-    """What changes at the server from epoch to epoch."""
+    """Server state of the method."""
 
     adam: torch.optim.Optimizer
-    means: torch.Tensor  # the nodes' mean answer, (N, C)
+    targets: torch.Tensor  # mean of the nodes' softened responses (N, C)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +42,27 @@ class MeanTeacher(Method):
     rounds: int = 40
     """Epochs of the student on the public inputs."""
     temperature: float = 3.0
-    """By which logits are divided before they are averaged."""
+    """Temperature of the nodes' and the student's logits."""
 
     def needs(self) -> Needs:
-        """Public inputs."""
+        """Return the requirements: public inputs."""
         return Needs(public=True)
 
-    @query(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, setting: len(at.public.inputs))
-    def answer(self, nodes: NodeGroup) -> Mapping[str, torch.Tensor]:
-        """At the nodes: z_k = T_k(x) of all public x, (G, N, C)."""
+    @query(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, setting: len(setting.public.inputs))
+    def predict(self, nodes: NodeGroup) -> Mapping[str, torch.Tensor]:
+        """Return z_k = T_k(x) of all public x, (G, N, C); runs at the nodes."""
         x = nodes.setting.public.inputs.expand(len(nodes.nodes), *nodes.setting.public.inputs.shape)
         with torch.no_grad():
             return {"logits": nodes.module("model")(x)}
 
     def init_state(self, server: Server) -> State:
-        """At the server, before its first turn. Nobody is asked yet."""
+        """Return the initial state; runs at the server before the first step, without queries."""
         return State(torch.optim.Adam(server.student.parameters(), 2e-3), torch.empty(0))
 
     def step(self, server: Server, state: State, t: int) -> Mapping[str, float]:
-        """At the server, an epoch."""
+        """Run one epoch at the server."""
         if t == 0:
-            z = server.query("answer")["logits"]  # (K, N, C)
+            z = server.query("predict")["logits"]  # (K, N, C)
             state.targets = (z / self.temperature).softmax(2).mean(0)
         server.student.train()
         draw = torch_generator(server.seed, "order", t)
@@ -76,9 +76,8 @@ class MeanTeacher(Method):
 
 
 # %%
-# Next to two methods that come with fedstill, on the same data, with the same local training. What a method
-# that is not fedstill's own releases, the nodes' owners have to allow by name, as they have to allow
-# FedAvg's parameters.
+# Compare it with two methods of fedstill, on the same data, with the same local training. The nodes' owners
+# have to allow the releases of a custom method by name, as they have to allow FedAvg's parameters.
 
 digits = load_digits()
 x = torch.tensor(digits.images / 8 - 1).float().unsqueeze(1)  # (N, 1, 8, 8), from -1 to 1
@@ -88,11 +87,11 @@ data = [(x[part], y[part]) for part in (parts[node::4].flatten() for node in ran
 
 
 def run(method: Method, **given: Any) -> Mapping[str, Any]:
-    """The figures of one method."""
+    """Return the metrics of one method."""
     torch.manual_seed(0)
     networks = [SmallCNN((1, 8, 8), 10, width=8) for _ in range(5)]
     first = networks[4].state_dict()
-    for network in networks:  # FedAvg begins with equal ones, so all do
+    for network in networks:  # FedAvg needs equal initial weights
         network.load_state_dict(first)
     local = fedstill.LocalConfig(epochs=10)
     test = (x[1300:], y[1300:])
@@ -104,19 +103,19 @@ def run(method: Method, **given: Any) -> Mapping[str, Any]:
 runs = {
     "FedAvg": run(fedstill.FedAvg(rounds=10), policies=[fedstill.PolicyConfig(outputs_only=False)] * 4),
     "FedKD": run(fedstill.FedKD(epochs=40)),
-    "mine": run(MeanTeacher(), policies=[fedstill.PolicyConfig(kinds=(f"{__name__}: logits",))] * 4),
+    "custom": run(MeanTeacher(), policies=[fedstill.PolicyConfig(kinds=(f"{__name__}: logits",))] * 4),
 }
 
 # %%
-# What each reaches, and what it sends; below, what a node reaches alone.
+# Accuracy and released bytes of each method; the dashed line is a standalone node.
 
-alone = runs["mine"]["standalone"]["accuracy"]["mean"]
-print(f"a node alone: {alone:.1f} %, mine: {runs['mine']['accuracy']:.1f} %")
-metric, axis = plt.subplots(figsize=(6, 3))
-axis.axhline(alone, color="C7", ls="--", label="a node alone")
+standalone = runs["custom"]["standalone"]["accuracy"]["mean"]
+print(f"a node standalone: {standalone:.1f} %, custom: {runs['mine']['accuracy']:.1f} %")
+figure, axis = plt.subplots(figsize=(6, 3))
+axis.axhline(standalone, color="C7", ls="--", label="a node alone")
 for name, metrics in runs.items():
     axis.semilogx(metrics["bytes"]["up"] / 1e3, metrics["accuracy"], "o", label=name, ms=9)
-axis.set(xlabel="kB that left the nodes", ylabel="accuracy, percent", ylim=(0, 100))
+axis.set(xlabel="released kB", ylabel="accuracy, percent", ylim=(0, 100))
 axis.legend()
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

@@ -199,7 +199,7 @@ def test_a_model_without_parameters_is_not_uploaded() -> None:
     nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
     setting = {"local": LocalConfig(), "architectures": small_world.kinds_of(nodes)}
     with pytest.raises(
-        ArgumentError, match=r"invalid method\.models = 'uploaded' \(expected asked, where a model"
+        ArgumentError, match=r"invalid method\.models = 'uploaded' \(expected queried, as the model"
     ):
         small_world.world(DENSE(models="uploaded"), nodes, made("mlp:8", "student"), **setting)
 

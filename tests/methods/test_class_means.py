@@ -85,7 +85,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     model = copy.deepcopy(node.model).requires_grad_()
     optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(2, 4):  # the second half
-        optimizer.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
+        optimizer.param_groups[0]["lr"] = local_training.cosine_lr(step, 4, LOCAL.lr, LOCAL.lr_end)
         log_q, y = model(node.data.inputs).log_softmax(1), node.data.targets
         loss = -log_q[range(4), y].mean() - 0.7 * (F_hat[y] * log_q).sum(1).mean()
         optimizer.zero_grad()
@@ -149,7 +149,7 @@ def test_fedproto_a_round_at_a_node_by_hand() -> None:
     model = copy.deepcopy(node.model).requires_grad_()
     optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(4):
-        optimizer.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
+        optimizer.param_groups[0]["lr"] = local_training.cosine_lr(step, 4, LOCAL.lr, LOCAL.lr_end)
         f = model.extractor(node.data.inputs)
         L_R = ((f[0] - C[0]).square().mean() + (f[3] - C[2]).square().mean()) / 4
         loss = torch.nn.functional.cross_entropy(model.head(f), node.data.targets) + 0.7 * L_R
@@ -161,7 +161,7 @@ def test_fedproto_a_round_at_a_node_by_hand() -> None:
 
 
 def test_fedproto_requires_size_for_networks_with_different_features() -> None:
-    with pytest.raises(ArgumentError, match=r"method\.features is 0: .*8 values of the student.*n1"):
+    with pytest.raises(ArgumentError, match=r"method\.features = 0 .*8 values of the student.*n1"):
         world(FedProto(), specs=MIXED)
     run(world(FedProto(rounds=2, features=P), specs=MIXED))
 

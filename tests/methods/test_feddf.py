@@ -143,7 +143,7 @@ def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
     with torch.no_grad():
         z = torch.stack([models[node.name](x) for node in here.nodes])
         expected = (counts[:, None] / counts.sum(0) * z).sum(0)
-        taught = here.server.method.taught(here.server, here.server.state, received, x)
+        taught = here.server.method.teacher_targets(here.server, here.server.state, received, x)
         torch.testing.assert_close(taught, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -189,7 +189,7 @@ def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
 def test_loss_is_that_of_the_global_student(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG, specs=MIXED, student="lenet5:6")
     central = here.server.student
-    monkeypatch.setattr(feddf, "distil", lambda student, *given: 1.0 if student is central else 2.0)
+    monkeypatch.setattr(feddf, "distill", lambda student, *given: 1.0 if student is central else 2.0)
     assert here.server.step() == {"student": 1.0}
     assert world(replace(CONFIG, steps=0)).server.step() == {"student": 0.0}
 

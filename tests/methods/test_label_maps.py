@@ -158,5 +158,5 @@ def test_fetched_maps_are_saved() -> None:
     maps = gathered(one)
     other = MapSource(GeneratesFromMaps(), one.server)
     assert not other.is_ready
-    other.load(maps.state_dict(), torch.device("cpu"))
+    other.load_state_dict(maps.state_dict(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.sample(9, "w").maps)

@@ -146,7 +146,7 @@ def test_kinds_of_plug_in_methods_carry_the_package_name() -> None:
         package,
     )
     ours = build_node_side(METHODS["fediod"](), AT)
-    assert {kind.package for kind in ours.leaves()} == {""}
+    assert {kind.package for kind in ours.released_kinds()} == {""}
 
 
 def test_outputs_only_releases_plug_in_kinds_by_name_only() -> None:

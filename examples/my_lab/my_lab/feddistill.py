@@ -1,8 +1,8 @@
-"""FedDistill: nodes share one mean logit vector a class, and learn from what all nodes say of it.
+"""FedDistill: nodes share one mean logit vector of each class, and train towards the mean over all nodes.
 
-Jeong, Oh, Kim, Park, Bennis, Kim: "Communication-Efficient On-Device Machine Learning: Federated
-Distillation and Augmentation under Non-IID Private Data", 2018, Algorithm 1. A node learns from the mean
-over all nodes, where the paper leaves the node itself out of it.
+Jeong, Oh, Kim, Park, Bennis, Kim: "Communication-Efficient On-Device Machine Learning: Federated Distillation
+and Augmentation under Non-IID Private Data", 2018, Algorithm 1. A node trains towards the mean over all
+nodes; the paper leaves out the node itself.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CLASS_LOGITS = PayloadKind(
 
 @dataclass
 class Shared:
-    """What the server knows from round to round: a mean score vector for each class, ``(C, C)``."""
+    """Server state: a mean score vector of each class, ``(C, C)``."""
 
     logits: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDistill(Method):
-    """FedDistill's options."""
+    """FedDistill."""
 
     title: ClassVar[str] = "FedDistill"
     paper: ClassVar[str] = "Jeong et al., 2018"
@@ -49,9 +49,9 @@ class FedDistill(Method):
     initial_training: ClassVar[None] = None  # nodes train in the rounds
 
     rounds: int = 10
-    """Rounds; the local training budget is divided among them."""
+    """Rounds; the local training is divided among them."""
     gamma: float = 0.1
-    """Weight of the distance to what all nodes together say of an example's class."""
+    """Weight of the distance to the mean logits of all nodes for an example's class."""
 
     def needs(self) -> Needs:
         return Needs(trainable=True, single_label=True)
@@ -68,7 +68,7 @@ class FedDistill(Method):
         extra_loss="the distance to the shared class logits",
     )
     def train_locally(self, nodes: NodeGroup, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
-        """Train with F(x) kept near the shared logits of x's class; tell the mean logits of each class."""
+        """Train with F(x) close to the shared logits of x's class; return the mean logits of each class."""
         task, smoothing, classes = (
             nodes.setting.task,
             nodes.setting.local.smoothing,
@@ -77,17 +77,23 @@ class FedDistill(Method):
 
         def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             z = group.module("model")(x)  # (G, B, C)
-            wanted = torch.stack([of[labels] for of, labels in zip(shared, y, strict=False)])  # (G, B, C)
+            target = torch.stack(
+                [logits[labels] for logits, labels in zip(shared, y, strict=False)]
+            )  # (G, B, C)
             losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
-            group.step("model", losses + self.gamma * (z - wanted).square().mean((1, 2)))
+            group.step("model", losses + self.gamma * (z - target).square().mean((1, 2)))
             return losses
 
-        train_round(nodes, round, self.rounds, train_step if round else None)  # at first nothing is shared
+        train_round(
+            nodes, round, self.rounds, train_step if round else None
+        )  # nothing is shared in the first round
         means = []
         for node in nodes.nodes:
             z = predict(node.model, node.data.inputs, nodes.setting.compute)  # (N, C)
-            held = F.one_hot(node.data.targets, classes).to(z.dtype)  # (N, C)
-            means.append(held.T @ z / held.sum(0).clamp_min(1).unsqueeze(1))  # (C, C), 0 where there is none
+            one_hot = F.one_hot(node.data.targets, classes).to(z.dtype)  # (N, C)
+            means.append(
+                one_hot.T @ z / one_hot.sum(0).clamp_min(1).unsqueeze(1)
+            )  # (C, C); 0 for absent classes
         return {"mean": torch.stack(means)}
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -97,6 +103,6 @@ class FedDistill(Method):
 
     def step(self, server: Server, state: Shared, t: int) -> Mapping[str, float]:
         means = server.query("train_locally", shared=state.logits, round=t)["mean"]  # (K, C, C)
-        held = (means != 0).any(2).sum(0).clamp_min(1)  # nodes that have each class  (C,)
-        before, state.logits = state.logits, means.sum(0) / held.unsqueeze(1)
-        return {"moved": (state.logits - before).norm().item()}
+        holders = (means != 0).any(2).sum(0).clamp_min(1)  # number of nodes with each class  (C,)
+        previous, state.logits = state.logits, means.sum(0) / holders.unsqueeze(1)
+        return {"moved": (state.logits - previous).norm().item()}
