@@ -295,7 +295,8 @@ def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...
     try:
         return normalize_class_names(names, "classes")
     except DataError as error:
-        raise ArgumentError("classes", list(names), "different names that are not empty") from error
+        detail = str(error).removeprefix("classes: ").partition(" (expected")[0]
+        raise ArgumentError("classes", list(names), f"each name once, and none empty; {detail}") from error
 
 
 def _convert_model(model: Any, interface: Interface, index: int, seed: int) -> nn.Module:

@@ -385,10 +385,10 @@ def test_fingerprint_covers_all_arguments() -> None:
     task = api.TASKS["classification"]().make(3)
     setting = api.Setting(
         task=task,
-        parts=[api._tensors(data, "data", task) for data in given["data"]],
+        parts=[api._convert_examples(data, "data", task) for data in given["data"]],
         models=given["models"],
         student=given["student"],
-        test=api._tensors(given["test"], "test", task),
+        test=api._convert_examples(given["test"], "test", task),
         method=given["method"],
     )
     names = set(vars(setting)) - parts - {"parts"} | {"data[0]", "data[1]"}

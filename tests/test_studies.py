@@ -44,7 +44,7 @@ def test_run_preset_equals_command(tmp_path: Path) -> None:
     before = (tmp_path / "python" / "result.json").stat().st_mtime_ns
     assert fedstill.run_preset("digits-fedavg", options, out=tmp_path / "python") == result
     assert (tmp_path / "python" / "result.json").stat().st_mtime_ns == before, "it ran again"
-    with pytest.raises(RunFolderError, match=r"config\.toml is another run than this"):
+    with pytest.raises(RunFolderError, match=r"holds a run with other options"):
         fedstill.run_preset("digits-fedavg", {**options, "seed": 4}, out=tmp_path / "python")
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from fedstill import models
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData, check_pixels
-from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller, option_name
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller
 from fedstill.core.names import normalize_name
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import PublicData
@@ -107,7 +107,7 @@ def check_method(method: Method, task: Task, public: PublicData | None) -> None:
     needs = method.needs()
     reason = unmet_need(needs, task)
     if reason is None and (needs.public or needs.public_labels) and public is None:
-        reason = f"there is no public data: set {option_name('public.name')}"
+        reason = "there is no public data: " + by_caller(*2 * ("set public.name",), "pass public=...")
     if reason is None and needs.public_labels and public is not None and public.labels is None:
         reason = f"public data {public.name!r} have no labels of this task"
     if reason is not None:

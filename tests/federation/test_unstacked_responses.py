@@ -1,4 +1,4 @@
-"""Answers that are not stacked over nodes: tensors of other shapes, and JSON values, on every engine."""
+"""Responses that are not stacked over nodes: ragged tensors and JSON values, on every engine."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_invalid_json_value_is_not_charged() -> None:
 def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
     """Under a budget the query is refused; without one, nothing is claimed of it."""
     kind = PayloadKind("some", category=of)
-    for apart in ({"ragged": ("some",)}, {"values": ("some",)}):
+    for apart in ({"ragged": ("some",)}, {"json_values": ("some",)}):
         asked = Query("tell", None, releases={"some": kind}, depends_on_records=("some",), times=1, **apart)  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
         side = NodeSide({"tell": asked})
@@ -183,6 +183,6 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
 
 
 def test_rejects_undeclared_outputs() -> None:
-    for apart in ({"ragged": ("sme",)}, {"values": ("wsh",)}):
+    for apart in ({"ragged": ("sme",)}, {"json_values": ("wsh",)}):
         with pytest.raises(ArgumentError, match="expected"):
             Query("tell", None, {"wish": WISH}, {"some": SOME}, **apart)  # type: ignore[arg-type]

@@ -275,7 +275,7 @@ def test_rejects_unknown_presets(folder: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean 'base'"):
         config.read_toml('extends = "bases"')
     with pytest.raises(
-        ArgumentError, match=r"^invalid extends = 3 \(expected the name of a preset, or a \.toml file$"
+        ArgumentError, match=r"^invalid extends = 3 \(expected the name of a preset, or a \.toml file"
     ):
         config.read_toml("extends = 3")
 
