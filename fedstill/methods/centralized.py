@@ -33,9 +33,14 @@ from fedstill.protocol.payload_kinds import PRIVATE_DATA
 
 
 class CentralTrainer:
-    """Training of the student at the server as the model of one node; only its optimizer is saved."""
+    """Training of the student at the server as the model of one node; only its optimizer is saved.
 
-    def __init__(self) -> None:
+    Args:
+        name: of that node, and so of its random streams. Recorded metrics depend on its spelling.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._node: Node | None = None
         self._optimizer: dict[str, Any] = {}  # saved state
 
@@ -60,7 +65,7 @@ class CentralTrainer:
         self._optimizer = state["optimizer"]
 
     def _make_node(self, server: Server, data: TensorData) -> Node:
-        name = server.name
+        name = self._name
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
         local_training.make_optimizers([self._node], server.local)
         if self._optimizer:
@@ -101,7 +106,7 @@ class Centralized(Method):
         }
 
     def init_state(self, server: Server) -> CentralizedState:
-        return CentralizedState(CentralTrainer())
+        return CentralizedState(CentralTrainer("centralised"))
 
     def step(self, server: Server, state: CentralizedState, t: int) -> Mapping[str, float]:
         return state.trainer.train(server, t, lambda: self.data(server))

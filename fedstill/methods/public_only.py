@@ -35,7 +35,7 @@ class PublicOnly(Method):
             ArgumentError: no public data.
         """
         require_public(server.public)
-        return CentralizedState(CentralTrainer())
+        return CentralizedState(CentralTrainer("public-only"))
 
     def step(self, server: Server, state: CentralizedState, t: int) -> Mapping[str, float]:
         return state.trainer.train(server, t, lambda: require_labeled(server.public))
