@@ -74,7 +74,7 @@ class KitIdentity:
             value, signature = bytes.fromhex(fields["value"]), bytes.fromhex(fields["signature"])
             certificate = x509.load_pem_x509_certificate(fields["certificate"].encode())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError("it is none") from error
+            raise ValueError("it is not a card") from error
         self._require_issued(certificate, name)
         _verify(certificate, signature, claim(value))
         return value

@@ -245,7 +245,7 @@ def test_fixed_layers_features_are_computed_once_per_example(
         return moved, Fixed.asked
 
     monkeypatch.setattr(
-        per_example.PerExample, "_is_even", lambda *given: True
+        per_example.PerExample, "_is_position_independent", lambda *given: True
     )  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
@@ -311,13 +311,13 @@ def test_augmentation_depends_on_secret_not_seed() -> None:
 
 def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
-    drawn = dp_training.moves(inputs, seeded(0, "a"))
+    drawn = dp_training.augmentation_numbers(inputs, seeded(0, "a"))
     assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
     assert drawn.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
-    assert torch.equal(dp_training.moves(some, seeded(0, "a")), drawn[:, order])
-    assert not (dp_training.moves(inputs, seeded(0, "b")) == drawn).any()
+    assert torch.equal(dp_training.augmentation_numbers(some, seeded(0, "a")), drawn[:, order])
+    assert not (dp_training.augmentation_numbers(inputs, seeded(0, "b")) == drawn).any()
     places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
     places = 4 * places + drawn[3] % 4
     assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
@@ -331,7 +331,7 @@ def test_samples_are_poisson() -> None:
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     drawn = torch.zeros(times, n)
     for turn in range(times):
-        drawn[turn, dp_training.sample(data, q, seeded(0, turn)).targets] += 1
+        drawn[turn, dp_training.poisson_sample(data, q, seeded(0, turn)).targets] += 1
     assert drawn.max() == 1, "no record twice"
     sizes = drawn.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
