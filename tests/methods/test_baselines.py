@@ -128,8 +128,8 @@ def test_ensemble_is_weighted_by_class_counts(how: Any, engine: Any) -> None:
     ("how", "line"),
     [
         ("concensus", "invalid method.ensemble = 'concensus' (expected logits, log_probs, probs, consensus"),
-        ("math:pi", "invalid method.ensemble = 'math:pi' (expected a function or class, which 'pi' of"),
-        ("no_such_lab:mean", "invalid method.ensemble = 'no_such_lab:mean' (expected one in"),
+        ("math:pi", "invalid method.ensemble = 'math:pi' (expected a function or class; 'pi' of"),
+        ("no_such_lab:mean", "invalid method.ensemble = 'no_such_lab:mean' (expected a module in"),
     ],
 )
 def test_rejects_unknown_ensemble_before_training(how: str, line: str) -> None:

@@ -98,9 +98,9 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
                     continue
                 tensors |= {part for each in asked for part in (*each.sends, *each.releases)}
     assert {"logits", "counts", "x"} <= tensors
-    # Audits of gates ask queries of their own, `methods/audited.py`, and read the answers; an approval's
+    # Audits of gates ask queries of their own, `methods/audit_method.py`, and read the answers; an approval's
     # document has keys of its own.
-    others = ("mechanism_audits.py", "worlds.py", "request_text.py")
+    others = ("mechanism_audits.py", "neighboring_datasets.py", "request_text.py")
     # Roles, and keys of files and batches.
     tensors -= {"critic", "inputs", "targets", "round"}
     rooms = ("node", "federation", "privacy", "protocol", "runs", "attacks")

@@ -1,8 +1,8 @@
-"""FedDistill: nodes share one mean logit vector of each class, and train towards the mean over all nodes.
+"""FedDistill: nodes release one mean logit vector per class and train toward the mean over all nodes.
 
 Jeong, Oh, Kim, Park, Bennis, Kim: "Communication-Efficient On-Device Machine Learning: Federated Distillation
-and Augmentation under Non-IID Private Data", 2018, Algorithm 1. A node trains towards the mean over all
-nodes; the paper leaves out the node itself.
+and Augmentation under Non-IID Private Data", 2018, Algorithm 1. Here the mean is over all nodes; the paper
+leaves out the node that trains.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLASS_LOGITS = PayloadKind(
 
 @dataclass
 class Shared:
-    """Server state: a mean score vector of each class, ``(C, C)``."""
+    """Server state: mean logits of each class, ``(C, C)``."""
 
     logits: torch.Tensor
 
@@ -69,31 +69,23 @@ class FedDistill(Method):
     )
     def train_locally(self, nodes: NodeGroup, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
         """Train with F(x) close to the shared logits of x's class; return the mean logits of each class."""
-        task, smoothing, classes = (
-            nodes.setting.task,
-            nodes.setting.local.smoothing,
-            nodes.setting.task.classes,
-        )
+        task, smoothing = nodes.setting.task, nodes.setting.local.smoothing
 
         def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             z = group.module("model")(x)  # (G, B, C)
-            target = torch.stack(
-                [logits[labels] for logits, labels in zip(shared, y, strict=False)]
-            )  # (G, B, C)
+            target = shared[0][y]  # (G, B, C); all nodes receive the same shared logits
             losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
             group.step("model", losses + self.gamma * (z - target).square().mean((1, 2)))
             return losses
 
-        train_round(
-            nodes, round, self.rounds, train_step if round else None
-        )  # nothing is shared in the first round
+        # In the first round there are no shared logits yet.
+        train_round(nodes, round, self.rounds, train_step if round else None)
         means = []
         for node in nodes.nodes:
             z = predict(node.model, node.data.inputs, nodes.setting.compute)  # (N, C)
-            one_hot = F.one_hot(node.data.targets, classes).to(z.dtype)  # (N, C)
-            means.append(
-                one_hot.T @ z / one_hot.sum(0).clamp_min(1).unsqueeze(1)
-            )  # (C, C); 0 for absent classes
+            one_hot = F.one_hot(node.data.targets, task.classes).to(z.dtype)  # (N, C)
+            counts = one_hot.sum(0).clamp_min(1).unsqueeze(1)  # (C, 1)
+            means.append(one_hot.T @ z / counts)  # (C, C); 0 for absent classes
         return {"mean": torch.stack(means)}
 
     # --- at the server ----------------------------------------------------------------------------------
