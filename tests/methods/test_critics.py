@@ -103,7 +103,7 @@ def test_a_critic_of_pairs_learns_privately() -> None:
 def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     config = replace(FIOD, critic_form="patchgan")
     node, critics = world().nodes[0], critics_of(config)
-    allowed = r"invalid method.critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels a side or more"
+    allowed = r"invalid method.critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels"
     with pytest.raises(ArgumentError, match=allowed):
         critics.prepare([node])  # 16 x 16
     rows = with_data(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))
