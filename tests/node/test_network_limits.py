@@ -51,7 +51,7 @@ def test_parameter_limit_is_exact(tmp_path: Path) -> None:
     assert reply["refused_queries"] == {}
     reply, _ = joined(tmp_path / "none", FEDIOD, "max_parameters = 0")
     assert reply["refused_queries"] == {}
-    with pytest.raises(ArgumentError, match="max_parameters is -1"):
+    with pytest.raises(ArgumentError, match="max_parameters = -1"):
         PolicyConfig(max_parameters=-1)
 
 

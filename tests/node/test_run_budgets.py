@@ -108,7 +108,7 @@ def test_releases_never_exceed_budget() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.planned_queries()
     assert answered == fit(ONE, 1.5) > 2
-    assert cost_from_dict(node.spent().run) == PrivacyCost({ONE: answered})
+    assert cost_from_dict(node.spent().run_events) == PrivacyCost({ONE: answered})
     one = {str(ONE): answered}
     counted = {"queries_run": answered, "queries": answered, "bytes": answered * 128}
     assert node.spent() == Spending(one, one, **counted)
@@ -149,8 +149,8 @@ def test_row_width_determines_cost_and_is_enforced() -> None:
     node = Node(config, **wide)
     for number in range(3):
         node.query(number, tensors=inputs)
-    assert cost_from_dict(node.spent().run) == total_cost(node.mechanism.run_costs())
-    assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
+    assert cost_from_dict(node.spent().run_events) == total_cost(node.mechanism.run_costs())
+    assert dict(node.spent().run_events) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
     with pytest.raises(
         NodeDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"
@@ -172,7 +172,7 @@ def test_refusal_does_not_reveal_threshold_votes() -> None:
             node.query(number, tensors=many)
         rules.add(refused.value.rule)
     assert len(rules) == 1
-    assert not node.spent().run
+    assert not node.spent().run_events
     node.query(5)
 
 
@@ -182,7 +182,7 @@ def test_total_budget_holds_over_runs() -> None:
     assert first == fit(ONE, 1.5), "one run may not take all"
     second = Node(config, audit, "two")
     assert second.planned_queries() == fit(ONE, 2.0) - first > 0
-    assert second.spent().total == {str(ONE): fit(ONE, 2.0)}
+    assert second.spent().total_events == {str(ONE): fit(ONE, 2.0)}
     assert Node(config, audit, "three").planned_queries() == 0
     with pytest.raises(QueryRefused, match="the budget is epsilon 2 at"):
         Node(config, audit, "three").query(0)
@@ -237,10 +237,10 @@ def test_resumed_run_is_not_counted_twice() -> None:
 def test_training_is_charged_once_and_before_the_first_release() -> None:
     audit, node = AuditLog(), Node(TRAINED)
     node = Node(TRAINED, audit)
-    assert node.spent().run == {}, "nothing has left"
+    assert node.spent().run_events == {}, "nothing has left"
     for number in range(3):
         node.query(number)
-    assert node.spent().run == {str(STEP): 20}
+    assert node.spent().run_events == {str(STEP): 20}
     rows = list(audit.entries())
     assert [(row["part"], row["number"]) for row in rows] == [
         ("training", -1),
@@ -251,11 +251,11 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     assert rows[0]["cost"] == {str(STEP): 20}
     assert all(row["cost"] == {} and not row["no_guarantee"] for row in rows[1:])
     Node(TRAINED, audit).query(3)  # the same run after a stop
-    assert node.spent().run == {str(STEP): 20}
+    assert node.spent().run_events == {str(STEP): 20}
     other = Node(TRAINED, audit, "two")
     other.query(0)
-    assert (other.spent().run, other.spent().total) == ({str(STEP): 20}, {str(STEP): 40})
-    assert (other.spent().queries_run, other.spent().queries) == (1, 5)
+    assert (other.spent().run_events, other.spent().total_events) == ({str(STEP): 20}, {str(STEP): 40})
+    assert (other.spent().run_queries, other.spent().total_queries) == (1, 5)
 
 
 def test_unaffordable_training_blocks_releases() -> None:
@@ -294,7 +294,7 @@ def test_equal_noised_release_of_another_value_is_charged() -> None:
     same = replace(node.query, postprocess=lambda response, sent: {"logits": torch.zeros(1)})
     for z in (one, close, one):
         node.gate.release(asked, "response", {"logits": z}, same, X)
-    assert list(node.spent().run.values()) == [2]
+    assert list(node.spent().run_events.values()) == [2]
 
 
 # --- what networks learn for a query ---------------------------------------------------------------
