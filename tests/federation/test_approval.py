@@ -68,7 +68,7 @@ def test_run_needs_approval_of_each_owner(tmp_path: Path) -> None:
         assert isinstance(result, dict), result
         for node in here.names:
             folder = here.folder / "nodes" / node
-            assert {entry["query"] for entry in entries(folder, "answer")} == {"count_labels", "predict"}
+            assert {entry["query"] for entry in entries(folder, "response")} == {"count_labels", "predict"}
             value = [line["event"] for line in SecurityLog(folder).lines()]
             assert value == ["policy", "waits", "refused", "approved", "waits", "refused", "joined"]
         # A modified line of the log is reported by `log` and `check`.

@@ -41,5 +41,5 @@ def test_notes_unused_training_data(tmp_path: Path) -> None:
         config = from_dict({"method": {"name": "fedkd"}, "data": {"name": name}})
         said[name] = unused_data_note(config, load(config.data, config.task, train_needed=False))
     line = said.pop(str(tmp_path / "study.npz"))
-    assert line.startswith("The run is tested on 10 examples of study: the other 40 are its training part")
+    assert line.startswith("The run is tested on 10 examples of study: the other 40 are training examples")
     assert said == {"digits": ""}
