@@ -419,8 +419,8 @@ def query(**declaration: Any) -> Callable[[F], F]:
     """Declare a function of a method as the handler of a query, which gets the function's name.
 
     Nodes call the function as ``function(method, nodes, **inputs)``, where ``nodes`` is a
-    :class:`~fedstill.node.node_group.NodeGroup`. Inputs and outputs have its nodes as first axis, ``(G, ...)``.
-    A tensor without dimensions arrives as a number.
+    :class:`~fedstill.node.node_group.NodeGroup`. Inputs and outputs have its nodes as first axis,
+    ``(G, ...)``. A tensor without dimensions arrives as a number.
 
     Args:
         declaration: fields of :class:`Query` except name and handler. Each may also be a function of the
