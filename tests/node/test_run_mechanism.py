@@ -303,10 +303,10 @@ def test_gradients_of_record_comparisons_depend_on_records() -> None:
 
 def test_expected_rows_follow_inputs() -> None:
     made = protection("pate")
-    assert made.expected_shapes(EXAMINE)["answer"]["logits"] == (ROWS, CLASSES)
+    assert made.expected_shapes(EXAMINE)["response"]["logits"] == (ROWS, CLASSES)
     sent = {"x": torch.zeros(20, 1, 4, 4), f"x{SCALE}": torch.zeros(999)}
     shapes = made.expected_shapes(EXAMINE, sent)
-    assert shapes["answer"]["logits"] == (20, CLASSES)
+    assert shapes["response"]["logits"] == (20, CLASSES)
     assert shapes["gradient"]["d/dx"][0] == 20
     assert made.expected_shapes(COUNT) == {"answer": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
 
@@ -351,7 +351,7 @@ def test_without_noise_there_is_no_guarantee() -> None:
 
 
 def test_training_in_rounds_costs_the_same() -> None:
-    made = protection("dp-sgd", TRAIN, first=None)
+    made = protection("dp-sgd", TRAIN, initial_training=None)
     assert made.initial_training_costs() == {"training": PrivacyCost()}
     rounds = [
         priced(made, TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)
@@ -359,7 +359,7 @@ def test_training_in_rounds_costs_the_same() -> None:
     assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
     assert made.run_costs() == {"training": gaussian(1.5, 20, rate=0.1), "other": PrivacyCost()}
     # Fewer steps than rounds: each takes one all the same.
-    small = protection("dp-sgd", TRAIN, first=None, examples=5)
+    small = protection("dp-sgd", TRAIN, initial_training=None, examples=5)
     assert priced(small, TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
     assert small.run_costs()["training"] == gaussian(1.5, 4)
 
@@ -468,7 +468,7 @@ def test_budget_refusal_names_kinds_without_guarantee() -> None:
     assert no_guarantee_reason(made, COUNT) is None
     assert no_guarantee_reason(made, rated) == (
         "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
-        "with a bound fixed beforehand (method.z_max) none is revealed"
+        "with a bound fixed beforehand (method.z_max) none is released"
     )
     assert no_guarantee_reason(protection("pate", rated), rated) is None, "without a budget everyone may"
     assert no_guarantee_reason(protection("pate", rated, total_epsilon=5.0), rated) is not None
@@ -489,7 +489,7 @@ def test_noise_needs_setup_hash() -> None:
 
 
 def test_query_costs_include_training() -> None:
-    made = protection("dp-sgd", EXAMINE, TRAIN, first=None)
+    made = protection("dp-sgd", EXAMINE, TRAIN, initial_training=None)
     turn = {"span": torch.tensor(1)}
     assert made.training_costs(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
     assert made.training_costs(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
