@@ -159,4 +159,4 @@ def test_fetched_maps_are_saved() -> None:
     other = MapSource(GeneratesFromMaps(), one.server)
     assert not other.is_ready
     other.load_state_dict(maps.state_dict(), torch.device("cpu"))
-    assert torch.equal(other.draw(9, "w").maps, maps.sample(9, "w").maps)
+    assert torch.equal(other.sample(9, "w").maps, maps.sample(9, "w").maps)
