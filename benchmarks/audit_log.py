@@ -37,7 +37,7 @@ def entry(number: int) -> Entry:
         node="clinic",
         number=number,
         query="predict_logits",
-        part="answer",
+        part="response",
         content_hash=f"{number:032x}",
         history_hash=f"{number + 1:032x}",
         up={"logits": 2560, "critic": 256},

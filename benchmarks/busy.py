@@ -1,6 +1,6 @@
 """How much longer a run takes next to other work, with threads that sleep or spin while they wait.
 
-    python benchmarks/busy.py --preset digits-fedavg --next to 1
+    python benchmarks/busy.py --preset digits-fedavg --busy 1
 
 Runs the preset alone and next to processes that only compute, once for each way of waiting, in turns.
 ``ours`` is what the command ``fedstill`` chooses by itself: to spin for a moment, then to sleep. ``PASSIVE``
@@ -22,7 +22,7 @@ BUSY = "while True: pass"
 WAYS = ("ours", "PASSIVE", "ACTIVE", "default")
 
 
-def seconds(preset: str, way: str, next to: int, options: list[str]) -> float:
+def seconds(preset: str, way: str, busy: int, options: list[str]) -> float:
     """How long a run takes next to so many busy processes."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
@@ -34,7 +34,7 @@ def seconds(preset: str, way: str, next to: int, options: list[str]) -> float:
         environment["OMP_WAIT_POLICY"] = way
     with ExitStack() as undo:
         out = undo.enter_context(tempfile.TemporaryDirectory())
-        for _ in range(next to):
+        for _ in range(busy):
             other = subprocess.Popen([sys.executable, "-c", BUSY])
             undo.callback(other.wait)
             undo.callback(other.kill)
@@ -49,20 +49,20 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--preset", default="digits-fedavg")
-    parser.add_argument("--next to", type=int, default=1, help="processes that only compute")
+    parser.add_argument("--busy", type=int, default=1, help="processes that only compute")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     chosen, options = parser.parse_known_args()
     found: dict[tuple[str, int], list[float]] = {}
     for _ in range(chosen.rounds):
         for way in chosen.ways:
-            for next to in (0, chosen.next to):
-                found.setdefault((way, next to), []).append(seconds(chosen.preset, way, next to, options))
+            for busy in (0, chosen.busy):
+                found.setdefault((way, busy), []).append(seconds(chosen.preset, way, busy, options))
     print(f"`fedstill run {' '.join([chosen.preset, *options])}`, medians of {chosen.rounds}, seconds\n")
-    print(f"| waiting | alone | next to {chosen.next to} | ratio |\n|---|---|---|---|")
+    print(f"| waiting | alone | next to {chosen.busy} | ratio |\n|---|---|---|---|")
     for way in chosen.ways:
-        alone, next to = (median(found[way, count]) for count in (0, chosen.next to))
-        print(f"| {way} | {alone:.1f} | {next to:.1f} | {next to / alone:.1f} |")
+        alone, loaded = (median(found[way, count]) for count in (0, chosen.busy))
+        print(f"| {way} | {alone:.1f} | {loaded:.1f} | {loaded / alone:.1f} |")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Prec
         "torch's": compute.to_device(with_torchs(models.build(spec, shape, 2, 0))),
         "ours": compute.to_device(models.build(spec, shape, 2, 0)),
     }
-    found: dict[str, Times] = {"step": {}, "answer": {}}
+    found: dict[str, Times] = {"step": {}, "response": {}}
     for _ in range(STEPS):
         for layout in ("first", "last"):
             for side, network in sides.items():
@@ -60,7 +60,7 @@ def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Prec
                 start = time.process_time()
                 with torch.no_grad(), compute.autocast():
                     network(x)
-                found["answer"].setdefault((layout, side), []).append(time.process_time() - start)
+                found["response"].setdefault((layout, side), []).append(time.process_time() - start)
     return found
 
 

@@ -152,7 +152,7 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
 
         def write() -> None:
             for k in range(options.nodes):
-                for part in ("answer", "gradient"):
+                for part in ("response", "gradient"):
                     about = ("run", f"node-{k}", f"node-{k}", -1, "echo", part)
                     audit.append(Entry(*about, down={"inputs": 1}, up={"logits": 1}))
 

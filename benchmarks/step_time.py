@@ -74,7 +74,7 @@ class Options:
     """CPU threads; 0 leaves it to torch."""
     channels_last: bool = False
     """Networks with channels last in memory, in every way of computing."""
-    graphs: bool = True
+    cuda_graphs: bool = True
     """On a GPU, steps recorded and launched as one."""
     rounds: int = 7
     """Timed rounds; in each, every way of computing has its turn."""
@@ -117,7 +117,7 @@ class Options:
 
     def local(self) -> LocalConfig:
         """How nodes train: more steps than will be timed, so that no node ends early."""
-        return LocalConfig(epochs=0, least_steps=10_000, batch=self.batch)
+        return LocalConfig(epochs=0, min_steps=10_000, batch=self.batch)
 
     def engine(self, name: str, precision: Precision) -> EngineConfig:
         """One engine."""
@@ -127,7 +127,7 @@ class Options:
             precision,
             self.channels_last,
             self.threads,
-            self.graphs,
+            self.cuda_graphs,
         )
 
     def compute(self, way: str, precision: Precision) -> Compute:

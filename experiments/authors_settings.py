@@ -82,7 +82,7 @@ def fd(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Work:
             dropped = (y[mine] == int(c)).nonzero()[5:, 0]
             mine = mine[~torch.isin(torch.arange(len(mine)), dropped)]
         parts.append((x[mine], y[mine]))
-    steps = fedstill.LocalConfig(epochs=0, least_steps=4000, batch=64, momentum=0.0, **SGD)
+    steps = fedstill.LocalConfig(epochs=0, min_steps=4000, batch=64, momentum=0.0, **SGD)
     return Work(parts, [fd_network() for _ in parts], 16, steps)
 
 

@@ -51,7 +51,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import presets
 from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.setting import Setting, shape_of
+from fedstill.runs.setting import Setting, input_shape
 
 PRESETS = Path(__file__).parent / "presets"  # packs of data are next to them
 JUDGE = LocalConfig(batch=64, lr=0.002, augment="shift-flip")
@@ -131,7 +131,7 @@ def divided(
 def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.Module:
     """A small ResNet-8 trained on some data."""
     local, compute = replace(JUDGE, epochs=epochs), Compute(setting.engine)
-    model = compute.to_device(build("resnet8:8", shape_of(setting), setting.task.classes, setting.seed, name))
+    model = compute.to_device(build("resnet8:8", input_shape(setting), setting.task.classes, setting.seed, name))
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
     local_training.make_optimizers([node], local)
     local_training.train([node], setting.task, local, compute)
@@ -143,14 +143,14 @@ def distilled(
 ) -> tuple[ObservedSimulation, torch.Tensor]:
     """FedIOD with some nodes' models, and the last inputs that its server sent."""
     setting = federation.setting
-    shape, classes = shape_of(setting), setting.task.classes
+    shape, classes = input_shape(setting), setting.task.classes
     student = build(federation.models[1], shape, classes, setting.seed, "student")
     experiment = ObservedSimulation(replace(setting, method=method, models=teachers, student=student))
     sent: deque[torch.Tensor] = deque(maxlen=-(-count // method.batch))
     first = experiment.nodes[0].name
 
     def hear(release: ObservedRelease) -> None:
-        if (release.node, release.query, release.part) == (first, "predict_logits", "answer"):
+        if (release.node, release.query, release.part) == (first, "predict_logits", "response"):
             sent.append(release.sent["x"].float())
 
     experiment.listen(hear)
@@ -200,7 +200,7 @@ def reproduce(
     """
     began = time.monotonic()
     federation = divided(base, root, alpha=1.0, held_out=held_out, seed=seed, gray=True, epochs=judge_epochs)
-    setting, shape = federation.setting, shape_of(federation.setting)
+    setting, shape = federation.setting, input_shape(federation.setting)
     nodes = len(setting.parts)
     if not 2 <= images <= TESTED // nodes:
         raise ArgumentError("images", images, f"from 2 to {TESTED // nodes}")
@@ -271,7 +271,7 @@ def reproduce(
         "judge": federation.accuracy,
         "student": accuracy,
     }
-    record |= {"nodes": rows, "together": together, "copying": lines, "psnr": psnr}
+    record |= {"nodes": rows, "together": together, "memorization": lines, "psnr": psnr}
     (out / "nodes.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     figures = [
         ("FID, average of nodes", average),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plots
 import torch
-from fediod_pictures import shape_of
+from fediod_pictures import input_shape
 from safetensors.torch import load_file
 
 from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun
@@ -28,7 +28,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
     percent."""
     comparison, (judging, *drawing) = read_folder(runs), methods
     given = build_simulation(comparison.run_config(ComparisonRun(ONLY_SETTING, judging, seed)))[0].setting
-    judge = build(comparison.base["student"]["model"], shape_of(given), given.task.classes, 0, "student")
+    judge = build(comparison.base["student"]["model"], input_shape(given), given.task.classes, 0, "student")
     judged_by = ComparisonRun(ONLY_SETTING, judging, seed)
     judge.load_state_dict(load_file(runs / judged_by.folder / "student.safetensors"))
     mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (given.mean, given.std))

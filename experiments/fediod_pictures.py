@@ -21,8 +21,8 @@ from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.report.png import OUTLINE_COLORS, outline_codes
 from fedstill.runs.build import build_simulation
-from fedstill.runs.example_predictions import portray
-from fedstill.runs.setting import Setting, shape_of
+from fedstill.runs.example_predictions import choose_example_predictions
+from fedstill.runs.setting import Setting, input_shape
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
             folder = runs / ComparisonRun(setting, method, seed).folder
             if (folder / "student.safetensors").exists():
                 outputs[method] = predicted(given, first.student.model, folder)
-        record = portray(given.task, given.test, outputs, given.mean, given.std)
+        record = choose_example_predictions(given.task, given.test, outputs, given.mean, given.std)
         if record is None:
             continue
         tensors, cases = record
@@ -52,7 +52,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
 
 def predicted(setting: Setting, model: str, folder: Path) -> torch.Tensor:
     """What a run's central model gives on all test inputs."""
-    student = build(model, shape_of(setting), setting.task.classes, setting.seed, "student")
+    student = build(model, input_shape(setting), setting.task.classes, setting.seed, "student")
     student.load_state_dict(load_file(folder / "student.safetensors"))
     return local_training.predict(
         student.eval(), setting.task.observe(setting.test.inputs), Compute(setting.engine)

@@ -73,7 +73,7 @@ class Adversary:
         return {name: auc_with_interval(score[inside], score[~inside], sure) for name, score in found.items()}
 
 
-def record(
+def attack_students(
     runs: Path, shadows: int, seeds: Sequence[int] = ()
 ) -> Iterator[tuple[ComparisonRun, dict[str, Record]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
@@ -106,7 +106,7 @@ def main() -> None:
     reached: dict[tuple[str, str], list[dict[str, Record]]] = {}
     try:
         MembershipInference(shadows=given.shadows)  # refuses numbers that make no attack
-        for place, areas in record(given.runs, given.shadows, given.seeds):
+        for place, areas in attack_students(given.runs, given.shadows, given.seeds):
             reached.setdefault((place.setting, place.label), []).append(areas)
             parts = [f"{TITLES[name]} {in_percent(area)}" for name, area in areas.items()]
             print(f"{place.folder}: {', '.join(parts)}", flush=True)

@@ -37,9 +37,9 @@ def apart(setting: ComparedSetting, one: ComparedMethod) -> str:
     record = []
     for other in setting.entries:
         if other is not one and other.runs and one.runs:
-            gap = setting.above(one, other, setting.metric)
-            half = "" if gap.half is None else f" \u00b1 {gap.half:.1f}"
-            record.append(f"{other.name} {gap.mean:+.1f}{half}{'*' if gap.told else ''}")
+            gap = setting.paired_difference(one, other, setting.metric)
+            half = "" if gap.half_width is None else f" \u00b1 {gap.half_width:.1f}"
+            record.append(f"{other.name} {gap.mean:+.1f}{half}{'*' if gap.significant else ''}")
     return f"{one.name} less {', '.join(record)}"
 
 

@@ -50,7 +50,7 @@ def test_a_method_that_differs_on_the_device_is_found(gpu: Any, monkeypatch: pyt
 
     monkeypatch.setattr(gpu, "trained", trained)
     monkeypatch.setattr(
-        gpu.METHODS, "builtin", {name: gpu.METHODS.own[name] for name in ("fedavg", "standalone")}
+        gpu.METHODS, "builtin", {name: gpu.METHODS.builtin[name] for name in ("fedavg", "standalone")}
     )
     rows = gpu.check(gpu.Chosen(device="cpu"))
     assert [(row["method"], row["engine"]) for row in rows if not row["equal"]] == [("fedavg", "stacked")]

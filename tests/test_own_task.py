@@ -19,7 +19,7 @@ TASK_PATH = "my_lab.ordinal:OrdinalConfig"
 TABLES = {
     "task": {"name": "ordinal"},
     "public": {"name": "held-out"},
-    "nodes": {"models": ["mlp:8"], "local": {"epochs": 20.0, "least_steps": 0}},
+    "nodes": {"models": ["mlp:8"], "local": {"epochs": 20.0, "min_steps": 0}},
     "evaluation": {"every": 0},
     "method": {"name": "fedkd", "epochs": 2, "z_max": 20.0},
 }

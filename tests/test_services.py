@@ -1,5 +1,4 @@
-"""Containers and services of the examples: each command in them is one that fedstill takes; each sees what
-it needs and no more."""
+"""Containers and services of the examples: their commands exist, and each mounts only what it needs."""
 
 from __future__ import annotations
 
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedstill.cli import arguments, audit_log, node, privacy, server
+from fedstill.cli import arguments
 from fedstill.cli import main as cli
+from fedstill.cli.commands import COMMANDS, CommandGroup
 
 ROOT = Path(__file__).parents[1]
 DOCKER, SYSTEMD = ROOT / "examples" / "docker", ROOT / "examples" / "systemd"
@@ -29,22 +29,22 @@ KEYS = {  # of a service, by the Compose specification, that are used here
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    told: dict[str, Any] = pytest.importorskip("yaml").safe_load((DOCKER / "compose.yaml").read_text())
-    return told
+    services: dict[str, Any] = pytest.importorskip("yaml").safe_load((DOCKER / "compose.yaml").read_text())
+    return services
 
 
 def takes(words: list[str]) -> None:
     """Fail if fedstill does not take a command; ``run`` is tried by itself, below."""
-    rooms = {"node": node.HELP, "server": server.HELP, "audit": audit_log.HELP, "privacy": privacy.HELP}
     if words[0] in ("run", "attack"):
         return
-    name = " ".join(words[:2])
-    usages = arguments._usages(name, rooms[words[0]])
-    assert usages, f"there is no fedstill {name}"
-    arguments.read(name, arguments._fitting(usages, words[2:]), words[2:])
+    group = COMMANDS[words[0]]
+    assert isinstance(group, CommandGroup)
+    command = group.commands[words[1]]
+    name, rest = " ".join(words[:2]), words[2:]
+    arguments.parse(name, arguments._matching_usage(command.usage, rest), rest)
 
 
-def test_the_commands_of_containers_are_fedstills(compose: dict[str, Any]) -> None:
+def test_containers_run_existing_commands(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
         takes(service["command"])
         kind, *words = service.get("healthcheck", {"test": ["CMD", "fedstill", *service["command"]]})["test"]
@@ -57,7 +57,7 @@ def test_the_commands_of_containers_are_fedstills(compose: dict[str, Any]) -> No
     assert 'ENTRYPOINT ["fedstill"]' in (DOCKER / "Dockerfile").read_text()
 
 
-def test_the_commands_of_the_pages_are_fedstills(compose: dict[str, Any]) -> None:
+def test_docker_page_shows_existing_commands(compose: dict[str, Any]) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     typed = [line[1:] for line in lines if line[:1] == ["fedstill"]]
@@ -74,7 +74,7 @@ def test_the_commands_of_the_pages_are_fedstills(compose: dict[str, Any]) -> Non
     }
 
 
-def test_the_commands_that_answer_the_law_are_fedstills() -> None:
+def test_compliance_page_shows_existing_commands() -> None:
     page = (ROOT / "docs" / "compliance.md").read_text(encoding="utf-8")
     typed = [shlex.split(found) for found in re.findall(r"`fedstill ([^`]+)`", page)]
     for words in typed:
@@ -83,7 +83,7 @@ def test_the_commands_that_answer_the_law_are_fedstills() -> None:
     assert named >= {("audit", "export"), ("audit", "verify"), ("node", "approve"), ("node", "log")}
 
 
-def test_the_run_of_the_page_is_one_that_begins(
+def test_run_of_docker_page_starts(
     compose: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -100,7 +100,7 @@ def test_the_run_of_the_page_is_one_that_begins(
     assert "startup kit" in said
 
 
-def test_each_container_sees_what_it_needs_and_writes_its_own_folder(compose: dict[str, Any]) -> None:
+def test_container_mounts_only_its_own_folders(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert set(service) <= KEYS, f"{name} has a key that Compose may not know"
         assert (service["user"], service["read_only"], service["cap_drop"]) == ("10001:10001", True, ["ALL"])

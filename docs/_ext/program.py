@@ -77,7 +77,7 @@ class Options(SphinxDirective):
         what = self.arguments[0]
         if what in CHOSEN:
             registry, under = CHOSEN[what]
-            parts = [choice(registry, name, under) for name in registry.own]
+            parts = [choice(registry, name, under) for name in registry.builtin]
         elif what == "node":
             parts = [listed(NodeFile(name="clinic"), "", keys=True)]
         else:
@@ -90,7 +90,7 @@ class Methods(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Called by docutils."""
-        shown = [f".. autoclass:: fedstill.{METHODS[name].__name__}" for name in METHODS.own]
+        shown = [f".. autoclass:: fedstill.{METHODS[name].__name__}" for name in METHODS.builtin]
         return self.parse_text_to_nodes("\n".join(shown))
 
 
@@ -113,16 +113,16 @@ def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         name, hint, value = f"{prefix}{field.name}", hints[field.name], getattr(config, field.name)
-        if isinstance(value, Registered):
+        if isinstance(value, Registrable):
             if value.key:
-                allowed = f"{value.registry.allowed}, or module:Name"
-                yield row(f"{name}.{value.key}", allowed, value.called, meaning(type(config), field.name))
+                allowed = f"{value.registry.choices}, or module:Name"
+                yield row(f"{name}.{value.key}", allowed, value.registered_name, meaning(type(config), field.name))
             if keys or "method" not in name:  # options of each are under its own heading
                 yield from common(value, f"{name}.", keys)
         elif is_dataclass(value):
             yield from rows(value, f"{name}.", keys)
         elif not any(map(is_kind, get_args(hint))):  # lists of tables are left to files
-            default = "" if needed(field) else as_table(value)
+            default = "" if needed(field) else to_table(value)
             yield row(name, limits(hint), default, meaning(type(config), field.name))
 
 
@@ -166,7 +166,7 @@ def safe(text: str) -> str:
 def limits(hint: Any) -> str:
     """What a value may be, in words: "a whole number: 1 or more"."""
     within = options.describe_constraints(hint)
-    kind = describe(bare(hint))
+    kind = describe_type(bare(hint))
     literal = get_origin(hint) is Literal
     return within if literal else f"{kind}: {within}" if within and "one of" not in kind else kind
 
@@ -201,7 +201,7 @@ def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options:
 def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Under what is chosen by name: where it is from, and by which name."""
     registry = getattr(thing, "registry", None)
-    if what == "class" and registry is not None and registry.name_of(thing) in registry.own:
+    if what == "class" and registry is not None and registry.name_of(thing) in registry.builtin:
         called = registry.name_of(thing)
         option = {"mechanism": "nodes.privacy.mechanism", "method": "method.name", "task": "task.name"}
         if registry.what in option:

@@ -48,10 +48,10 @@ metrics = outcome.result
 # What each reaches alone on all ten digits, and what the student learned from their answers.
 
 alone = metrics["standalone"]["accuracy"]["per_node"]
-metric, axis = plt.subplots(figsize=(6, 2.6))
+figure, axis = plt.subplots(figsize=(6, 2.6))
 bars = axis.barh([*names, "student"], [*alone, metrics["accuracy"]], color=["C7"] * 3 + ["C0"])
 axis.bar_label(bars, fmt="%.1f", padding=3)
 axis.set(xlabel="accuracy on all digits, percent", xlim=(0, 105))
 axis.invert_yaxis()
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

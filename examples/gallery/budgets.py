@@ -41,18 +41,18 @@ for count in rounds:
         local=fedstill.LocalConfig(epochs=20, lr=2e-3),
         policies=[fedstill.PolicyConfig(outputs_only=False)] * len(parts),
         every=0,
-    ).metrics
+    ).result
     reached.append(metrics["accuracy"])
     sent.append(metrics["bytes"]["up"] / 1e6)
 
 # %%
 # The same training, differently divided.
 
-metric, axis = plt.subplots(figsize=(6, 3))
+figure, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(rounds, reached, "o-")
 for count, accuracy, megabytes in zip(rounds, reached, sent, strict=True):
     axis.annotate(f"{megabytes:.1f} MB", (count, accuracy), (0, -15), textcoords="offset points", ha="center")
 axis.set_xticks(rounds, [str(count) for count in rounds])
 axis.set(xlabel="rounds, of one budget", ylabel="accuracy, percent", ylim=(min(reached) - 12, 100))
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

@@ -43,7 +43,7 @@ def reached(epsilon: float) -> float:
         local=fedstill.LocalConfig(epochs=10, batch=128, lr=0.02, lr_end=0.002),
         privacies=[fedstill.DPSGD(epsilon=epsilon)] * 2 if protected else [],
         every=0,
-    ).metrics
+    ).result
     spent = [node["epsilon"] for node in metrics["privacy"]["nodes"]]
     print(f"epsilon {epsilon:4g}: spent {spent}, accuracy {metrics['accuracy']:.1f} %")
     return metrics["accuracy"]
@@ -58,11 +58,11 @@ private, without = [reached(epsilon) for epsilon in budgets], reached(math.inf)
 # %%
 # What a guarantee costs here.
 
-metric, axis = plt.subplots(figsize=(6, 3))
+figure, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(budgets, private, "o-", label="DP-SGD")
 axis.axhline(without, color="C7", ls="--", label="no guarantee")
 axis.set(xlabel="epsilon of all that leaves a node, at delta 1e-5", ylabel="accuracy, percent", ylim=(0, 100))
 axis.set_xticks(budgets, [f"{epsilon:g}" for epsilon in budgets])
 axis.legend()
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

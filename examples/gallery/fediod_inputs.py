@@ -52,11 +52,11 @@ print(f"a clinic alone: {alone:.1f} %, student: {outcome.result['accuracy']:.1f}
 # No private image has left a clinic. What is seen here was made by the server.
 
 samples = load_file(folder / "samples.safetensors")  # by step, bytes (N, 1, 8, 8)
-metric, axes = plt.subplots(len(samples), 12, figsize=(9, 0.8 * len(samples)))
+figure, axes = plt.subplots(len(samples), 12, figsize=(9, 0.8 * len(samples)))
 for row, step in zip(axes, sorted(samples), strict=True):
     for axis, image in zip(row, samples[step], strict=True):
         axis.imshow(image[0], cmap="gray", vmin=0, vmax=255)
         axis.set_axis_off()
     row[0].set_title(f"step {int(step)}", loc="left", fontsize=9)
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

@@ -32,7 +32,7 @@ for words in (f"{run} {short} {plain}", attack):
 
 pictures = load_file(folder / "leakage.safetensors")
 rows = [name for name in pictures if pictures[name].ndim == 4]
-metric, axes = plt.subplots(len(rows), 4, figsize=(5, 1.3 * len(rows)))
+figure, axes = plt.subplots(len(rows), 4, figsize=(5, 1.3 * len(rows)))
 for row, name in zip(axes, rows, strict=True):
     for axis, image in zip(row, pictures[name], strict=False):
         axis.imshow(image[0], cmap="gray", vmin=0, vmax=255)
@@ -40,5 +40,5 @@ for row, name in zip(axes, rows, strict=True):
     row[0].set_title(
         {"inversion.idlg": "recovered (iDLG)", "inversion.original": "private"}[name], loc="left"
     )
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

@@ -56,18 +56,18 @@ metrics = fedstill.distil(
     schema=schema,
     names=names,
     method=fedstill.FedIOD(steps=200),
-    local=fedstill.LocalConfig(epochs=60, least_steps=400, lr=3e-3),
+    local=fedstill.LocalConfig(epochs=60, min_steps=400, lr=3e-3),
     every=0,
-).metrics
+).result
 
 # %%
 # Of wines that no hospital has seen.
 
 alone = metrics["standalone"]["accuracy"]["per_node"]
-metric, axis = plt.subplots(figsize=(6, 2.6))
+figure, axis = plt.subplots(figsize=(6, 2.6))
 bars = axis.barh([*names, "student"], [*alone, metrics["accuracy"]], color=["C7"] * 3 + ["C0"])
 axis.bar_label(bars, fmt="%.0f", padding=3)
 axis.set(xlabel="accuracy, percent", xlim=(0, 110))
 axis.invert_yaxis()
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

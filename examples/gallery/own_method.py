@@ -97,7 +97,7 @@ def run(method: Method, **given: Any) -> Mapping[str, Any]:
     test = (x[1300:], y[1300:])
     return fedstill.distil(
         data, networks[:4], networks[4], test, 10, method=method, local=local, public=x[1000:1300], **given
-    ).metrics
+    ).result
 
 
 runs = {
@@ -110,7 +110,7 @@ runs = {
 # Accuracy and released bytes of each method; the dashed line is a standalone node.
 
 standalone = runs["custom"]["standalone"]["accuracy"]["mean"]
-print(f"a node standalone: {standalone:.1f} %, custom: {runs['mine']['accuracy']:.1f} %")
+print(f"a node standalone: {standalone:.1f} %, custom: {runs['custom']['accuracy']:.1f} %")
 figure, axis = plt.subplots(figsize=(6, 3))
 axis.axhline(standalone, color="C7", ls="--", label="a node alone")
 for name, metrics in runs.items():

@@ -59,7 +59,7 @@ metrics = fedstill.distil(
     names=list(models),
     method=fedstill.FedKD(epochs=60),
     every=0,
-).metrics
+).result
 
 # %%
 # Balanced accuracy counts both kinds alike, however many there are of each.
@@ -67,10 +67,10 @@ metrics = fedstill.distil(
 key = "balanced_accuracy"
 reached = dict(zip(models, metrics["standalone"][key]["per_node"], strict=True))
 reached |= {"all asked": metrics["ensemble"][key], "student": metrics[key]}
-metric, axis = plt.subplots(figsize=(6, 2.8))
+figure, axis = plt.subplots(figsize=(6, 2.8))
 bars = axis.barh(list(reached), list(reached.values()), color=["C7"] * 3 + ["C1", "C0"])
 axis.bar_label(bars, fmt="%.0f", padding=3)
 axis.set(xlabel="balanced accuracy, percent", xlim=(0, 110))
 axis.invert_yaxis()
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

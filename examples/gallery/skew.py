@@ -37,14 +37,14 @@ for alpha in alphas:
         method=fedstill.FedKD(epochs=40),
         local=fedstill.LocalConfig(epochs=10),
         every=0,
-    ).metrics
+    ).result
     alone.append(metrics["standalone"]["accuracy"]["per_node"])
     student.append(metrics["accuracy"])
 
 # %%
 # A dot is a node alone, judged on all digits.
 
-metric, axis = plt.subplots(figsize=(6, 3))
+figure, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(alphas, student, "o-", label="student (FedKD)")
 axis.semilogx(alphas, [sum(each) / len(each) for each in alone], "--", color="C7", label="a node alone, mean")
 for alpha, each in zip(alphas, alone, strict=True):
@@ -52,5 +52,5 @@ for alpha, each in zip(alphas, alone, strict=True):
 axis.set(xlabel="alpha: from uneven to even", ylabel="accuracy, percent", ylim=(0, 100))
 axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
 axis.legend(loc="lower right")
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

@@ -59,10 +59,10 @@ for angle in angles:
 # It learned from softened answers, and is modest where it is right. From forty degrees on it is surer than it
 # is right, and does not notice.
 
-metric, axis = plt.subplots(figsize=(6, 3))
+figure, axis = plt.subplots(figsize=(6, 3))
 axis.plot(angles, sure, "--", color="C7", label="how sure it is")
 axis.plot(angles, right, "o-", label="how often it is right")
 axis.set(xlabel="turned by, degrees", ylabel="percent", ylim=(0, 100))
 axis.legend()
-metric.tight_layout()
+figure.tight_layout()
 plt.show()

@@ -195,7 +195,7 @@ def audit_one_run_linear(
         optimizer="sgd",
         momentum=momentum,
         epochs=1,
-        least_steps=step_count,
+        min_steps=step_count,
         batch=4096,
         lr=64,
         lr_end=64,
@@ -225,7 +225,7 @@ def distinguish_training_steps(
     the likelihood ratio of all of them with and without the record, under the claimed noise.
     """
     privacy = DPSGD(training=DPTrainingConfig(noise=noise))
-    local = replace(LOCAL, least_steps=step_count, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
+    local = replace(LOCAL, min_steps=step_count, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
     others = load_digits(seed).subset(torch.arange(records - 1))
     inputs = torch.zeros(1, *SHAPE)
     inputs[0, 0, 0, 0] = 1000.0

@@ -49,7 +49,7 @@ TEACHERS = 4
 STEEP_GRADIENT = 1e4  # output gradient for which every input gradient is clipped
 NEGLIGIBLE_NOISE = 1e6  # noise of releases that are not attacked: they cost almost nothing
 LOCAL = LocalConfig(
-    epochs=0, least_steps=30, batch=8, optimizer="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
+    epochs=0, min_steps=30, batch=8, optimizer="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
 )
 Observe = Callable[[bool, int], torch.Tensor]
 

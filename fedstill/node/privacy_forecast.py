@@ -16,7 +16,7 @@ from fedstill.privacy.events import PrivacyCost, total_cost
 from fedstill.protocol.local_config import LocalConfig
 
 TRAINING = "local training"
-EPOCHS, MIN_STEPS = "local.epochs", "local.least_steps"
+EPOCHS, MIN_STEPS = "local.epochs", "local.min_steps"
 MAX_STEPS = 1_000_000
 
 
@@ -140,7 +140,7 @@ class RunLength:
         if self.name == EPOCHS:
             return method, replace(local, epochs=float(length))
         if self.name == MIN_STEPS:
-            return method, replace(local, least_steps=length)
+            return method, replace(local, min_steps=length)
         return replace(method, **{self.name.removeprefix("method."): length}), local
 
 
@@ -156,7 +156,7 @@ def find_run_length(
     options = [RunLength(f"method.{name}", getattr(method, name)) for name in names]
     options += [
         RunLength(EPOCHS, local.epochs),
-        RunLength(MIN_STEPS, local.least_steps),
+        RunLength(MIN_STEPS, local.min_steps),
     ]  # the latter applies if epochs are short
     current = run_cost(method, local)
     for option in options:

@@ -55,7 +55,7 @@ class LocalConfig(CheckedOptions):
     """Optimizer, learning rate and length of a node's local training.
 
     Raises:
-        ArgumentError: no training at all (``epochs`` and ``least_steps`` are 0), or a value out of range.
+        ArgumentError: no training at all (``epochs`` and ``min_steps`` are 0), or a value out of range.
 
     >>> LocalConfig(epochs=2, batch=32).steps(100)
     7
@@ -65,7 +65,7 @@ class LocalConfig(CheckedOptions):
 
     epochs: NonNegativeFloat = 30.0
     """Passes over the node's own data."""
-    least_steps: NonNegativeInt = 0
+    min_steps: NonNegativeInt = 0
     """Minimal number of steps, for small nodes."""
     batch: PositiveInt = 32
     """Examples in a batch."""
@@ -91,8 +91,8 @@ class LocalConfig(CheckedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.epochs == 0 and self.least_steps == 0:
-            raise ArgumentError("local.epochs", self.epochs, "above 0, or local.least_steps above 0")
+        if self.epochs == 0 and self.min_steps == 0:
+            raise ArgumentError("local.epochs", self.epochs, "above 0, or local.min_steps above 0")
 
     def steps(self, examples: int) -> int:
         """Return the number of steps of a node with ``examples`` examples.
@@ -100,7 +100,7 @@ class LocalConfig(CheckedOptions):
         >>> LocalConfig(epochs=2, batch=32).steps(100)
         7
         """
-        return max(self.least_steps, math.ceil(self.epochs * examples / self.batch), 1)
+        return max(self.min_steps, math.ceil(self.epochs * examples / self.batch), 1)
 
 
 def cosine_lr(step: int, steps: int, start: float, end: float) -> float:

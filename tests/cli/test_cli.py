@@ -198,7 +198,7 @@ def test_show_is_complete_and_reads_back(command: Main) -> None:
         ("--seed 5 --seed 6", "seed", 6),
         ("--evaluation.centralized false", "evaluation.centralized", False),
         ("--nodes.models mlp resnet8:16 a.b:c", "nodes.models", ("mlp", "resnet8:16", "a.b:c")),
-        ("--nodes.local.least_steps 3", "nodes.local.least_steps", 3),
+        ("--nodes.local.min_steps 3", "nodes.local.min_steps", 3),
         ("--nodes.policy.queries", "nodes.policy.queries", ()),
         ("--data.root 'a folder'", "data.root", "a folder"),
         ("--method.name fediod --method.tau 3", "method.tau", 3.0),

@@ -379,14 +379,14 @@ def test_a_run_as_long_as_least_steps_can_be_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sections = FEDKD, privacy("dp-sgd")
-    local = "local = { epochs = 0.3, least_steps = 30, batch = 4096 }"
+    local = "local = { epochs = 0.3, min_steps = 30, batch = 4096 }"
     path = write(tmp_path, *sections)
     path.write_text(path.read_text().replace("local = { epochs = 0.3, batch = 64 }", local))
     output = said(capsys, "plan", str(path), "--epsilon", "1", "--steps", "50")
-    assert "length     local.least_steps = 50" in output
+    assert "length     local.min_steps = 50" in output
     assert re.search(r"training +training +gaussian\(\S+\) +50 ", output)
     output = said(capsys, "plan", str(path), "--epsilon", "2", "--noise", "20")
-    (steps,) = re.findall(r"length     local.least_steps = (\d+)", output)
+    (steps,) = re.findall(r"length     local.min_steps = (\d+)", output)
     assert int(steps) > 30
 
 
@@ -406,7 +406,7 @@ def test_plan_rejects_steps_if_no_option_changes_the_cost(
 ) -> None:
     output = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
     assert (
-        "whatever method.predictions, local.epochs, local.least_steps are, this run costs the same" in output
+        "whatever method.predictions, local.epochs, local.min_steps are, this run costs the same" in output
     )
     assert "--steps is empty" not in output
 

@@ -270,7 +270,7 @@ def test_captured_training_follows_learning_rate_and_batches(capturing_compute: 
 
 def test_node_copy_with_other_network_captures_its_own_steps(capturing_compute: Compute) -> None:
     """PATE's teachers are such copies. A step on the records of another teacher would void the guarantee."""
-    local = LocalConfig(epochs=0, least_steps=MIN_STEPS_TO_CAPTURE, batch=8, optimizer="sgd", lr=0.01)
+    local = LocalConfig(epochs=0, min_steps=MIN_STEPS_TO_CAPTURE, batch=8, optimizer="sgd", lr=0.01)
     (node,) = nodes_of(capturing_compute, "mlp:8", 1)
     other = copy.copy(node)
     other.modules, other.optimizers = {"model": build("mlp:8", SHAPE, 3, 0, "other")}, {}
@@ -354,7 +354,7 @@ def train_nodes(
 ) -> tuple[list[Node], Any]:
     """Train nodes for enough steps to capture, a few at a time, one node after another."""
     local = LocalConfig(
-        epochs=0, least_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01
+        epochs=0, min_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01
     )
     nodes, losses = nodes_of(compute, spec), []
     make_optimizers(nodes, local)

@@ -1,4 +1,4 @@
-"""Readers of the research packs: what each holds, and how its sites, parts and words are told."""
+"""Readers of the research packs: what each holds, and how its sites, parts and words are read."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_monuseg_has_organs_and_its_official_split() -> None:
     assert set(whole.columns["organ"]) == {"breast"}
 
 
-def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_beside_monuseg() -> None:
+def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_for_monuseg() -> None:
     data = dsb(train_limit=20)
     assert set(data.columns["site"]) == {"he_256x320"}
-    assert "tested on 21 of 107 pictures" in data.note
+    assert "tested on 21 of 107 slides" in data.note
     assert data.train.inputs.shape[1:] == (3, 256, 256)
     with pytest.raises(ArgumentError, match=r"some of fluo_256, .*he_256x320"):
         dsb(sites=("he",))
@@ -124,8 +124,8 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
     assert data.train.inputs.tolist() == [[film, unknown, last, 0]]
     assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
     assert data.classes == ("x", "y")
-    told = make_data_config("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labeled_texts()  # type: ignore[attr-defined]
-    assert told.texts == [["film", "\ufffd", "last"], ["film"]]
+    texts = make_data_config("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labeled_texts()  # type: ignore[attr-defined]
+    assert texts.texts == [["film", "\ufffd", "last"], ["film"]]
 
 
 def test_jpeg_copies_of_cifar() -> None:

@@ -81,7 +81,7 @@ def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) 
     alike = ("generator_width", "critic_width", "critic_form", "perceptual", "pixel", "batch", "generator_lr")
     alike += ("generator_lr_end", "critic_lr", "student_batch", "student_augment", "student_lr")
     assert {key: getattr(one, key) for key in alike} == {key: getattr(other, key) for key in alike}
-    assert other.steps == one.turns
+    assert other.steps == one.total_steps
     assert other.student_steps == one.steps
 
 

@@ -39,7 +39,7 @@ def descent(steps: int) -> LocalConfig:
     """As many steps of plain, full-batch gradient descent, all at one learning rate."""
     return LocalConfig(
         epochs=0,
-        least_steps=steps,
+        min_steps=steps,
         batch=ALL,
         optimizer="sgd",
         lr=LR,

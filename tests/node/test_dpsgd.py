@@ -231,7 +231,7 @@ class Whole(nn.Sequential):
 def test_fixed_layers_features_are_computed_once_per_example(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = LocalConfig(epochs=1, least_steps=5, batch=64, optimizer="sgd", lr=0.5, smoothing=0.0)
+    config = LocalConfig(epochs=1, min_steps=5, batch=64, optimizer="sgd", lr=0.5, smoothing=0.0)
 
     def learned(kind: type[nn.Sequential]) -> tuple[torch.Tensor, int]:
         torch.manual_seed(0)

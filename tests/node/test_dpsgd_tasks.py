@@ -111,7 +111,7 @@ def test_private_training_is_reproducible(case: Case) -> None:
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
         node.private_steps = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
-        config = LocalConfig(epochs=1, least_steps=2, batch=3, optimizer="sgd", lr=0.1)
+        config = LocalConfig(epochs=1, min_steps=2, batch=3, optimizer="sgd", lr=0.1)
         local_training.make_optimizers([node], config)
         local_training.train([node], task, config, Compute())
         return torch.cat([own.detach().flatten() for own in model.parameters()])

@@ -288,7 +288,7 @@ def test_every_round_has_at_least_one_step() -> None:
 def test_number_of_steps_matches_hand_computation() -> None:
     assert LocalConfig(epochs=1.5, batch=4).steps(8) == 3
     assert LocalConfig(epochs=1, batch=4).steps(9) == 3
-    assert LocalConfig(epochs=1, batch=4, least_steps=7).steps(9) == 7
+    assert LocalConfig(epochs=1, batch=4, min_steps=7).steps(9) == 7
     assert LocalConfig(epochs=0.001, batch=4).steps(1) == 1
 
 

@@ -34,7 +34,7 @@ distribution = "gaussian"
 noise = 200.0
 bound = 1.0
 """
-PRIVATE = RunPlan("one", {**FEDIOD, "gan": 0.0, "through": False}, PLAN.spec)
+PRIVATE = RunPlan("one", {**FEDIOD, "gan": 0.0, "backpropagate": False}, PLAN.spec)
 
 
 def private(folder: Path, more: str = "", run: str = "one") -> Clinic:
