@@ -99,8 +99,8 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
     # Audits of gates ask queries of their own, `methods/audit_method.py`, and read the answers; an approval's
     # document has keys of its own.
     others = ("mechanism_audits.py", "neighboring_datasets.py", "request_text.py")
-    # Roles, and keys of files and batches.
-    tensors -= {"critic", "inputs", "targets", "round"}
+    # Roles, and keys of files, results and batches.
+    tensors -= {"critic", "inputs", "targets", "round", "view"}
     packages = ("node", "federation", "privacy", "protocol", "runs", "attacks")
     places = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in packages]
     places = [path for path in places if path.name not in others]
