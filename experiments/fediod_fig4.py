@@ -131,7 +131,9 @@ def divided(
 def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.Module:
     """A small ResNet-8 trained on some data."""
     local, compute = replace(JUDGE, epochs=epochs), Compute(setting.engine)
-    model = compute.to_device(build("resnet8:8", input_shape(setting), setting.task.classes, setting.seed, name))
+    model = compute.to_device(
+        build("resnet8:8", input_shape(setting), setting.task.classes, setting.seed, name)
+    )
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
     local_training.make_optimizers([node], local)
     local_training.train([node], setting.task, local, compute)

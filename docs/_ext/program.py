@@ -116,7 +116,9 @@ def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
         if isinstance(value, Registrable):
             if value.key:
                 allowed = f"{value.registry.choices}, or module:Name"
-                yield row(f"{name}.{value.key}", allowed, value.registered_name, meaning(type(config), field.name))
+                yield row(
+                    f"{name}.{value.key}", allowed, value.registered_name, meaning(type(config), field.name)
+                )
             if keys or "method" not in name:  # options of each are under its own heading
                 yield from common(value, f"{name}.", keys)
         elif is_dataclass(value):
