@@ -38,7 +38,7 @@ def require_nodes(node: str, policy: PolicyConfig, min_nodes: int) -> None:
     """
     if min_nodes < policy.min_nodes:
         reason = (
-            f"the run may go on with {min_nodes}"
+            f"the run may continue with {min_nodes}"
             if min_nodes
             else "the server does not state the number of nodes"
         )

@@ -95,7 +95,7 @@ def test_rejects_invalid_rules(option: str, value: Any) -> None:
     ("policy", "rule"),
     [
         ("min_records = 41\n", "min_records: 41, and this node has fewer"),
-        ("min_nodes = 4\n", "min_nodes: 4, and the run may go on with 3"),
+        ("min_nodes = 4\n", "min_nodes: 4, and the run may continue with 3"),
         (f'allowed_servers = ["{OTHER}"]\n', f"allowed_servers: not {KNOWN}"),
     ],
 )

@@ -249,7 +249,7 @@ def test_billion_sampled_images_are_refused(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "memory": 10**9})
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     reply, _ = clinic.say("join", plan=plan.to_dict())
-    assert reply["refused_queries"] == {"predict_logits": "max_rows: 100000, and it is about 1000000000"}
+    assert reply["refused_queries"] == {"predict_logits": "max_rows: 100000, and it has 1000000000"}
 
 
 # --- messages -----------------------------------------------------------------------------------------
@@ -409,10 +409,10 @@ WILD: list[Any] = [True, -1, 1.5, float("nan"), "9" * 1000]
 
 @pytest.mark.parametrize("value", WILD, ids=repr)
 @pytest.mark.parametrize(
-    "name", [part.name for part in dataclasses.fields(PolicyConfig) if part.name.startswith("most_")]
+    "name", [part.name for part in dataclasses.fields(PolicyConfig) if part.name.startswith("max_")]
 )
 def test_limits_must_be_integers(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"policy.{name} is .* 0 .no limit. or more, an integer"):
+    with pytest.raises(ArgumentError, match=f"invalid policy.{name} = .* 0 .no limit. or more, an integer"):
         PolicyConfig(**{name: value})
 
 

@@ -148,7 +148,7 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     assert learned(clinic) == 1, "the same to the last bit is the same"
 
     samples: list[tuple[Any, ...]] = []
-    sample = dp_training.sample
+    sample = dp_training.poisson_sample
 
     def watched(data: Any, rate: float, draws: Any) -> Any:
         drawn = sample(data, rate, draws)
@@ -231,7 +231,7 @@ def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pyt
 def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server can make a query fail behind the training: kept, each repetition would be a free round."""
     public = PublicData("shared", image(5), None, "")
-    method = {"name": "fedmd", "rounds": 20, "first": 1}
+    method = {"name": "fedmd", "rounds": 20, "initial_rounds": 1}
     plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", ""))
     clinic = Clinic(tmp_path / "clinic", PRIVATE, plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
@@ -243,7 +243,7 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     def fails(*about: object) -> torch.Tensor:
         raise RuntimeError("half way")
 
-    monkeypatch.setattr(fedmd, "logits", fails)
+    monkeypatch.setattr(fedmd, "compute_logits", fails)
     call = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
@@ -291,7 +291,7 @@ def test_model_with_releases_is_not_retrained(tmp_path: Path) -> None:
     clinic.query(0)
     clinic.say("leave")
     (clinic.folder / "runs/one/training.safetensors").unlink()
-    assert "asked in a new run alone" in clinic.say("join", plan=PLAN.to_dict())["text"]
+    assert "start a new run" in clinic.say("join", plan=PLAN.to_dict())["text"]
 
 
 # --- what check calls a fault --------------------------------------------------------------------------

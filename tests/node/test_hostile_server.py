@@ -506,7 +506,7 @@ def test_overflowing_predictor_gives_noise_and_is_charged(
     (tmp_path / "clinic" / "own.py").write_text(ESTIMATOR)
     method = {"name": "fedzge", "weights": "equal", "ensemble": "logits", "steps": 3, "batch": 1}
     plan = RunPlan("one", {**method, "directions": 1}, SPEC)
-    outputs = "[privacy.outputs]\nhow = 'gaussian'\nbound = 10.0\n"
+    outputs = "[privacy.outputs]\ndistribution = 'gaussian'\nbound = 10.0\n"
     privacy = f"[privacy]\nmechanism = 'noisy-outputs'\nepsilon = 1.0\n{outputs}"
     clinic = Clinic(tmp_path / "clinic", privacy, plan)
     clinic.say("join", plan=plan.to_dict())
@@ -542,7 +542,7 @@ def test_frozen_model_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
     side = NodeSide({}, trains_models=False)
     assert side.initial_training is None
-    assert NodeSide({}).first is not None
+    assert NodeSide({}).initial_training is not None
 
 
 @pytest.mark.parametrize(
