@@ -265,9 +265,7 @@ class NodeGroup:
         for node in self.nodes:
             if role not in node.modules:
                 roles = ", ".join(node.modules)
-                raise ArgumentError(
-                    "the network's role", role, f"one of {roles}; node.add_module adds others"
-                )
+                raise ArgumentError("role", role, f"one of {roles}; node.add_module adds others")
         if role not in self._stacked or not self._stacked[role].is_current():
             modules = [node.modules[role] for node in self.nodes]
             self._stacked[role] = StackedModules(modules, self.nodes[0].frozen[role])

@@ -62,7 +62,7 @@ def _read_table(folder: Path) -> dict[str, Any]:
         str(folder.resolve()).encode()
     except UnicodeEncodeError as error:
         expected = "a UTF-8 name: rename it"
-        raise ArgumentError("the node's folder", os.fsencode(folder), expected) from error
+        raise ArgumentError("node folder", os.fsencode(folder), expected) from error
     if not path.is_file():
         raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
     return toml.read(path)

@@ -236,7 +236,7 @@ def json_to_tensor(value: Any) -> torch.Tensor:
     except (TypeError, ValueError) as error:
         # The error does not contain the value, which at a node is private.
         expected = "a JSON value: tables with text keys, lists, texts, finite numbers, true, false and null"
-        raise ArgumentError("a JSON value", type(value).__name__, expected) from error
+        raise ArgumentError("JSON value", type(value).__name__, expected) from error
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 

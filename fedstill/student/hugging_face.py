@@ -72,7 +72,7 @@ def save(student: StudentModel, out: Path) -> None:
         student.about.network()
     except ArgumentError as error:
         expected = "a built-in model; export custom models as onnx or torchscript"
-        raise ArgumentError("the student's model", student.about.model, expected) from error
+        raise ArgumentError("student.model", student.about.model, expected) from error
     names = dict(enumerate(student.classes))
     config = FedstillConfig(
         student.about.header(), id2label=names, label2id={name: number for number, name in names.items()}

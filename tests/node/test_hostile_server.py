@@ -99,7 +99,7 @@ def test_run_keeps_its_method_and_data(tmp_path: Path) -> None:
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
     said = clinic.say("join", plan=other.to_dict())["text"]
-    assert "run 'one' exists here, but it was begun otherwise" in said
+    assert "run 'one' exists here, but it was begun with another setup" in said
     saved = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
     assert saved["plan"]["method"]["batch"] == 4
     data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
@@ -176,9 +176,8 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
             assert secret not in json.dumps(reply)
             assert secret in caplog.text
     reply = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
-    assert reply["text"] == (
-        "invalid method.name = 'gone' (expected a name that is installed at the node: "
-        "as policy.methods of it allows it"
+    assert reply["text"].startswith(
+        "invalid method.name = 'gone' (expected a name that is installed at the node"
     )
 
 
@@ -188,7 +187,7 @@ def test_disallowed_task_is_refused_without_import(tmp_path: Path, name: Any) ->
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
     reply = clinic.say("join", plan=plan)
-    allowed = "expected a name that policy.tasks of the node allows, or one of classification, text,"
+    allowed = "a name that policy.tasks of the node allows, or one of classification, text,"
     assert f"task.name = {name!r} (expected {allowed}" in reply["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None
@@ -321,7 +320,7 @@ def test_late_message_changes_no_state(tmp_path: Path) -> None:
     clinic.say("load_checkpoint", checkpoint=0, server="s", message=99)
     assert torch.equal(clinic.critic(), critic)
     again = clinic.say("join", plan=PLAN.to_dict(), server="s", message=100)
-    assert "that none has followed" in again["text"]
+    assert "the current server process" in again["text"]
     clinic.say("load_checkpoint", checkpoint=1, server="t", message=1)
     assert not torch.equal(clinic.critic(), critic)
 
@@ -400,7 +399,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
     replies = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
     assert [isinstance(said, tuple) for said in replies] == [True, True, True, False, False]
-    assert replies[-1]["rule"] == "a process joins 4 runs, and no more"
+    assert replies[-1]["rule"] == "a process joins 4 runs at most"
     assert [line["event"] for line in SecurityLog(clinic.folder).lines()].count("joined") == 4
 
 
