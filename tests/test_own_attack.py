@@ -71,8 +71,8 @@ def test_runs_attack_by_entry_point(lab: Lab, run: Path) -> None:
     share = f"{100 * right / 3:.0f}%"
     assert f"majority 3 nodes right {share} 10%" in " ".join(printed.split())
     page = (run / "report.html").read_text()
-    assert "Which class each node has most of" in page
-    assert f"Which class each node has most of: right of 3 nodes {share} (without it 10%)." in page
+    assert "Majority class of each node" in page
+    assert f"Majority class of each node: right of 3 nodes {share} (without it 10%)." in page
 
 
 def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:
@@ -97,7 +97,7 @@ def test_comparison_shows_column_of_custom_attack(lab: Lab) -> None:
     assert fedavg["majority_right"] == ""
     page = (lab.here / "with_leakage" / "compare.html").read_text()
     assert "Majority class</th>" in page
-    assert "majority: no class scores leave the nodes" in page
+    assert "majority: the nodes release no class scores" in page
 
 
 @pytest.mark.parametrize(

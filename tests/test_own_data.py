@@ -36,7 +36,7 @@ def test_metrics_equal_those_of_the_same_data_from_a_file(lab: Lab) -> None:
     assert result["data"] == {
         **same["data"],
         "name": "plates",
-        "note": f"plates as the lab's reader wrote them; {same['data']['note']}",
+        "note": f"plates as written by the lab's machine; {same['data']['note']}",
     }
     assert (result["data"]["train"], result["data"]["test"]) == (384, 120)
     assert result["split"]["nodes"] == 3

@@ -1,1 +1,1 @@
-"""What a lab adds to fedstill."""
+"""Plug-ins of a lab for fedstill."""

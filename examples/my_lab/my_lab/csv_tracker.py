@@ -1,4 +1,4 @@
-"""A run's figures as a table that any spreadsheet opens: step, figure, value."""
+"""A run's metrics as a CSV table for spreadsheets: step, metric, value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedstill.track import Tracker, final_metrics, flatten_metrics
 
 
 class CsvTracker(Tracker):
-    """Writes ``tracked.csv`` into the run's folder."""
+    """Tracker that writes ``tracked.csv`` into the run's folder."""
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self.file = (folder / "tracked.csv").open("w", newline="")  # again, also where a run continues
+        self.file = (folder / "tracked.csv").open("w", newline="")  # a resumed run logs all lines again
         self.csv = csv.writer(self.file)
         self.csv.writerow(["step", "metric", "value"])
 

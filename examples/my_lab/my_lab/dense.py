@@ -1,7 +1,7 @@
 """The core of DENSE: a student learns from the nodes' responses to inputs that a generator makes.
 
-Zhang et al.: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, Algorithm 1, without the loss on batch
-norm statistics, which nodes would have to release. The generator is conditioned on the label y.
+Zhang et al.: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, Algorithm 1, without the loss on
+batch norm statistics, which nodes would have to release. The generator is conditioned on the label y.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Randomized response (Warner, 1965): of each row of scores only its best class leaves, and not always that.
+"""Randomized response (Warner, 1965): of each row of scores only a class is released, usually the best one.
 
-With probability e^eps / (e^eps + C - 1) it is the best of C classes, else one of the others, all alike.
-Whatever the records, no answer is more than e^eps times likelier: an epsilon of eps a row, at delta 0.
+The class is the best of C with probability e^eps / (e^eps + C - 1), and else one of the others at random. One
+record makes no response more than e^eps times as likely: each row costs an epsilon of eps at delta 0.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fedstill.privacy import (
 @dataclass(frozen=True)
 class FlipConfig:
     noise: float | None = None
-    """One over the epsilon of a row; none: as much as privacy.epsilon asks for."""
+    """1 / epsilon of a row; None: calibrated to privacy.epsilon."""
     share: float = 1.0
 
 
 @dataclass(frozen=True)
 class Flipped(Rule):
-    noise_table: ClassVar[str] = "flip"  # the table of Flip whose noise this is
+    noise_table: ClassVar[str] = "flip"  # option table of Flip that sets the level
     level: float
 
     @property
@@ -48,8 +48,8 @@ class Flipped(Rule):
 
     def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         best, C = tensor.argmax(1).cpu(), tensor.shape[1]
-        kept, other = sampler.uniform((2, len(tensor)))
-        flipped = kept * (1 + (C - 1) * math.exp(-1 / self.level) if self.level else 0) > 1
+        keep, other = sampler.uniform((2, len(tensor)))
+        flipped = keep * (1 + (C - 1) * math.exp(-1 / self.level) if self.level else 0) > 1
         return 10.0 * F.one_hot((best + flipped * (1 + (other * (C - 1)).long())) % C, C).to(tensor.device)
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
@@ -59,11 +59,11 @@ class Flipped(Rule):
 @dataclass(frozen=True, kw_only=True)
 class Flip(PrivacyConfig):
     about: ClassVar[str] = "the predicted class is released by randomized response"
-    assumes: ClassVar[tuple[str, ...]] = ("nothing of the model but its flipped classes leaves", COUNTED)
+    assumes: ClassVar[tuple[str, ...]] = ("the model releases nothing but flipped classes", COUNTED)
     flip: FlipConfig = field(default_factory=FlipConfig)
 
     def refusal(self, query: Query, task: Task) -> str | None:
-        return None if task.kind == "class" else f"task {task.name} has not one class an input to flip"
+        return None if task.kind == "class" else f"task {task.name} does not have one class for each input"
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
         scores = (
@@ -71,4 +71,4 @@ class Flip(PrivacyConfig):
             and not release.is_input_gradient
             and not release.depends_on_records
         )
-        return Flipped(levels["flip"]) if scores else super().rule(release, levels)  # Exact: nothing claimed
+        return Flipped(levels["flip"]) if scores else super().rule(release, levels)  # Exact: no guarantee

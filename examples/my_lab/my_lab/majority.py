@@ -1,4 +1,4 @@
-"""Which class a node has most of, guessed from what its model answered: property inference."""
+"""Property inference: guess the majority class of each node from its model's responses."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from fedstill.protocol.queries import NodeSide
 
 @dataclass(frozen=True, kw_only=True)
 class MajorityClass(Attack):
-    """A model that saw a class most often leans towards it: the server takes the mean of its softmax."""
+    """Guess by the mean softmax: a model tends to predict the class that it saw most often."""
 
-    title: ClassVar[str] = "Which class each node has most of"
+    title: ClassVar[str] = "Majority class of each node"
     columns: ClassVar[tuple[LeakageColumn, ...]] = (
         LeakageColumn(
             name="majority_right",
             head="majority class",
-            description="Majority class: of how many nodes the class with most records is named, in percent.",
+            description="Percentage of the nodes whose majority class is guessed.",
         ),
     )
 
     responses: int = 500
-    """Answers of each node that are looked at, the last ones."""
+    """Number of the latest responses of each node that are used."""
 
     @property
     def transcript_rows(self) -> int:
         return self.responses
 
     def refusal(self, side: NodeSide) -> str | None:
-        scored = any(kind.category == "scores" for kind in side.released_kinds())
-        return None if scored else "no class scores leave the nodes"
+        releases_scores = any(kind.category == "scores" for kind in side.released_kinds())
+        return None if releases_scores else "the nodes release no class scores"
 
     def run(self, target: Target) -> AttackResult:
         if target.experiment.task.kind != "class":

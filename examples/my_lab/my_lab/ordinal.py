@@ -1,4 +1,4 @@
-"""Classes in an order, as grades of a disease: two grades off is worse than one.
+"""Ordered classes, such as grades of a disease: an error of two grades is worse than one.
 
 Hou, Yu, Samaras: "Squared Earth Mover's Distance-based Loss for Training Deep Neural Networks", 2016.
 """
@@ -17,7 +17,7 @@ from fedstill.tasks.classification import Classification
 
 
 class Ordinal(Classification):
-    """Grades: outputs are logits ``(B, C)``, targets ``(B,)``, as for classification."""
+    """Ordinal classification: outputs are logits ``(B, C)``, targets ``(B,)``."""
 
     name = "ordinal"
     metrics = (Metric("accuracy", "Accuracy"), Metric("mae", "MAE", unit="", digits=2, better="lower"))
@@ -27,31 +27,31 @@ class Ordinal(Classification):
         self.emd = emd
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        wanted = F.one_hot(targets, self.classes).to(outputs.dtype)  # (G, B, C)
-        far = emd(outputs.softmax(-1), wanted).mean(1)  # (G,)
-        return super().loss(outputs, targets, smoothing) + self.emd * far
+        one_hot = F.one_hot(targets, self.classes).to(outputs.dtype)  # (G, B, C)
+        distance = emd(outputs.softmax(-1), one_hot).mean(1)  # (G,)
+        return super().loss(outputs, targets, smoothing) + self.emd * distance
 
     def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
-        far = emd(student.softmax(1), target.softmax(1))  # (B,)
-        return super().distillation_loss(student, target, tau) + self.emd * far
+        distance = emd(student.softmax(1), target.softmax(1))  # (B,)
+        return super().distillation_loss(student, target, tau) + self.emd * distance
 
     def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
-        off = (outputs.argmax(1) - targets).abs().double()  # (N,) grades
-        return {"accuracy": 100 * off.eq(0).double().mean().item(), "mae": off.mean().item()}
+        errors = (outputs.argmax(1) - targets).abs().double()  # (N,) grades
+        return {"accuracy": 100 * errors.eq(0).double().mean().item(), "mae": errors.mean().item()}
 
 
 def emd(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Squared earth mover's distance of distributions ``(..., C)`` over ordered classes: ``(...,)``."""
+    """Return the squared earth mover's distance ``(...,)`` of distributions ``(..., C)``."""
     return (p.cumsum(-1) - q.cumsum(-1)).square().sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrdinalConfig(TaskConfig):
-    """One of several grades an image."""
+    """Ordered grades, one per image."""
 
     task_class = Ordinal
 
     emd: float = 1.0
-    """Weight of the earth mover's distance next to the cross-entropy."""
+    """Weight of the earth mover's distance, added to the cross-entropy."""
