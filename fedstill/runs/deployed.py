@@ -145,20 +145,20 @@ def _print_fingerprint(config: RunConfig, run: str, nodes: int) -> None:
         _, public = load_public(config.public, data, config.task)
     except DataError:  # the server logs it
         return
-    if job_args := unused_data_note(config, data):
-        print(job_args, file=sys.stderr)
+    if note := unused_data_note(config, data):
+        print(note, file=sys.stderr)
     sha256 = describe(plan_of(config, data, public, run, nodes), public).sha256
     print(f"The run is {group_digits(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
 def unused_data_note(config: RunConfig, data: DataSet) -> str:
     """Return a note about training examples in the server's own data, which are not used; empty: none."""
-    log_rest = len(data.train)
-    if not log_rest or config.data.registered_name in DATA.builtin:
+    unused = len(data.train)
+    if not unused or config.data.registered_name in DATA.builtin:
         return ""
     split = "data.test_fraction, or a column `split`, says which"
     tested = f"The run is tested on {len(data.test)} examples of {data.name}"
-    return f"{tested}: the other {log_rest} are training examples, which a server does not use ({split})."
+    return f"{tested}: the other {unused} are training examples, which a server does not use ({split})."
 
 
 def _connected(admin: Admin) -> list[str]:

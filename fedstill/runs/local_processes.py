@@ -210,7 +210,7 @@ def _evaluate_checkpoints(
 
 def _checkpoint_file(folder: Path, number: int) -> Path | None:
     """Return a node's checkpoint file for a query number; its last one if it was excluded before."""
-    if earlier := [number for number in checkpoints_in(folder) if number <= number]:
+    if earlier := [each for each in checkpoints_in(folder) if each <= number]:
         return folder / checkpoint_name(max(earlier))
     learning = folder / TRAINING_STATE
     return learning if learning.exists() else None

@@ -119,7 +119,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
 
 def begin(*words: str, progress: bool = False) -> None:
     options = ["--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words]
-    config = configured("digits-fedavg", ParsedArgs("fedstill run", (), rest=options), "run")
+    config = configured("digits-fedavg", ParsedArgs("fedstill run", (), overrides=options), "run")
     run.run(config, Path("out"), command="fedstill run", progress=progress)
 
 
@@ -199,16 +199,16 @@ def test_interrupting_aborts_job(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("QueryRefused", r"refused: x\. Once that is changed there, fedstill run --resume out resumes it"),
-        ("DataError", "cannot go on as it is: x$"),
-        ("NodeFault", r"stopped: x\. To go on: fedstill run --resume out"),
+        ("DataError", "cannot be resumed as it is: x$"),
+        ("NodeFault", r"stopped: x\. To resume it: fedstill run --resume out"),
     ],
 )
-def test_refused_run_has_no_resume_hint(server: Server, kind: str, said: str) -> None:
+def test_refused_run_has_no_resume_hint(server: Server, kind: str, message: str) -> None:
     server.left = {"stopped.json": {"error": kind, "text": "x"}}
-    with pytest.raises(FedstillError, match=said):
+    with pytest.raises(FedstillError, match=message):
         begin()
 
 
@@ -217,7 +217,7 @@ def test_lost_server_has_resume_hint(server: Server, monkeypatch: pytest.MonkeyP
         raise DeployError("the server is gone")
 
     monkeypatch.setattr(server, "status", gone)
-    with pytest.raises(DeployError, match=r"is gone\. To go on with the run: fedstill run --resume out"):
+    with pytest.raises(DeployError, match=r"is gone\. To resume the run: fedstill run --resume out"):
         begin()
 
 
@@ -286,7 +286,7 @@ def test_resolves_and_replaces_kit(server: Server, monkeypatch: pytest.MonkeyPat
 
 def test_rejects_kit_for_local_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('# Made by: x\n\n[method]\nname = "fedavg"\n')
-    with pytest.raises(ArgumentError, match="none, as this run began without one"):
+    with pytest.raises(ArgumentError, match="none, as this run was started without one"):
         run.resume(tmp_path, progress=False, startup_kit=Path("admin"))
 
 
@@ -342,7 +342,7 @@ def test_rehearsal_is_provisioned_each_time(
     (home / "runs/run/result.json").write_text("{}")
     for again in ("whole", "half", "whole"):
         events.clear()
-        local_processes._deploy_here(tiny("fedavg"), "run", names, home)
+        local_processes._run_deployed(tiny("fedavg"), "run", names, home)
         kits = [home / "nodes" / name / "kit/startup/fed_client.json" for name in names]
         assert [kit.read_text() for kit in kits] == [made[-1]] * 2
         assert sorted(events[-6:]) == sorted(f"{what} {name}" for what in ("start", "stop") for name in
@@ -359,9 +359,9 @@ def test_rehearsal_is_provisioned_each_time(
         raise DeployError("after 60 s not there: node-1")
 
     monkeypatch.setattr(Server, "wait_for", missing)
-    message = r"not there: node-1: 2 nodes and a server of .*take fewer \(--nodes N\), or leave --engine out"
+    message = r"not there: node-1: 2 nodes and a server with .*use fewer nodes \(--nodes N\) or no --engine"
     with pytest.raises(DeployError, match=message):
-        local_processes._deploy_here(tiny("fedavg"), "run", names, home)
+        local_processes._run_deployed(tiny("fedavg"), "run", names, home)
 
 
 def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pyte
         shown.append(MetricsLog.read(out / "metrics.jsonl").main_model)
         raise DeployError("stopped")
 
-    monkeypatch.setattr(local_processes, "_simulate", stop)
+    monkeypatch.setattr(local_processes, "_run_simulator", stop)
     for _ in range(2):
         with pytest.raises(DeployError, match="stopped"):
             local_processes.rehearse(config, build.build_simulation(config)[0], out, ProgressBar(False))
@@ -384,7 +384,7 @@ def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pyte
 
 
 def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The figures of a rehearsal whose node-2 does not answer where it is absent."""
+    """The results of a rehearsal whose node-2 does not answer where it is absent."""
     config = tiny(method, quorum=0.6, wait=0.2)
     away = Away(config, folder)
 
@@ -397,10 +397,10 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     link: Link = Gone(away.serve)
     live = away.live(link)
     results = live.run()
-    live.finish({**live.about(), **results}, keep_state=True)
+    live.finish({**live.describe_run(), **results}, keep_state=True)
     (folder / "out").mkdir()
     experiment, about = build.build_simulation(config)
-    found = local_processes._looked_into(
+    found = local_processes._evaluate_checkpoints(
         experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, ProgressBar(False)
     )
     return run.finish(experiment, about, found, folder / "out")
@@ -429,7 +429,9 @@ def test_excluded_node_is_evaluated_at_last_checkpoint(
 ) -> None:
     all_there = rehearsed(tmp_path / "all", "fediod", lambda header: False)
     result = rehearsed(
-        tmp_path / "two", "fediod", lambda header: header["operation"] == "answer" and header["number"] >= 2
+        tmp_path / "two",
+        "fediod",
+        lambda header: header["operation"] == "answer_query" and header["number"] >= 2,
     )
     # Its own model is what it had learned before the first query, not what it began with.
     assert result["standalone"] == all_there["standalone"]
@@ -468,7 +470,7 @@ def test_server_config_has_no_node_options() -> None:
 
 
 class RecordingTracker(Tracker):
-    """Keeps what it hears, and how much of it the run's page could show by then."""
+    """Records what it logs, and how many lines the run's page could show by then."""
 
     events: ClassVar[list[Any]] = []
     fails: ClassVar[str] = ""
@@ -489,18 +491,18 @@ class RecordingTracker(Tracker):
 
 
 @pytest.fixture
-def hears(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(deployed, "EVERY", 0.0)
+def tracker_name(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(deployed, "PROGRESS_INTERVAL", 0.0)
     monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
     return f"{__name__}:RecordingTracker"
 
 
-def test_downloads_metrics_during_run(server: Server, hears: str) -> None:
+def test_downloads_metrics_during_run(server: Server, tracker_name: str) -> None:
     """A resumed run sends all metrics again, in place of those that may be invalid."""
     server.at_work = ["RUNNING", "RUNNING"]
     server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
-        begin("--track", hears)
+        begin("--track", tracker_name)
     parts = [(2, TURNS[:2]), (4, TURNS[2:4])]
     assert RecordingTracker.events == ["FedAvg", *parts, None]
     server.at_work, server.measured, server.left = ["RUNNING", "RUNNING"], 0, {"result.json": RESULT}
@@ -510,19 +512,21 @@ def test_downloads_metrics_during_run(server: Server, hears: str) -> None:
 
 
 def test_failing_tracker_start_submits_no_job(
-    server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, tracker_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RecordingTracker, "fails", "start")
     with pytest.raises(FedstillError, match="cannot start: the server of trackers is gone"):
-        begin("--track", hears)
+        begin("--track", tracker_name)
     assert server.handed_in == []
 
 
 def test_result_notes_tracker_that_fails_at_end(
-    server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, tracker_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RecordingTracker, "fails", "close")
-    begin("--track", hears)
+    begin("--track", tracker_name)
     result = json.loads(Path("out/result.json").read_text())
     assert result["accuracy"] == 80.0
-    assert result["notes"] == [f"tracker {hears!r} failed and was disabled: the server of trackers is gone"]
+    assert result["notes"] == [
+        f"tracker {tracker_name!r} failed and was disabled: the server of trackers is gone"
+    ]

@@ -253,11 +253,11 @@ def test_evaluates_at_interval_and_end(rounds: int, every: int | None, expected:
 # --- what is refused before anything is trained ----------------------------------------------------
 
 
-def untouched(one: Setting, error: type[Exception], said: str) -> str:
-    """Refused, with nothing trained and nothing recorded; gives what was said."""
+def untouched(one: Setting, error: type[Exception], message: str) -> str:
+    """Check that the setting is rejected before any training; return the error's text."""
     networks = (*one.models, one.student)
     before = copy.deepcopy([network.state_dict() for network in networks])
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=message) as caught:
         Simulation(one)
     for network, old in zip(networks, before, strict=True):
         assert all(torch.equal(value, old[name]) for name, value in network.state_dict().items())
@@ -267,8 +267,8 @@ def untouched(one: Setting, error: type[Exception], said: str) -> str:
 
 def test_rejects_public_data_of_other_shape() -> None:
     public = PublicData("elsewhere", torch.zeros(5, 1, 12, 8))
-    said = re.escape(f"shape of public invalid data = (1, 12, 8) (expected {SHAPE}, as in the test data")
-    untouched(setting(FedAvg(rounds=1), public=public), ArgumentError, said)
+    message = re.escape(f"invalid shape of public data = (1, 12, 8) (expected {SHAPE}, as in the test data")
+    untouched(setting(FedAvg(rounds=1), public=public), ArgumentError, message)
 
 
 def test_result_names_public_data() -> None:
@@ -279,24 +279,24 @@ def test_result_names_public_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "error", "said"),
+    ("method", "error", "message"),
     [
-        (FedIODMaps(steps=1), MethodRefused, "it makes images from label maps, and this task has none"),
+        (FedIODMaps(steps=1), MethodRefused, "it generates images from label maps, and this task has none"),
         (
             FLMRCM(rounds=1, target="x"),
             ArgumentError,
-            r"invalid method\.target = 'x' (expected one of node-0",
+            r"invalid method\.target = 'x' \(expected one of node-0",
         ),
         (FedAD(epochs=1), ModelError, "the student"),
     ],
 )
 def test_rejects_invalid_server_options_before_training(
-    method: Any, error: type[Exception], said: str
+    method: Any, error: type[Exception], message: str
 ) -> None:
     changes: dict[str, Any] = {}
     if isinstance(method, FedAD):
         changes = {"student": build("mlp:8", SHAPE, 3, 0), "public": PublicData("p", blobs(6, 1).inputs)}
-    untouched(setting(method, "small-cnn:4", **changes), error, said)
+    untouched(setting(method, "small-cnn:4", **changes), error, message)
 
 
 @pytest.mark.parametrize("method", [FedIOD(steps=1), FedAvg(rounds=1)])
@@ -417,9 +417,9 @@ def test_notes_privacy_unit() -> None:
 
 def test_result_counts_test_cases() -> None:
     part = blobs(4, 0)
-    of, places = torch.tensor([2, 2, 5, 5]), torch.zeros(4, 2, dtype=torch.int64)
-    cases = CaseIndex(of, tuple("abcdef"), ("",) * 6)
+    case_ids, corners = torch.tensor([2, 2, 5, 5]), torch.zeros(4, 2, dtype=torch.int64)
+    cases = CaseIndex(case_ids, tuple("abcdef"), ("",) * 6)
     assert case_counts(part) == {}
     assert case_counts(replace(part, cases=cases)) == {"test_cases": 2, "case": "patient"}
-    assert case_counts(replace(part, cases=replace(cases, places=places)))["case"] == "picture"
-    assert case_counts(replace(part, cases=replace(cases, of=torch.arange(4)))) == {}
+    assert case_counts(replace(part, cases=replace(cases, corners=corners)))["case"] == "picture"
+    assert case_counts(replace(part, cases=replace(cases, case_ids=torch.arange(4)))) == {}
