@@ -158,7 +158,7 @@ def of_distil(**changes: Any) -> str:
 def test_distil_advice_uses_python_arguments() -> None:
     for changes, said in (
         ({"method": "fedavg"}, "policies=[fedstill.PolicyConfig(outputs_only=False), ...]"),
-        ({"method": "fedkd"}, "set public"),
+        ({"method": "fedkd"}, "pass public=..."),
         (
             {
                 "method": "fedavg",

@@ -69,7 +69,7 @@ class Result:
     kinds: Mapping[str, parts.KindRecord] = field(default_factory=dict)
     data: parts.Data = field(default_factory=parts.Data)
     split: parts.SplitRecord = field(default_factory=parts.SplitRecord)
-    public: parts.PublicData = field(default_factory=parts.PublicData)
+    public: parts.PublicDataRecord = field(default_factory=parts.PublicDataRecord)
     bytes: parts.BytesRecord = field(default_factory=parts.BytesRecord)
     nodes: tuple[parts.NodeRecord, ...] = ()
     student: parts.StudentRecord = field(default_factory=parts.StudentRecord)

@@ -33,7 +33,7 @@ class SplitRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicData:
+class PublicDataRecord:
     name: str | None = None
     examples: int | None = None
     note: str | None = None

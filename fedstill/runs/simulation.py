@@ -273,7 +273,7 @@ class Simulation(MeasuredSimulation):
         if phase == "centralized" and self.centralized_node is not None:
             return (
                 "centralized",
-                self.local_steps.get("centralized", 0),
+                self.local_steps.get(self.centralized_node.name, 0),
                 local.steps(len(self.centralized_node.data)),
             )
         span = self.side.initial_training or FULL_TRAINING

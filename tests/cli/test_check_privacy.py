@@ -108,7 +108,7 @@ def test_check_prints_cost_by_the_owners_accountant(
     ("privacy", "reason"),
     [
         ('mechanism = "dp-sgd"\nepsilon = 3.0\ntraining = { noise = 0.0 }\n', "privacy.training.noise is 0"),
-        ('mechanism = "pate"\nepsilon = 3.0\n', "privacy.pate.noise is none, and nobody says how often"),
+        ('mechanism = "pate"\nepsilon = 3.0\n', "privacy.pate.noise is none, and the number of queries"),
     ],
 )
 def test_check_prints_why_no_budget_suffices(
@@ -137,12 +137,12 @@ def test_check_prints_no_guarantee_without_a_mechanism(
         (
             'mechanism = "pate"\nepsilon = 3.0\n',
             "digits-fedmd",
-            "teachers learn once, before the first query",
+            "teachers are trained once, before the first query",
         ),
         (
             'mechanism = "dp-sgd"\nepsilon = 0.05\n',
             "digits-fediod",
-            "invalid privacy.epsilon = 0.05 (expected more",
+            "invalid privacy.epsilon = 0.05 (expected a larger one",
         ),
         (
             'mechanism = "dp-sgd"\nepsilon = 0.5\ntraining = { noise = 1.0 }\n',

@@ -122,7 +122,7 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
     for name in option_types(config.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
-    assert "Every random draw of the run follows from this number. (default: 4)" in words
+    assert "Seed of all random draws of the run. (default: 4)" in words
 
 
 def test_list_fits_one_screen(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,12 +258,12 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --seeds 1_0", "invalid --seeds = '1_0' (expected how many: 1 or more"),
         (
             "run mine.toml --split.alpha 0.5 --split.name iid",
-            "invalid split.alpha = '0.5' (expected none, as split 'iid' has no such option",
+            "invalid split.alpha = '0.5' (expected none: split 'iid' has no such option",
         ),
         ("run mine.toml --split.alpha.x 3", "unknown option '--split.alpha.x': did you mean '--split.alpha'"),
         (
             "compare fedavg --split.name iid --split.alpha 1",
-            "invalid split.alpha = '1' (expected none, as split",
+            "invalid split.alpha = '1' (expected none: split",
         ),
         (
             "run mine.toml --evaluation.centralized so",

@@ -18,10 +18,10 @@ import torch
 
 import fedstill
 from fedstill.cli import compare
-from fedstill.cli.arguments import read
-from fedstill.cli.completion import completed
+from fedstill.cli.arguments import parse
+from fedstill.cli.commands import COMMANDS
+from fedstill.cli.completion import completions
 from fedstill.cli.doctor import EXTRAS
-from fedstill.cli.main import COMMANDS, ROOMS
 from fedstill.cli.run import out_folder
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.data.raw import raw_images_from_arrays
@@ -34,13 +34,13 @@ Main = Callable[..., tuple[int, str, str]]
 
 def planned(*words: str) -> Any:
     usage = "METHOD ... [--seeds N] [--base PRESET] [--OPTION VALUE ...]"
-    return compare._planned(read("compare", usage, words))
+    return compare._planned(parse("compare", usage, words))
 
 
 def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
     own = ("--fediod.steps", "20", "--fedmd-cg.rounds=3")
     plan = planned("fediod", "fedavg", "fedmd-cg", "--nodes", "7", *own)
-    configs = {place.label: plan.config(place) for place in plan.places()}
+    configs = {planned.label: plan.run_config(planned) for planned in plan.planned_runs()}
     assert {config.split.nodes for config in configs.values()} == {7}
     assert configs["fediod"].method.steps == 20
     assert configs["fedmd-cg"].method.rounds == 3
@@ -85,7 +85,7 @@ def test_a_run_that_is_done_is_in_no_other_runs_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Options are tried one after the other; one that was stopped waits to go on."""
-    given, default = read("run", "PRESET", ["demo"]), tmp_path / "demo-seed0"
+    given, default = parse("run", "PRESET", ["demo"]), tmp_path / "demo-seed0"
     for folder in (default, tmp_path / "demo-seed0-2", tmp_path / "demo-seed0-3"):
         assert out_folder(given, str(default)) == folder
         assert f"The run's folder is {folder};" in capsys.readouterr().err
@@ -152,8 +152,8 @@ def test_lists_are_json_for_scripts(command: Main) -> None:
 
 
 def test_every_command_and_its_options_are_completed() -> None:
-    words = completed()
-    assert set(words) == {*COMMANDS, *ROOMS}
+    words = completions()
+    assert set(words) == set(COMMANDS)
     assert {"--data", "--sites", "--json"} <= set(words["evaluate"])
     assert set(presets.names()) < set(words["run"])
 
@@ -189,7 +189,7 @@ def test_unencodable_letters_are_written_as_placeholders() -> None:
         [
             sys.executable,
             "-c",
-            "from fedstill.core.console import safe_output as s\nwith s(): print('97 \u00b1 1')",
+            "from fedstill.core.safe_output import safe_output as s\nwith s(): print('97 \u00b1 1')",
         ],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,

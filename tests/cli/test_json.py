@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("audit verify node", {"log": "node/audit.sqlite", "sound": True, "entries": 0}, {"trouble"}),
         ("node check node digits-fedkd", {"node": "north", "faults": []}, {"facts", "exposed", "run"}),
         ("node check node", {"node": "north", "faults": []}, {"facts", "exposed", "methods"}),
-        ("privacy price laplace(50.0) 3", {"events": {"laplace(50.0)": 3}, "delta": 1e-5}, {"epsilon"}),
+        ("privacy cost laplace(50.0) 3", {"events": {"laplace(50.0)": 3}, "delta": 1e-5}, {"epsilon"}),
     ],
 )
 def test_json_has_the_content_of_the_text_output(
@@ -102,7 +102,7 @@ def test_json_has_the_content_of_the_text_output(
         begun = datetime.fromisoformat(run["begun"])
         assert begun.utcoffset() is not None, "a time without its zone is another elsewhere"
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
-        assert run["outcome"] in text
+        assert run["status"] in text
     if "epsilon" in output:
         assert (
             f"epsilon {round_up(output['epsilon']['pld'])} (PLD), {round_up(output['epsilon']['rdp'])} (RDP)"
