@@ -1,4 +1,4 @@
-"""What would rot in the site between two times that ``make docs`` builds it."""
+"""Consistency of the documentation with the code, without building the site."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without
 
 
 def pages() -> set[str]:
-    """All of them, as toctrees name them."""
-    made = ("_build", "gallery")
+    """Return all pages under their toctree names."""
+    generated = ("_build", "gallery")
     names = (path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md"))
-    return {name.as_posix() for name in names if name.parts[0] not in made}
+    return {name.as_posix() for name in names if name.parts[0] not in generated}
 
 
 def below(page: str, known: set[str]) -> Iterator[str]:
-    """The pages that the toctrees of one name."""
+    """Yield the pages in the toctrees of a page."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     folder = f"{page}/".rpartition("/")[0].rpartition("/")[0]
     for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
@@ -74,7 +74,7 @@ def test_every_page_is_in_a_toctree() -> None:
 
 
 def documented() -> set[str]:
-    """What the reference shows, with the module from which it is; methods by themselves, all of them."""
+    """Return the dotted names in the reference, including all methods."""
     module, found = "fedstill", {f"fedstill.{METHODS[name].__name__}" for name in METHODS.builtin}
     for path in (DOCS / "reference").glob("*.md"):
         text = path.read_text(encoding="utf-8")
@@ -89,26 +89,26 @@ def documented() -> set[str]:
 def test_every_public_name_is_in_the_reference() -> None:
     shown = documented()
     assert sorted({f"fedstill.{name}" for name in fedstill.__all__} - shown) == []
-    things = [inspect.unwrap(look_up(name)) for name in shown]
+    documented_objects = [inspect.unwrap(import_name(name)) for name in shown]
     for package in PACKAGES:
         offered = importlib.import_module(f"fedstill.{package}")
         for name in offered.__all__:
             thing = getattr(offered, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):  # by whichever name it is shown
-                assert inspect.unwrap(thing) in things, f"fedstill.{package}.{name}"
+                assert inspect.unwrap(thing) in documented_objects, f"fedstill.{package}.{name}"
 
 
-def look_up(name: str) -> Any:
-    """What a dotted name stands for."""
+def import_name(name: str) -> Any:
+    """Return the object of a dotted name."""
     module, _, last = name.rpartition(".")
     return getattr(importlib.import_module(module), last)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_has_its_text_and_every_option_its_meaning(name: str) -> None:
+def test_public_names_and_options_have_docstrings(name: str) -> None:
     thing = getattr(fedstill, name)
     assert (thing.__doc__ or "").strip()
-    assert not thing.__doc__.startswith(f"{name}("), "a signature that dataclass has made is no text"
+    assert not thing.__doc__.startswith(f"{name}("), "a generated dataclass signature is no docstring"
     if not (is_dataclass(thing) and issubclass(thing, CheckedOptions)):
         return
     for kind in thing.__mro__:
@@ -116,12 +116,12 @@ def test_every_public_name_has_its_text_and_every_option_its_meaning(name: str) 
             body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
             for field, after in zip(body, [*body[1:], None], strict=True):
                 if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
-                    told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                    assert told, f"{kind.__name__}.{ast.unparse(field.target)}"
+                    has_docstring = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                    assert has_docstring, f"{kind.__name__}.{ast.unparse(field.target)}"
 
 
 @pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
-def test_every_script_of_the_gallery_has_a_title_and_a_figure_and_uses_what_is_public(script: Path) -> None:
+def test_gallery_scripts_have_title_and_figure_and_use_public_names(script: Path) -> None:
     tree = ast.parse(script.read_text(encoding="utf-8"))
     title, line, *_ = (ast.get_docstring(tree) or "").split("\n")
     assert title
@@ -139,18 +139,20 @@ def test_every_script_of_the_gallery_has_a_title_and_a_figure_and_uses_what_is_p
 PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in sorted(pages()))]
 
 
-def test_every_file_of_ours_that_a_page_names_is_there() -> None:
-    rooms = "benchmarks|docs|examples|experiments|fedstill|tests|tools"
+def test_files_named_in_pages_exist() -> None:
+    folders = "benchmarks|docs|examples|experiments|fedstill|tests|tools"
     named = {
         (page.name, file)
         for page in PAGES
-        for file in re.findall(rf"(?<![\w/.-])((?:{rooms})/[\w./-]+\.\w+)", page.read_text(encoding="utf-8"))
+        for file in re.findall(
+            rf"(?<![\w/.-])((?:{folders})/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")
+        )
     }
     assert ("leakage.md", "tests/attacks/test_label_counts.py") in named
     assert sorted((page, file) for page, file in named if not (ROOT / file).exists()) == []
 
 
-def test_entry_points_bear_the_names_under_which_they_are_looked_for() -> None:
+def test_entry_point_groups_in_pages_match_registries() -> None:
     registries = (ATTACKS, DATA, ENSEMBLES, MECHANISMS, METHODS, MODELS, SPLITS, TASKS, TRACKERS)
     groups = {registry.group for registry in registries}
     table = (DOCS / "reference" / "own.md").read_text(encoding="utf-8")
@@ -163,18 +165,15 @@ def test_entry_points_bear_the_names_under_which_they_are_looked_for() -> None:
     assert shown == groups
 
 
-def test_the_page_on_files_has_the_versions_and_the_keys_that_are_written() -> None:
+def test_page_on_files_has_current_versions_and_keys() -> None:
     text = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
     numbers = [int(number) for number in re.findall(r"^\| [^|]* \| (\d+) \(", text, re.MULTILINE)]
     assert numbers == [audit_database.VERSION, offline_files.FORMAT, PROTOCOL, run_plan.FORMAT]
     table = text.partition("## result.json")[2].partition("\n## ")[0]
-    told = {
+    documented_keys = {
         key
         for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
         for key in re.findall(r"`(\w+)`", row)
     }
-    written = {field.name for field in fields(Result)} - {
-        "reached",
-        "missing",
-    }  # which have no key of their own
-    assert told == written | {"metric", "task", "needs", "data_digest"}
+    written = {field.name for field in fields(Result)} - {"metric_values", "absent_keys"}  # no keys
+    assert documented_keys == written | {"metric", "task", "needs", "data_digest"}

@@ -23,6 +23,7 @@ from fedstill.attacks.attack import ATTACKS
 from fedstill.cli.main import main
 from fedstill.core import options
 from fedstill.core.config_tables import describe_type, to_table
+from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
 from fedstill.data.splits import SPLITS
@@ -214,7 +215,7 @@ def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list
 
 def once(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Options stand as attributes, each with its default: no list of them under what has them."""
-    if what == "class" and issubclass(thing, options.CheckedOptions) and "Args:" in lines:
+    if what == "class" and issubclass(thing, CheckedOptions) and "Args:" in lines:
         del lines[lines.index("Args:") :]
 
 

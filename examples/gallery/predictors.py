@@ -3,7 +3,7 @@ Nodes whose models are no networks
 ==================================
 
 A hospital may have a model already, a forest or a boosted one, that answers and cannot be trained by
-anybody else. It is a node as it is: here three of scikit-learn's, each of rows of its own, are asked once
+others. It is a node as it is: here three of scikit-learn's, each of rows of its own, are asked once
 about rows without labels, and a small network learns from what they say together (FedKD).
 """
 
@@ -20,7 +20,7 @@ from fedstill.models import MLP
 
 # %%
 # 569 rows of thirty measurements. Two nodes have few of one kind, the third few rows at all; 150 rows
-# are public, without labels, and 219 no one's, to be judged by.
+# are public, without labels, and 219 are test data.
 
 cells = load_breast_cancer()
 x, y = torch.tensor(cells.data).float(), torch.tensor(cells.target)
@@ -66,7 +66,7 @@ metrics = fedstill.distil(
 
 key = "balanced_accuracy"
 reached = dict(zip(models, metrics["standalone"][key]["per_node"], strict=True))
-reached |= {"all asked": metrics["ensemble"][key], "student": metrics[key]}
+reached |= {"ensemble": metrics["ensemble"][key], "student": metrics[key]}
 figure, axis = plt.subplots(figsize=(6, 2.8))
 bars = axis.barh(list(reached), list(reached.values()), color=["C7"] * 3 + ["C1", "C0"])
 axis.bar_label(bars, fmt="%.0f", padding=3)

@@ -26,7 +26,7 @@ class SST2(TextData):
 
 @dataclass(frozen=True, kw_only=True)
 class AGNews(TextData):
-    """AG News: the beginnings of news on four subjects, as numbers of words with the words next to."""
+    """AG News: the beginnings of news on four subjects, as word numbers, with the words."""
 
     title: ClassVar[str] = "ag-news"
     note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
