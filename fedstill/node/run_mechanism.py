@@ -192,7 +192,7 @@ class PrivacyMechanism:
             ArgumentError: ``setup_hash`` is not set.
         """
         if not self.setup_hash:
-            raise ArgumentError("binding", self.setup_hash, "a hash, set before any noise is drawn")
+            raise ArgumentError("setup_hash", self.setup_hash, "a hash, set before any noise is drawn")
         return self._make_sampler(self._secret, self.node, self.setup_hash, self.salt, *names)
 
     def seal(self, text: str) -> str:
@@ -258,7 +258,7 @@ class PrivacyMechanism:
         """Refuse rows whose cost differs from the declared one, which the plan assumes.
 
         Raises:
-            OwnDataError: the server does not learn the shape, which nobody has paid for.
+            NodeDataError: the server does not learn the shape, which nobody has paid for.
         """
         width = query.width or self.task.classes
         if name not in query.releases or query.releases[name].category != "rows" or not shape:

@@ -182,7 +182,7 @@ def test_only_lost_secret_is_replaced(tmp_path: Path) -> None:
     assert owner_folder.init_folder(tmp_path, "clinic")
     said, lost = (tmp_path / "node.toml").read_bytes(), owner_folder.read_secret(tmp_path)
     (tmp_path / "secret").unlink()
-    with pytest.raises(FedstillError, match="--name = .other."):
+    with pytest.raises(FedstillError, match=r"--name = .other."):
         owner_folder.init_folder(tmp_path, "other")
     assert not (tmp_path / "secret").exists()
     assert not owner_folder.init_folder(tmp_path)

@@ -65,9 +65,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 # --- faults -------------------------------------------------------------------------------------------
 
 FAULTS = {
-    "no epsilon to find noise from": (
+    "no epsilon to calibrate noise from": (
         'mechanism = "dp-sgd"\n',
-        "invalid privacy.epsilon = inf (expected finite, where privacy.training.noise is to be found from it",
+        "invalid privacy.epsilon = inf (expected a finite value, from which privacy.training.noise",
     ),
     "the same of votes": ('mechanism = "pate"\n', "from which privacy.pate.noise is calibrated"),
     "a budget and no mechanism": (
@@ -77,11 +77,11 @@ FAULTS = {
     "a budget of the data and no mechanism": ("total_epsilon = 3.0\n", "privacy.mechanism = 'none'"),
     "noise without a bound": (
         'mechanism = "noisy-outputs"\nepsilon = 3.0\n',
-        "invalid privacy.outputs.bound = 0.0 (expected above 0, where a budget is set",
+        "invalid privacy.outputs.bound = 0.0 (expected above 0 if a budget is set",
     ),
     "no groups": (
         'mechanism = "pate"\nepsilon = 3.0\ngroup_size = 4\n',
-        "invalid privacy.group_size = 4 (expected 1, where data.group does not say",
+        "invalid privacy.group_size = 4 (expected 1 without data.group",
     ),
     "a delta of one record": (
         'mechanism = "pate"\nepsilon = 3.0\ndelta = 0.02\n',
@@ -152,7 +152,7 @@ def test_unknown_query_name_is_a_fault(tmp_path: Path) -> None:
     assert policy_faults(PolicyConfig(queries=("*", *known_queries()))) == []
     (fault,) = policy_faults(PolicyConfig(queries=("predict_logits", "count_lables")))
     assert "unknown query of policy.queries 'count_lables': did you mean 'count_labels'?" in fault
-    rest = MODEL + '[policy]\nquestions = ["examin"]\n'
+    rest = MODEL + '[policy]\nqueries = ["predict_logit"]\n'
     (fault,) = owner_folder.check_folder(folder_of(tmp_path / "clinic", rest=rest)).faults
     assert "did you mean 'predict_logits'" in fault
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedstill.cli import node
+from fedstill.cli.main import main
 from fedstill.federation import offline_node
 from fedstill.federation.offline_files import write_queries
 from fedstill.federation.signed_files import load_or_create_key
@@ -97,7 +97,7 @@ def test_all_files_are_private_to_owner(tmp_path: Path, umask: int) -> None:
     assert names >= {
         *("node.toml", "secret", "node.key", "node.pub", "answers", "answers.sig", "salt", "public", "runs"),
         *("audit.sqlite", "audit.sqlite-wal", "audit.sqlite-shm", "audit.sqlite.head"),
-        *("plan.json", "training.safetensors", "answers.safetensors"),
+        *("plan.json", "training.safetensors", "responses.safetensors"),
     }
     assert any(name.startswith("checkpoint-") for name in names)
     assert any(Path(path).parent.name == "public" for path in seen)
@@ -125,7 +125,7 @@ def test_open_files_are_reported_with_command(tmp_path: Path, capsys: pytest.Cap
 
 
 def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of ``fedstill node check``, which finds other faults here."""
+    """Return the lines of ``fedstill node check``, which finds other faults here."""
     with pytest.raises(SystemExit):
-        node.main(["check", str(folder)])
+        main(["node", "check", str(folder)])
     return capsys.readouterr().out.splitlines()

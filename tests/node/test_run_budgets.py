@@ -1,4 +1,4 @@
-"""What pays for releases: budgets of a run and of the data, charged before anything leaves."""
+"""Privacy budgets of a run and of the data, charged before anything is released."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PREDICT = Query(
     depends_on_records=(),
 )
 RANGE = Query("max_logit", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, depends_on_records=())
-BARE = {"range": torch.ones(())}
+MAX_LOGIT = {"range": torch.ones(())}
 VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
 ONE = Event("gaussian", 40 / 4)  # of a query about 8 inputs
 TRAINED = DPSGD(training=DPTrainingConfig(noise=1.5))
@@ -54,7 +54,7 @@ OUTPUTS = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
 
 
 class Node:
-    """A node of one query, or two: its gate, and what it has paid."""
+    """A node of one query, or two, with its gate and its charges."""
 
     def __init__(
         self,
@@ -74,20 +74,20 @@ class Node:
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
         self.gate.budgets = RunBudgets(self.mechanism, self.audit, run, "clinic")
 
-    def query(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
+    def send(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
-        asked = ReceivedQuery(number, (query or self.query).name, f"c{number}", "", {})
-        self.gate.admit(asked, query or self.query, X)
-        return self.gate.release(asked, "response", tensors or LOGITS, query or self.query, X)
+        received = ReceivedQuery(number, (query or self.query).name, f"c{number}", "", {})
+        self.gate.admit(received, query or self.query, X)
+        return self.gate.release(received, "response", tensors or LOGITS, query or self.query, X)
 
     def spent(self) -> Spending:
         return self.audit.spending("clinic", self.run)
 
-    def requires_approval(self, first: int = 0, most: int = 1000) -> int:
-        """How many queries it answers before it refuses."""
+    def count_answered(self, first: int = 0, most: int = 1000) -> int:
+        """Return the number of queries answered before one is refused."""
         for number in range(first, first + most):
             try:
-                self.query(number)
+                self.send(number)
             except QueryRefused:
                 return number - first
         return most
@@ -106,34 +106,34 @@ def fit(event: Event, most: float, start: PrivacyCost | None = None) -> int:
 
 def test_releases_never_exceed_budget() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
-    answered = node.planned_queries()
+    answered = node.count_answered()
     assert answered == fit(ONE, 1.5) > 2
     assert cost_from_dict(node.spent().run_events) == PrivacyCost({ONE: answered})
     one = {str(ONE): answered}
-    counted = {"queries_run": answered, "queries": answered, "bytes": answered * 128}
+    counted = {"run_queries": answered, "total_queries": answered, "total_bytes": answered * 128}
     assert node.spent() == Spending(one, one, **counted)
 
 
 def test_refused_query_is_not_computed_or_charged() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
-    answered = node.planned_queries()
+    answered = node.count_answered()
     spent = node.spent()
-    asked = ReceivedQuery(answered, "predict", "c", "", {})
+    received = ReceivedQuery(answered, "predict", "c", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.gate.admit(asked, node.query, X)
+        node.gate.admit(received, node.query, X)
     with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
-        node.gate.release(asked, "response", LOGITS, node.query, X)
+        node.gate.release(received, "response", LOGITS, node.query, X)
     assert node.spent() == spent
     assert node.gate.audit.spending("clinic", ALL_RUNS).total_queries == answered
 
 
 def test_large_query_is_refused_for_its_cost() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
-    asked = ReceivedQuery(0, "predict", "c", "", {})
+    received = ReceivedQuery(0, "predict", "c", "", {})
     many = {"x": torch.zeros(2000, 1, 4, 4)}
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.gate.admit(asked, node.query, many)
-    node.gate.admit(asked, node.query, X)
+        node.gate.admit(received, node.query, many)
+    node.gate.admit(received, node.query, X)
 
 
 def test_row_width_determines_cost_and_is_enforced() -> None:
@@ -141,66 +141,66 @@ def test_row_width_determines_cost_and_is_enforced() -> None:
     config = NoisyOutputs(outputs=OutputsConfig("laplace", noise=700.0, bound=1.0))
     wide = {
         "releases": {"rows": PayloadKind("rows", category="rows")},
-        "reads": ("rows",),
+        "depends_on_records": ("rows",),
         "times": 3,
         "width": 16,
     }
     inputs = {"rows": torch.zeros(ROWS, 16)}
     node = Node(config, **wide)
     for number in range(3):
-        node.query(number, tensors=inputs)
+        node.send(number, tensors=inputs)
     assert cost_from_dict(node.spent().run_events) == total_cost(node.mechanism.run_costs())
     assert dict(node.spent().run_events) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
     with pytest.raises(
-        NodeDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"
+        NodeDataError, match=r"rows of query predict is \(8, 16\) \(expected 4 numbers per row"
     ):
-        narrow.query(0, tensors=inputs)
+        narrow.send(0, tensors=inputs)
     assert narrow.spent() == Spending({}, {})
     row = replace(config.outputs, distribution="gaussian")  # a row's length is bounded, whatever is in it
-    Node(replace(config, outputs=row), **{**wide, "width": 0}).query(0, tensors=inputs)
+    Node(replace(config, outputs=row), **{**wide, "width": 0}).send(0, tensors=inputs)
 
 
 def test_refusal_does_not_reveal_threshold_votes() -> None:
-    """What a release turned out to cost follows from the records, and of a refused one nothing is paid."""
+    """The actual cost of a release depends on the records; a refused one costs nothing."""
     pate = PateConfig(teachers=20, noise=40.0, threshold=5.0, threshold_noise=40.0)
     node = Node(replace(VOTES, pate=pate, epsilon=3.0))
     many = {"logits": LOGITS["logits"].repeat(1000, 1)}  # more than the query declares
     rules = set()
     for number in range(4):
         with pytest.raises(QueryRefused) as refused:
-            node.query(number, tensors=many)
+            node.send(number, tensors=many)
         rules.add(refused.value.rule)
     assert len(rules) == 1
     assert not node.spent().run_events
-    node.query(5)
+    node.send(5)
 
 
 def test_total_budget_holds_over_runs() -> None:
     audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
-    first = Node(config, audit, "one").planned_queries()
+    first = Node(config, audit, "one").count_answered()
     assert first == fit(ONE, 1.5), "one run may not take all"
     second = Node(config, audit, "two")
-    assert second.planned_queries() == fit(ONE, 2.0) - first > 0
+    assert second.count_answered() == fit(ONE, 2.0) - first > 0
     assert second.spent().total_events == {str(ONE): fit(ONE, 2.0)}
-    assert Node(config, audit, "three").planned_queries() == 0
+    assert Node(config, audit, "three").count_answered() == 0
     with pytest.raises(QueryRefused, match="the budget is epsilon 2 at"):
-        Node(config, audit, "three").query(0)
+        Node(config, audit, "three").send(0)
 
 
 @pytest.mark.parametrize(("sizes", "holds"), [((1, 4), False), ((4, 1), False), ((4, 4), True)])
 def test_charges_in_another_unit_block_budget(sizes: tuple[int, int], holds: bool) -> None:
-    """A record's events are too cheap for a patient, and no factor on them is right for all mechanisms."""
+    """Events charged for a record protect no patient, and no factor corrects this for all mechanisms."""
     audit = AuditLog()
     first, second = (replace(VOTES, group_size=size, epsilon=9.0, total_epsilon=9.0) for size in sizes)
-    Node(first, audit, "one").query(0)
-    objection = Node(second, audit, "two").gate.refusal_reason(PREDICT)
-    assert (objection is None) == holds
+    Node(first, audit, "one").send(0)
+    reason = Node(second, audit, "two").gate.refusal_reason(PREDICT)
+    assert (reason is None) == holds
     if not holds:
-        assert "protect other units than privacy.group_size" in str(objection)
+        assert "protect other units than privacy.group_size" in str(reason)
         with pytest.raises(QueryRefused, match="protect other units"):
-            Node(second, audit, "two").query(0)
-    Node(replace(second, total_epsilon=math.inf), audit, "three").query(0)
+            Node(second, audit, "two").send(0)
+    Node(replace(second, total_epsilon=math.inf), audit, "three").send(0)
     mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.refusal_reason(PREDICT)
     assert (mixed is None) == holds  # nor in one run
 
@@ -209,8 +209,8 @@ def test_charges_in_another_unit_block_budget(sizes: tuple[int, int], holds: boo
 def test_declared_run_over_budget_is_refused(budget: str) -> None:
     most = fit(ONE, 1.5)
     assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.refusal_reason(PREDICT) is None
-    objection = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.refusal_reason(PREDICT)
-    assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
+    reason = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.refusal_reason(PREDICT)
+    assert str(reason).startswith("privacy budget: the budget is epsilon 1.5")
 
 
 def test_run_without_guarantee_is_refused_at_first_query() -> None:
@@ -223,23 +223,23 @@ def test_resumed_run_is_not_counted_twice() -> None:
     audit, most = AuditLog(), fit(ONE, 1.5)
     config = replace(VOTES, epsilon=1.5, total_epsilon=1.5)
     first = Node(config, audit, times=most)
-    assert first.planned_queries(most=most - 1) == most - 1
+    assert first.count_answered(most=most - 1) == most - 1
     again = Node(config, audit, times=most)
     assert again.gate.refusal_reason(PREDICT) is None
-    assert again.planned_queries(most - 1) == 1
+    assert again.count_answered(most - 1) == 1
     other = Node(config, audit, run="two", times=1)
     assert "budget" in str(other.gate.refusal_reason(PREDICT))
 
 
-# --- what the first release pays for ------------------------------------------------------------------
+# --- charges of the first release ---------------------------------------------------------------------
 
 
 def test_training_is_charged_once_and_before_the_first_release() -> None:
-    audit, node = AuditLog(), Node(TRAINED)
+    audit = AuditLog()
     node = Node(TRAINED, audit)
     assert node.spent().run_events == {}, "nothing has left"
     for number in range(3):
-        node.query(number)
+        node.send(number)
     assert node.spent().run_events == {str(STEP): 20}
     rows = list(audit.entries())
     assert [(row["part"], row["number"]) for row in rows] == [
@@ -250,10 +250,10 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     ]
     assert rows[0]["cost"] == {str(STEP): 20}
     assert all(row["cost"] == {} and not row["no_guarantee"] for row in rows[1:])
-    Node(TRAINED, audit).query(3)  # the same run after a stop
+    Node(TRAINED, audit).send(3)  # the same run after a stop
     assert node.spent().run_events == {str(STEP): 20}
     other = Node(TRAINED, audit, "two")
-    other.query(0)
+    other.send(0)
     assert (other.spent().run_events, other.spent().total_events) == ({str(STEP): 20}, {str(STEP): 40})
     assert (other.spent().run_queries, other.spent().total_queries) == (1, 5)
 
@@ -262,14 +262,14 @@ def test_unaffordable_training_blocks_releases() -> None:
     total = compute_epsilon(PrivacyCost({STEP: 20}), 1e-5)
     node = Node(replace(TRAINED, epsilon=total * 0.99))
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.query(0)
-    asked = ReceivedQuery(0, "predict", "c0", "", {})
+        node.send(0)
+    received = ReceivedQuery(0, "predict", "c0", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.gate.release(asked, "response", LOGITS, node.query, X)
+        node.gate.release(received, "response", LOGITS, node.query, X)
     assert node.spent() == Spending({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=total * 1.01)
-    assert Node(enough, audit).planned_queries(most=3) == 3
-    assert Node(enough, audit).planned_queries(3, most=3) == 3, "after a stop, it is not reckoned again"
+    assert Node(enough, audit).count_answered(most=3) == 3
+    assert Node(enough, audit).count_answered(3, most=3) == 3, "after a resume, it is not charged again"
 
 
 # --- idempotence --------------------------------------------------------------------------------------
@@ -278,26 +278,26 @@ def test_unaffordable_training_blocks_releases() -> None:
 def test_repeated_release_is_allowed_after_spent_budget() -> None:
     audit = AuditLog()
     node = Node(replace(VOTES, epsilon=1.5), audit)
-    left = [node.query(number) for number in range(fit(ONE, 1.5))]
+    left = [node.send(number) for number in range(fit(ONE, 1.5))]
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
-    asked = ReceivedQuery(0, "predict", "c0", "", {})
-    released = again.gate.release(asked, "response", LOGITS, again.query, X)
+    received = ReceivedQuery(0, "predict", "c0", "", {})
+    released = again.gate.release(received, "response", LOGITS, again.query, X)
     assert torch.equal(released["logits"], left[0]["logits"])
     assert again.spent() == node.spent()
 
 
 def test_equal_noised_release_of_another_value_is_charged() -> None:
-    node, asked, one = Node(OUTPUTS), ReceivedQuery(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
+    node, received, one = Node(OUTPUTS), ReceivedQuery(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
     close = one.clone()
     close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
     same = replace(node.query, postprocess=lambda response, sent: {"logits": torch.zeros(1)})
     for z in (one, close, one):
-        node.gate.release(asked, "response", {"logits": z}, same, X)
+        node.gate.release(received, "response", {"logits": z}, same, X)
     assert list(node.spent().run_events.values()) == [2]
 
 
-# --- what networks learn for a query ---------------------------------------------------------------
+# --- charges of training for a query ---------------------------------------------------------------
 
 LEARNING = {"times": 3, "span": lambda sent: Span(0, 1, 4)}  # 5 of 20 steps
 CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
@@ -308,19 +308,19 @@ def test_equal_responses_have_different_hashes() -> None:
     node = Node(TRAINED)
 
     def left(number: int, part: str = "response") -> str:
-        asked = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
-        node.gate.release(asked, part, LOGITS, node.query, X)
+        received = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
+        node.gate.release(received, part, LOGITS, node.query, X)
         return str(node.gate.release_cost(number, part, is_masked=True).release_hash)
 
     hashes = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
     assert len({*hashes}) == 4
-    assert left(1) == hashes[1], "the same, asked again, is known again"
+    assert left(1) == hashes[1], "the same, received again, is known again"
 
 
-def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") -> None:
-    asked = ReceivedQuery(number, "predict", content, after, {})
-    node.gate.admit(asked, node.query, X)
-    node.gate.charge_training(asked, node.query, X)
+def admitted(node: Node, number: int = 0, content_hash: str = "c0", history_hash: str = "") -> None:
+    received = ReceivedQuery(number, "predict", content_hash, history_hash, {})
+    node.gate.admit(received, node.query, X)
+    node.gate.charge_training(received, node.query, X)
 
 
 def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
@@ -329,7 +329,7 @@ def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
 
 def test_training_is_charged_at_admission() -> None:
     node = Node(replace(TRAINED, critic=DPTrainingConfig(noise=2.0)), trains=("critic",), **LEARNING)
-    node.side = replace(node.side, first=None)
+    node.side = replace(node.side, initial_training=None)
     admitted(node)
     first, own = charged(node)
     assert first == ("training", "training", -1, {str(STEP): 20})
@@ -338,9 +338,9 @@ def test_training_is_charged_at_admission() -> None:
     for _ in range(3):  # whatever came of it
         admitted(node)
     assert len(charged(node)) == 2
-    node.query(0)
-    assert charged(node)[2:] == [("predict", "response", 0, {})], "what leaves has no more to pay"
-    node.query(0)
+    node.send(0)
+    assert charged(node)[2:] == [("predict", "response", 0, {})], "the release costs nothing more"
+    node.send(0)
     assert len(charged(node)) == 3
     for other in ({"number": 1}, {"content_hash": "c1"}, {"history_hash": "c0"}):
         admitted(node, **other)  # type: ignore[arg-type]
@@ -359,7 +359,7 @@ def test_unaffordable_training_does_not_run() -> None:
 
 
 def test_query_without_training_charges_initial_training_only() -> None:
-    """Even that it fails tells of what was learned."""
+    """Even a failure reveals something about the training."""
     for config, rows in (
         (VOTES, []),
         (TRAINED, [("training", "training", -1, {str(STEP): 20})]),
@@ -370,53 +370,50 @@ def test_query_without_training_charges_initial_training_only() -> None:
         assert charged(node) == rows
 
 
-# --- what has no guarantee ----------------------------------------------------------------------------
+# --- releases without a guarantee ---------------------------------------------------------------------
 
 
 def test_release_without_guarantee_is_counted_and_refused_under_budget() -> None:
     node = Node(VOTES)
-    node.query(0, RANGE, BARE)
+    node.send(0, RANGE, MAX_LOGIT)
     assert node.spent() == Spending({}, {}, 1, 1, 1, 1, 4)
     for budget in ("epsilon", "total_epsilon"):
         strict = Node(replace(VOTES, **{budget: 1.5}))
         with pytest.raises(QueryRefused, match="no guarantee for logit range"):
-            strict.query(0, RANGE, BARE)
+            strict.send(0, RANGE, MAX_LOGIT)
         with pytest.raises(QueryRefused, match="without any guarantee"):
-            strict.gate.release(ReceivedQuery(0, "max_logit", "c", "", {}), "response", BARE, RANGE, X)
+            strict.gate.release(ReceivedQuery(0, "max_logit", "c", "", {}), "response", MAX_LOGIT, RANGE, X)
         assert strict.spent() == Spending({}, {})
 
 
 def test_release_without_guarantee_voids_budget() -> None:
     audit = AuditLog()
     for number, run in enumerate(("one", "one", "zero")):
-        Node(VOTES, audit, run).query(number, RANGE, BARE)
+        Node(VOTES, audit, run).send(number, RANGE, MAX_LOGIT)
 
     def said(config: PrivacyConfig, run: str) -> str:
         with pytest.raises(QueryRefused) as refused:
-            Node(config, audit, run).query(9)
+            Node(config, audit, run).send(9)
         return refused.value.rule
 
     same = said(replace(VOTES, epsilon=1.5), "one")
     assert same == (
         "privacy budget: the budget of epsilon 1.5 at delta 1e-05 cannot hold, as 2 releases left without "
-        "any guarantee before it was set (expected a new run, or privacy.epsilon = inf"
+        "any guarantee before it was set: start a new run, or set privacy.epsilon = inf"
     )
     for config in (replace(VOTES, total_epsilon=1.5), replace(VOTES, epsilon=1.5)):  # it is of the data, too
         rule = said(config, "two")
         assert "cannot hold, as releases left without any guarantee" in rule
-        assert "its owner sees in which runs by fedstill audit show" in rule
+        assert "fedstill audit show lists the runs" in rule
         assert "zero" not in rule  # a server's run, of which the one that is refused is to learn nothing
     apart = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
-    assert Node(apart, audit, "two").planned_queries(most=1) == 1, "a run of its own is one"
+    assert Node(apart, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
 
 
 def test_budget_without_mechanism_refuses_all() -> None:
     node = Node(NoPrivacy(epsilon=3.0))
     with pytest.raises(QueryRefused, match="mechanism none gives no guarantee for logits"):
-        node.query(0)
-
-
-# --- a log in trouble ----------------------------------------------------------------------------
+        node.send(0)
 
 
 # --- the budget of all runs -------------------------------------------------------------------------------
@@ -439,15 +436,15 @@ def test_rejects_invalid_budgets(name: str, value: float) -> None:
 
 
 def test_renamed_run_gains_no_budget() -> None:
-    """The server names runs: what one has spent is gone for all."""
+    """The server names runs: epsilon spent in one is spent for all."""
     one, audit = replace(VOTES, epsilon=1.5), AuditLog()
-    first = Node(one, audit, "one").planned_queries()
+    first = Node(one, audit, "one").count_answered()
     assert first > 0
-    assert [Node(one, audit, run).planned_queries() for run in ("two", "three")] == [0, 0]
+    assert [Node(one, audit, run).count_answered() for run in ("two", "three")] == [0, 0]
     for most in (3.0, math.inf):
         audit, config = AuditLog(), replace(one, total_epsilon=most)
-        assert Node(config, audit, "one").planned_queries() == first
-        second = Node(config, audit, "two").planned_queries()
+        assert Node(config, audit, "one").count_answered() == first
+        second = Node(config, audit, "two").count_answered()
         assert second > 0
     assert second == first, "inf: each run may cost epsilon"
 
@@ -463,11 +460,11 @@ def test_renamed_run_gains_no_budget() -> None:
     ],
 )
 def test_noise_is_calibrated_to_both_budgets(run: tuple[float, float], all_runs: tuple[float, float]) -> None:
-    """And hardly more: one of them is nearly used up."""
+    """Hardly more noise than needed: one of the budgets is nearly used up."""
     config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
-    price = total_cost(Node(config, times=5).mechanism.run_costs())
-    assert price
-    used = [compute_epsilon(price, delta) / most for most, delta in (run, all_runs)]
+    cost = total_cost(Node(config, times=5).mechanism.run_costs())
+    assert cost
+    used = [compute_epsilon(cost, delta) / most for most, delta in (run, all_runs)]
     assert 0.97 < max(used) <= 1
 
 
@@ -478,7 +475,7 @@ def test_impossible_calibration_names_smaller_budget() -> None:
     sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PATE(**{"epsilon": 8.0, **change})
-        with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
+        with pytest.raises(ArgumentError, match=rf"privacy\.{name} = 0\.01"):
             PrivacyMechanism(
                 "clinic", config, sides, LocalConfig(), 100, Classification(4)
             )  # the counts alone cost 0.1
@@ -491,8 +488,8 @@ def test_total_delta_above_one_record_is_a_fault() -> None:
     (fault,) = privacy_faults(one, data, None)
     assert fault.startswith("invalid privacy.total_delta = 0.02 (expected well below 1 / 60")
     assert privacy_faults(other, data, None) == []
-    (fault,) = privacy_faults(replace(other, delta=0.02), data, None)  # said once
-    assert fault.startswith("privacy.delta")
+    (fault,) = privacy_faults(replace(other, delta=0.02), data, None)  # reported once
+    assert fault.startswith("invalid privacy.delta = 0.02")
 
 
 def test_volume_slices_need_group_protection() -> None:

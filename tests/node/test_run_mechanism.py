@@ -1,4 +1,4 @@
-"""What protects a node in a run: each tensor's rule, prices worked out by hand, and noise that is found."""
+"""Privacy mechanism of a node in a run: rules of tensors, costs computed by hand, calibrated noise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.privacies import make_mechanism
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
 LOCAL = LocalConfig(epochs=2, batch=10)  # 20 steps at rate 0.1
-EXAMINE = Query(
+PREDICT_LOGITS = Query(
     "predict_logits",
     lambda group, number: {},
     {"x": "inputs"},
@@ -47,17 +47,19 @@ EXAMINE = Query(
     depends_on_records=(),
     trains=("critic",),
 )
-PREDICT = Query("predict", EXAMINE.handler, {"x": "inputs"}, {"logits": "logits"}, depends_on_records=())
+PREDICT = Query(
+    "predict", PREDICT_LOGITS.handler, {"x": "inputs"}, {"logits": "logits"}, depends_on_records=()
+)
 COUNT = Query(
     "count_labels",
-    EXAMINE.handler,
+    PREDICT_LOGITS.handler,
     releases={"counts": "label counts", "sizes": "label counts"},
     times=1,
     depends_on_records=("counts",),
 )
 TRAIN = Query(
     "train",
-    EXAMINE.handler,
+    PREDICT_LOGITS.handler,
     {"span": "schedule"},
     {"theta": PARAMETERS},
     times=4,
@@ -65,7 +67,7 @@ TRAIN = Query(
     span=lambda sent: Span(int(sent["span"]), int(sent["span"]) + 1, 4),
 )
 SHAPES = {"logits": (ROWS, CLASSES), "critic": (ROWS, 2, 2)}
-PULLED = {"d/dx": (ROWS, 1, 4, 4)}
+INPUT_GRADIENT = {"d/dx": (ROWS, 1, 4, 4)}
 GIVEN: dict[str, Any] = {
     "training": DPTrainingConfig(noise=1.5),
     "critic": DPTrainingConfig(noise=2.0, clip=0.5),
@@ -76,7 +78,7 @@ GIVEN: dict[str, Any] = {
 
 
 def side(*queries: Query, **more: Any) -> NodeSide:
-    return NodeSide({query.name: query for query in queries or (EXAMINE, COUNT)}, **more)
+    return NodeSide({query.name: query for query in queries or (PREDICT_LOGITS, COUNT)}, **more)
 
 
 def protection(
@@ -87,7 +89,7 @@ def protection(
     task: Task = TASK,
     **more: Any,
 ) -> PrivacyMechanism:
-    own = {name: more.pop(name) for name in ("first", "learns") if name in more}
+    own = {name: more.pop(name) for name in ("initial_training", "trains_models") if name in more}
     changed = make_mechanism(mechanism, **{**config, **more})
     made = PrivacyMechanism("clinic", changed, side(*queries, **own), LOCAL, examples, task)
     made.setup_hash = "data"
@@ -107,36 +109,36 @@ def near(one: PrivacyCost | None, other: PrivacyCost | None) -> None:
     assert one is not None
     assert other is not None
     mine, theirs = (
-        sorted((event.kind, event.rate, event.group, times, event.noise) for event, times in price.items())
-        for price in (one, other)
+        sorted((event.kind, event.rate, event.group, times, event.noise) for event, times in cost.items())
+        for cost in (one, other)
     )
     assert [row[:4] for row in mine] == [row[:4] for row in theirs]
     assert [row[4] for row in mine] == pytest.approx([row[4] for row in theirs])
 
 
-def priced(
+def query_cost(
     made: PrivacyMechanism, query: Query, part: str, shapes: Any, sent: Any = None
 ) -> PrivacyCost | None:
-    """Of one release, with what is learned for it."""
+    """Return the cost of one release, with its training."""
     return total_cost(made.query_costs(query, part, shapes, sent or {}))
 
 
-def response(made: PrivacyMechanism, query: Query = EXAMINE, noised: Any = None) -> PrivacyCost | None:
-    """Of an answer: as it is expected, or as it turned out."""
+def response(made: PrivacyMechanism, query: Query = PREDICT_LOGITS, noised: Any = None) -> PrivacyCost | None:
+    """Return the cost of a response: expected, or actual for released tensors."""
     shapes = {name: SHAPES[name] for name in query.releases}
     if noised is not None:
         return total_cost(made.release_costs(query, shapes, noised))
-    return priced(made, query, "answer", shapes)
+    return query_cost(made, query, "response", shapes)
 
 
-# --- prices by hand -----------------------------------------------------------------------------------
+# --- costs by hand ------------------------------------------------------------------------------------
 
 
 def test_no_mechanism_gives_no_guarantee() -> None:
     made = protection("none")
     assert response(made) is None
-    assert priced(made, EXAMINE, "gradient", PULLED, {}) is None
-    assert priced(made, COUNT, "answer", {"counts": (CLASSES,)}, {}) is None
+    assert query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT, {}) is None
+    assert query_cost(made, COUNT, "response", {"counts": (CLASSES,)}, {}) is None
     assert made.private_steps() == {}
     assert not made.protects
 
@@ -145,9 +147,9 @@ def test_dp_sgd_charges_training_and_not_derived_responses() -> None:
     made = protection("dp-sgd")
     assert made.initial_training_costs() == {"training": gaussian(1.5, 20, rate=0.1)}
     assert response(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
-    assert response(made, replace(EXAMINE, rows=0)) == gaussian(2.0, rate=0.01)  # nobody says how many: 1
+    assert response(made, replace(PREDICT_LOGITS, rows=0)) == gaussian(2.0, rate=0.01)  # no rows declared: 1
     assert response(made, PREDICT) == PrivacyCost()
-    assert priced(made, EXAMINE, "gradient", PULLED, {}) == PrivacyCost()
+    assert query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT, {}) == PrivacyCost()
     assert total_cost(made.run_costs()) == (
         gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
     )
@@ -164,7 +166,10 @@ def test_pate_charges_votes_and_gradients_not_training() -> None:
     # sqrt(2) votes a row, 8 rows; and the critic's step
     near(response(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
     near(response(made, PREDICT), gaussian(5 / 4))
-    near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
+    near(
+        query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT, {}),
+        gaussian(3 * 20 / (2 * math.sqrt(8))),
+    )
     assert set(made.private_steps()) == {"critic"}
 
 
@@ -172,20 +177,22 @@ def test_pate_threshold_saves_unanswered_rows() -> None:
     pate = replace(GIVEN["pate"], threshold=12.0, threshold_noise=4.0)
     made = protection("pate", PREDICT, pate=pate)
     near(response(made, PREDICT), gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(16)))
-    silent = torch.ones(ROWS, CLASSES)
-    silent[3:] = 0
+    unanswered = torch.ones(ROWS, CLASSES)
+    unanswered[3:] = 0
     near(
-        response(made, PREDICT, noised={"logits": silent}),
+        response(made, PREDICT, noised={"logits": unanswered}),
         gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(2 * 3)),
     )
-    near(response(made, PREDICT, noised={"logits": 0 * silent}), gaussian(4 / math.sqrt(8)))
+    near(response(made, PREDICT, noised={"logits": 0 * unanswered}), gaussian(4 / math.sqrt(8)))
 
 
 def test_noisy_outputs_charges_each_row() -> None:
     made = protection("noisy-outputs")
     near(response(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
     near(response(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
-    near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
+    near(
+        query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT, {}), gaussian(3 / (2 * math.sqrt(8)))
+    )  # one network
     rows = protection("noisy-outputs", outputs=replace(GIVEN["outputs"], distribution="gaussian"))
     near(response(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
     assert made.initial_training_costs() == {"training": PrivacyCost()}
@@ -194,11 +201,11 @@ def test_noisy_outputs_charges_each_row() -> None:
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     shapes = {"counts": (CLASSES,)}
-    assert priced(protection(mechanism), COUNT, "answer", shapes, {}) == laplace(10.0)
-    assert priced(protection(mechanism, counts_noise=4.0), COUNT, "answer", shapes, {}) == laplace(4.0)
-    assert priced(protection(mechanism, counts_noise=0.0), COUNT, "answer", shapes, {}) is None
-    assert priced(protection(mechanism, group_size=5), COUNT, "answer", shapes, {}) == laplace(2.0)
-    assert priced(protection(mechanism), COUNT, "answer", {"sizes": ()}, {}) == PrivacyCost(), (
+    assert query_cost(protection(mechanism), COUNT, "response", shapes, {}) == laplace(10.0)
+    assert query_cost(protection(mechanism, counts_noise=4.0), COUNT, "response", shapes, {}) == laplace(4.0)
+    assert query_cost(protection(mechanism, counts_noise=0.0), COUNT, "response", shapes, {}) is None
+    assert query_cost(protection(mechanism, group_size=5), COUNT, "response", shapes, {}) == laplace(2.0)
+    assert query_cost(protection(mechanism), COUNT, "response", {"sizes": ()}, {}) == PrivacyCost(), (
         "their sum follows"
     )
 
@@ -215,7 +222,7 @@ MAPS = Maps(CLASSES)
 
 @pytest.mark.parametrize("task", [MAPS, MultiLabel(CLASSES)])
 def test_teachers_vote_for_one_class_only(task: Task) -> None:
-    with pytest.raises(QueryRefused, match="teachers vote for one class an input, which task"):
+    with pytest.raises(QueryRefused, match=f"teachers vote for one class.*{task.name}"):
         protection("pate", task=task)
     assert protection("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
 
@@ -230,31 +237,35 @@ def test_summed_votes_have_no_guarantee() -> None:
 
 def test_custom_methods_votes_have_no_guarantee() -> None:
     """It may sharpen them: then one teacher more or less moves a row by all of them, and not by one vote."""
-    theirs = EXAMINE.from_package("lab")
+    theirs = PREDICT_LOGITS.from_package("lab")
     made = protection("pate", theirs)
     assert response(made, theirs) is None
-    near(priced(made, theirs, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))  # of all teachers
+    near(
+        query_cost(made, theirs, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8)))
+    )  # of all teachers
     for other in ("dp-sgd", "noisy-outputs"):
         logits = {"logits": SHAPES["logits"]}
-        assert priced(protection(other, theirs), replace(theirs, trains=()), "answer", logits) is not None
+        assert (
+            query_cost(protection(other, theirs), replace(theirs, trains=()), "response", logits) is not None
+        )
 
 
 def test_image_outputs_have_no_guarantee() -> None:
-    with pytest.raises(QueryRefused, match="outputs of task segmentation are pictures"):
+    with pytest.raises(QueryRefused, match="outputs of task segmentation are images"):
         protection("noisy-outputs", PREDICT, task=MAPS)
     near(
         response(protection("noisy-outputs", PREDICT, task=MultiLabel(CLASSES)), PREDICT),
         laplace(6 / 16, ROWS),
     )
     assert (
-        priced(protection("dp-sgd", PREDICT, task=MAPS), PREDICT, "answer", {"logits": (8, 4, 2, 2)})
+        query_cost(protection("dp-sgd", PREDICT, task=MAPS), PREDICT, "response", {"logits": (8, 4, 2, 2)})
         == PrivacyCost()
     )
 
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "noisy-outputs"])
 @pytest.mark.parametrize(
-    ("kind", "cure"),
+    ("kind", "advice"),
     [
         (LABEL_MAPS, 'with method.conditions = "drawn" none is asked for'),
         (DIFFERENCE, 'with method.conditions = "drawn" none is compared'),
@@ -262,53 +273,61 @@ def test_image_outputs_have_no_guarantee() -> None:
 )
 @pytest.mark.parametrize("reads", [(), ("revealed",)])
 def test_record_maps_and_images_have_no_guarantee(
-    mechanism: Any, kind: str, cure: str, reads: tuple[str, ...]
+    mechanism: Any, kind: str, advice: str, reads: tuple[str, ...]
 ) -> None:
-    revealed = Query("tell", EXAMINE.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads)
+    revealed = Query(
+        "tell", PREDICT_LOGITS.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads
+    )
     made = protection(mechanism, revealed, task=MAPS, epsilon=3.0)
-    assert priced(made, revealed, "answer", {"revealed": (5,)}) is None
+    assert query_cost(made, revealed, "response", {"revealed": (5,)}) is None
     refused = no_guarantee_reason(made, revealed)
     assert refused is not None
     assert f"gives no guarantee for {kind}; " in refused
-    assert cure in refused
+    assert advice in refused
     assert no_guarantee_reason(protection(mechanism, revealed, task=MAPS), revealed) is None, "no budget"
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "kind", "reads", "cure"),
+    ("mechanism", "kind", "reads", "advice"),
     [
         ("noisy-outputs", ATTENTION, (), "method.attention = 0"),
         ("dp-sgd", FEATURES, ("revealed",), "method.lambda_adv = 0"),
     ],
 )
 def test_refusal_without_guarantee_gives_advice(
-    mechanism: Any, kind: str, reads: tuple[str, ...], cure: str
+    mechanism: Any, kind: str, reads: tuple[str, ...], advice: str
 ) -> None:
-    revealed = Query("tell", EXAMINE.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads)
+    revealed = Query(
+        "tell", PREDICT_LOGITS.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads
+    )
     refused = no_guarantee_reason(protection(mechanism, revealed, epsilon=3.0), revealed)
-    assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are revealed")
+    assert str(refused).endswith(f"gives no guarantee for {kind}; with {advice} none are released")
 
 
 def test_gradients_of_record_comparisons_depend_on_records() -> None:
-    compared = replace(EXAMINE, releases={"critic": "critic", "difference": "difference"})
+    compared = replace(PREDICT_LOGITS, releases={"critic": "critic", "difference": "difference"})
     for reads in ((), ("difference",)):
         asked = replace(compared, depends_on_records=reads)
         made = protection("dp-sgd", asked, task=MAPS)
-        assert priced(made, asked, "gradient", PULLED) is None, "though its critic learned with DP-SGD"
+        assert query_cost(made, asked, "gradient", INPUT_GRADIENT) is None, (
+            "though its critic was trained with DP-SGD"
+        )
         noisy = protection("noisy-outputs", asked, task=MAPS)
-        near(priced(noisy, asked, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))
+        near(query_cost(noisy, asked, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8))))
     plain = replace(compared, releases={"critic": "critic"})
-    assert priced(protection("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == PrivacyCost()
+    assert (
+        query_cost(protection("dp-sgd", plain, task=MAPS), plain, "gradient", INPUT_GRADIENT) == PrivacyCost()
+    )
 
 
 def test_expected_rows_follow_inputs() -> None:
     made = protection("pate")
-    assert made.expected_shapes(EXAMINE)["response"]["logits"] == (ROWS, CLASSES)
+    assert made.expected_shapes(PREDICT_LOGITS)["response"]["logits"] == (ROWS, CLASSES)
     sent = {"x": torch.zeros(20, 1, 4, 4), f"x{SCALE}": torch.zeros(999)}
-    shapes = made.expected_shapes(EXAMINE, sent)
+    shapes = made.expected_shapes(PREDICT_LOGITS, sent)
     assert shapes["response"]["logits"] == (20, CLASSES)
     assert shapes["gradient"]["d/dx"][0] == 20
-    assert made.expected_shapes(COUNT) == {"answer": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
+    assert made.expected_shapes(COUNT) == {"response": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
 
 
 def test_group_protection_costs_more() -> None:
@@ -323,19 +342,21 @@ def test_group_protection_costs_more() -> None:
 
 
 def test_values_computed_from_records_have_no_guarantee() -> None:
-    rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, depends_on_records=("real",))
+    rated = replace(
+        PREDICT_LOGITS, releases={**PREDICT_LOGITS.releases, "real": "critic"}, depends_on_records=("real",)
+    )
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         made = protection(mechanism, rated)
-        assert priced(made, rated, "answer", {"real": ()}, {}) is None
-        assert response(made, EXAMINE) is not None
+        assert query_cost(made, rated, "response", {"real": ()}, {}) is None
+        assert response(made, PREDICT_LOGITS) is not None
 
 
 def test_unknown_network_outputs_have_no_guarantee() -> None:
     odd = replace(PREDICT, releases={"range": LOGIT_RANGE})
     for mechanism in ("pate", "noisy-outputs"):
-        assert priced(protection(mechanism, odd), odd, "answer", {"range": ()}, {}) is None
-    assert priced(protection("dp-sgd", odd), odd, "answer", {"range": ()}, {}) == PrivacyCost(), (
-        "it learned with DP-SGD"
+        assert query_cost(protection(mechanism, odd), odd, "response", {"range": ()}, {}) is None
+    assert query_cost(protection("dp-sgd", odd), odd, "response", {"range": ()}, {}) == PrivacyCost(), (
+        "it was trained with DP-SGD"
     )
 
 
@@ -344,8 +365,8 @@ def test_without_noise_there_is_no_guarantee() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         assert total_cost(protection(mechanism, config=config).run_costs()) is None
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        silent = {"critic": DPTrainingConfig(noise=2.0)}
-        assert total_cost(protection(mechanism, config=silent).run_costs()) is None
+        only_critic = {"critic": DPTrainingConfig(noise=2.0)}
+        assert total_cost(protection(mechanism, config=only_critic).run_costs()) is None
     bare = protection("noisy-outputs", PREDICT, outputs=OutputsConfig(noise=6.0, bound=0.0))
     assert response(bare, PREDICT) is None
 
@@ -354,32 +375,35 @@ def test_training_in_rounds_costs_the_same() -> None:
     made = protection("dp-sgd", TRAIN, initial_training=None)
     assert made.initial_training_costs() == {"training": PrivacyCost()}
     rounds = [
-        priced(made, TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)
+        query_cost(made, TRAIN, "response", {"theta": (9,)}, {"span": torch.tensor(index)})
+        for index in range(4)
     ]
     assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
     assert made.run_costs() == {"training": gaussian(1.5, 20, rate=0.1), "other": PrivacyCost()}
     # Fewer steps than rounds: each takes one all the same.
     small = protection("dp-sgd", TRAIN, initial_training=None, examples=5)
-    assert priced(small, TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
+    assert query_cost(small, TRAIN, "response", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
     assert small.run_costs()["training"] == gaussian(1.5, 4)
 
 
 def test_frozen_models_cost_no_training() -> None:
-    assert protection("dp-sgd", PREDICT, learns=False).initial_training_costs() == {"training": PrivacyCost()}
+    assert protection("dp-sgd", PREDICT, trains_models=False).initial_training_costs() == {
+        "training": PrivacyCost()
+    }
 
 
 def test_more_rounds_than_steps_cost_one_step_each() -> None:
-    """As FedMD's with transfer learning: its training alone, in parts of a round's length, is asked for."""
+    """As in FedMD with transfer learning, where queries train in parts of a round's length."""
     alone = replace(TRAIN, name="alone", times=1, span=lambda sent: Span(0, 30, 34))
     rounds = replace(TRAIN, span=lambda sent: Span.part(int(sent["span"]), 4, offset=30))
     made = protection("dp-sgd", alone, rounds)  # 20 steps, if it is taken in one go
     taken = [made.training_costs(alone, {})["training"]]
     taken += [made.training_costs(rounds, {"span": torch.tensor(t)})["training"] for t in range(4)]
-    assert sum((price for price in taken if price), PrivacyCost()) == gaussian(1.5, 34, rate=0.1)
+    assert sum((cost for cost in taken if cost), PrivacyCost()) == gaussian(1.5, 34, rate=0.1)
     assert made.run_costs()["training"] == gaussian(1.5, 34, rate=0.1)
 
 
-# --- noise that is found ------------------------------------------------------------------------------
+# --- calibrated noise --------------------------------------------------------------------------------
 
 FREE: dict[str, Any] = {"outputs": OutputsConfig(bound=2.0)}
 DELTA = 1e-5
@@ -390,9 +414,9 @@ DELTA = 1e-5
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_calibrated_noise_uses_whole_epsilon(mechanism: str, most: float, accountant: Any) -> None:
     made = protection(mechanism, config=FREE, epsilon=most, accountant=accountant)
-    price = total_cost(made.run_costs())
-    assert price is not None
-    assert 0.97 * most < compute_epsilon(price, DELTA, accountant) <= most
+    cost = total_cost(made.run_costs())
+    assert cost is not None
+    assert 0.97 * most < compute_epsilon(cost, DELTA, accountant) <= most
     parts = {
         "dp-sgd": ("training",),
         "pate": ("pate", "gradients"),
@@ -403,19 +427,19 @@ def test_calibrated_noise_uses_whole_epsilon(mechanism: str, most: float, accoun
 
 
 def test_charges_match_calibrated_epsilon() -> None:
-    """The whole run, priced release by release, costs what the noise was found for."""
+    """The costs of all releases of a run add up to the epsilon that the noise was calibrated to."""
     made = protection("pate", config=FREE, epsilon=4.0)
-    paid = PrivacyCost()
-    for price in [
+    charged = PrivacyCost()
+    for cost in [
         *made.initial_training_costs().values(),
-        priced(made, COUNT, "answer", {"counts": (CLASSES,), "sizes": ()}, {}),
+        query_cost(made, COUNT, "response", {"counts": (CLASSES,), "sizes": ()}, {}),
     ]:
-        paid += price or PrivacyCost()
-    for _ in range(EXAMINE.times):
-        for part, shapes in (("answer", SHAPES), ("gradient", PULLED)):
-            paid += priced(made, EXAMINE, part, shapes, {}) or PrivacyCost()
-    near(paid, total_cost(made.run_costs()))
-    assert 0.97 * 4 < compute_epsilon(paid, DELTA) <= 4
+        charged += cost or PrivacyCost()
+    for _ in range(PREDICT_LOGITS.times):
+        for part, shapes in (("response", SHAPES), ("gradient", INPUT_GRADIENT)):
+            charged += query_cost(made, PREDICT_LOGITS, part, shapes, {}) or PrivacyCost()
+    near(charged, total_cost(made.run_costs()))
+    assert 0.97 * 4 < compute_epsilon(charged, DELTA) <= 4
 
 
 def test_given_noise_is_kept_in_calibration() -> None:
@@ -424,7 +448,7 @@ def test_given_noise_is_kept_in_calibration() -> None:
     assert made.noise_levels["training"] > 0
     less = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=1.5)), epsilon=4.0)
     assert less.noise_levels["training"] > made.noise_levels["training"], (
-        "what the critic takes is not there for the model"
+        "epsilon of the critic is not available to the model"
     )
 
 
@@ -439,12 +463,12 @@ def test_larger_share_gives_less_noise() -> None:
 
 
 def test_query_without_declared_dependence_is_refused() -> None:
-    silent = replace(PREDICT, depends_on_records=None)
+    undeclared = replace(PREDICT, depends_on_records=None)
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        with pytest.raises(QueryRefused, match="does not say what it reads of the records"):
-            protection(mechanism, silent)
-    assert response(protection("none", silent), silent) is None
-    protection("pate", replace(silent, releases={}))  # it releases nothing
+        with pytest.raises(QueryRefused, match="does not declare depends_on_records"):
+            protection(mechanism, undeclared)
+    assert response(protection("none", undeclared), undeclared) is None
+    protection("pate", replace(undeclared, releases={}))  # it releases nothing
 
 
 def test_custom_counts_have_no_guarantee() -> None:
@@ -456,25 +480,25 @@ def test_custom_counts_have_no_guarantee() -> None:
 
 
 def test_critic_without_private_training_has_no_guarantee() -> None:
-    untrained = replace(EXAMINE, trains=())
+    untrained = replace(PREDICT_LOGITS, trains=())
     for mechanism, rule in (("pate", Exact()), ("noisy-outputs", Exact())):
         assert protection(mechanism, untrained).rule(untrained, "critic") == rule
-        assert protection(mechanism, EXAMINE).rule(EXAMINE, "critic") != rule
+        assert protection(mechanism, PREDICT_LOGITS).rule(PREDICT_LOGITS, "critic") != rule
 
 
 def test_budget_refusal_names_kinds_without_guarantee() -> None:
-    rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": LOGIT_RANGE})
+    rated = replace(PREDICT_LOGITS, releases={**PREDICT_LOGITS.releases, "range": LOGIT_RANGE})
     made = protection("pate", rated, COUNT, epsilon=5.0)
     assert no_guarantee_reason(made, COUNT) is None
     assert no_guarantee_reason(made, rated) == (
         "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
-        "with a bound fixed beforehand (method.z_max) none is released"
+        "with a bound fixed in advance (method.z_max) none is released"
     )
     assert no_guarantee_reason(protection("pate", rated), rated) is None, "without a budget everyone may"
     assert no_guarantee_reason(protection("pate", rated, total_epsilon=5.0), rated) is not None
-    bare = protection("none", EXAMINE, epsilon=5.0)
+    bare = protection("none", PREDICT_LOGITS, epsilon=5.0)
     assert "for critic, gradients, logits; privacy.mechanism names one" in str(
-        no_guarantee_reason(bare, EXAMINE)
+        no_guarantee_reason(bare, PREDICT_LOGITS)
     )
 
 
@@ -483,60 +507,69 @@ def test_budget_refusal_names_kinds_without_guarantee() -> None:
 
 def test_noise_needs_setup_hash() -> None:
     made = PrivacyMechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
-    for draws in (made.noise_sampler, made.private_steps()["model"].draws):
-        with pytest.raises(ArgumentError, match="binding is empty"):
-            draws("gate", 1)
+    for sampler in (made.noise_sampler, made.private_steps()["model"].sampler):
+        with pytest.raises(ArgumentError, match="setup_hash"):
+            sampler("gate", 1)
 
 
 def test_query_costs_include_training() -> None:
-    made = protection("dp-sgd", EXAMINE, TRAIN, initial_training=None)
-    turn = {"span": torch.tensor(1)}
-    assert made.training_costs(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
-    assert made.training_costs(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
-    assert made.training_costs(PREDICT, {}) == protection("none", EXAMINE).training_costs(EXAMINE, {}) == {}
+    made = protection("dp-sgd", PREDICT_LOGITS, TRAIN, initial_training=None)
+    inputs = {"span": torch.tensor(1)}
+    assert made.training_costs(TRAIN, inputs) == {"training": gaussian(1.5, 5, rate=0.1)}
+    assert made.training_costs(PREDICT_LOGITS, {}) == {"critic": gaussian(2.0, rate=0.08)}
     assert (
-        total_cost(made.release_costs(EXAMINE, SHAPES))
+        made.training_costs(PREDICT, {})
+        == protection("none", PREDICT_LOGITS).training_costs(PREDICT_LOGITS, {})
+        == {}
+    )
+    assert (
+        total_cost(made.release_costs(PREDICT_LOGITS, SHAPES))
         == total_cost(made.release_costs(TRAIN, {"theta": (9,)}))
         == PrivacyCost()
     )
 
 
-# --- what is said -------------------------------------------------------------------------------------
+# --- statements ---------------------------------------------------------------------------------------
 
 
 def test_statement_holds_mechanism_unit_noise_and_rules() -> None:
-    said = protection("pate", epsilon=1e3, group_size=2).statement()
-    assert (said.mechanism, said.delta, said.budget, said.accountant) == ("pate", 1e-5, 1e3, "pld")
-    assert said.unit == "all records of one group, 2 at most, added or removed"
-    # Levels that were given are revealed as they are.
-    assert {**said.noise}.items() >= {"pate": 5.0, "gradients": 3.0, "critic": 2.0}.items()
-    assert "logits of predict_logits: all votes of 20 teachers, Gaussian noise 5" in said.rules
-    assert "counts of count_labels: Laplace noise of scale 10 on each count" in said.rules
-    assert any(
-        line.startswith("d/dx of predict_logits: mean of 20 teachers' gradients") for line in said.rules
+    statement = protection("pate", epsilon=1e3, group_size=2).statement()
+    assert (statement.mechanism, statement.delta, statement.budget, statement.accountant) == (
+        "pate",
+        1e-5,
+        1e3,
+        "pld",
     )
-    assert any("teacher" in line for line in said.assumes)
+    assert statement.unit == "all records of one group, 2 at most, added or removed"
+    # Given levels are stated as they are.
+    assert {**statement.noise}.items() >= {"pate": 5.0, "gradients": 3.0, "critic": 2.0}.items()
+    assert "logits of predict_logits: all votes of 20 teachers, Gaussian noise 5" in statement.rules
+    assert "counts of count_labels: Laplace noise of scale 10 on each count" in statement.rules
+    assert any(
+        line.startswith("d/dx of predict_logits: mean of 20 teachers' gradients") for line in statement.rules
+    )
+    assert any("teacher" in line for line in statement.assumes)
     assert protection("dp-sgd").statement().budget is None
     assert protection("dp-sgd").statement().unit == "one training record of this node, added or removed"
 
 
 def test_statement_without_mechanism() -> None:
-    said = protection("none").statement()
-    assert said.mechanism == "none"
-    assert said.rules
-    assert all(line.endswith("exact: no guarantee") for line in said.rules)
+    statement = protection("none").statement()
+    assert statement.mechanism == "none"
+    assert statement.rules
+    assert all(line.endswith("exact: no guarantee") for line in statement.rules)
 
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_unknown_network_is_not_trained_under_mechanism(mechanism: Any) -> None:
-    taught = replace(EXAMINE, trains=("critic", "dreamer"))
+    taught = replace(PREDICT_LOGITS, trains=("critic", "dreamer"))
     with pytest.raises(QueryRefused, match="it trains dreamer without noise"):
         protection(mechanism, taught)
     assert protection("none", taught) is not None
 
 
 def test_seal_depends_on_secret() -> None:
-    """The other inputs of the seal are files of the run: with these alone nobody can guess and check values."""
+    """Other inputs of the seal are files of the run; with these alone, values cannot be guessed and checked."""
 
     def noisy(secret: int, salt: str = "") -> PrivacyMechanism:
         like = protection("dp-sgd")

@@ -247,7 +247,7 @@ def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) 
 def test_exhausted_node_corrupts_all_sums(
     party: Party,
 ) -> None:
-    """With corrupted sums a server that chooses inputs learns how large a response is; a refusal names its node."""
+    """With corrupted sums, a server that chooses inputs learns response sizes; a refusal names its node."""
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
 
     def asked(number: int, large: bool = False) -> torch.Tensor:
