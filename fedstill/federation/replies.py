@@ -112,12 +112,12 @@ def parse_reply(kind: type[T], body: Mapping[str, Any]) -> T:
         DataError: a value is missing, of a wrong type or out of range.
 
     >>> from fedstill.node.replies import TrainingProgress
-    >>> parse_reply(Progress, {"percent": 40, "is_trained": False, "mood": "good"})
+    >>> parse_reply(TrainingProgress, {"percent": 40, "is_trained": False, "mood": "good"})
     TrainingProgress(percent=40, is_trained=False)
-    >>> parse_reply(Progress, {"percent": 140, "is_trained": False})
+    >>> parse_reply(TrainingProgress, {"percent": 140, "is_trained": False})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.DataError: its reply: invalid percent = 140 (expected 0 or more and up to 100)
+    fedstill.core.errors.DataError: its reply: percent is 140 (expected 0 or more and up to 100)
     """
     try:
         return load_record(kind, _truncate(body, "all of it", MAX_DEPTH), Path("its reply"))

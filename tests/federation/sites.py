@@ -108,7 +108,7 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
         saves = iter(range(die_at_save - 1))
         save = run_writer.RunWriter.save
 
-        def die(self: run_writer.Records, *given: Any, **named: Any) -> None:
+        def die(self: run_writer.RunWriter, *given: Any, **named: Any) -> None:
             if next(saves, None) is None:  # all nodes have remembered; the server has not
                 os.kill(os.getpid(), signal.SIGKILL)
             save(self, *given, **named)
@@ -117,7 +117,7 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
     try:
         served = RemoteRun(read_toml(config), Sockets(nodes), run_name)
         metrics = served.run(folder)
-        served.finish({**served.about(), **metrics}, keep_state=True)
+        served.finish({**served.describe_run(), **metrics}, keep_state=True)
     except FedstillError as error:
         (folder / STOPPED).write_text(f"{type(error).__name__}: {error}")
 

@@ -239,7 +239,7 @@ def test_rejects_unknown_queries_inputs_and_outputs() -> None:
         federation.query("predict_logits", y=image())
     with pytest.raises(ArgumentError, match="tensors of query predict_logits"):
         federation.query("predict_logits")
-    with pytest.raises(ArgumentError, match=r"invalid answer = 'sizes' \(expected one of size"):
+    with pytest.raises(ArgumentError, match=r"invalid response = 'sizes' \(expected one of size"):
         federation.query("tell")["sizes"]
 
 

@@ -92,7 +92,7 @@ def with_levels(levels: int) -> Queries:
 
 @dataclass
 class World:
-    """A folder with queries and each node's answers, and the keys of all."""
+    """A folder with queries and each node's responses, and the keys of all."""
 
     folder: Path
     queries: Queries
@@ -270,7 +270,7 @@ def test_rejects_modified_file_before_parsing(
 def test_rejects_swapped_queries_and_responses(world: World) -> None:
     with pytest.raises(BundleError, match=r"node-0\.safetensors holds responses \(expected queries"):
         read_queries(world.path("node-0"))
-    with pytest.raises(BundleError, match=r"holds queries \(expected answers"):
+    with pytest.raises(BundleError, match=r"holds queries \(expected responses"):
         world.read("queries")
     signed_files.write(world.path("x"), b"nothing of the kind", world.key("server"))
     with pytest.raises(BundleError, match="holds no queries"):
@@ -281,7 +281,7 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
     for change, said in (
         ({"surprise": 1}, "no plan that this version of fedstill can follow: unknown key 'method.surprise'"),
         ({"name": "magic"}, "method.name = 'magic'"),
-        ({"levels": -1}, "method.levels is -1"),
+        ({"levels": -1}, "invalid method.levels = -1"),
     ):
         header, tensors = unpack(world.path("queries").read_bytes())
         header["plan"]["method"] |= change
@@ -327,7 +327,7 @@ def test_rejects_inconsistent_queries(world: World, change: Any, said: str) -> N
     assert "\n" not in str(caught.value)
 
 
-# --- answers that are not believed ---------------------------------------------------------------
+# --- responses that are not believed ---------------------------------------------------------------
 
 
 def test_trusts_responses_with_node_key_only(world: World) -> None:
@@ -378,7 +378,7 @@ def test_rejects_inconsistent_responses(world: World, change: Any, said: str) ->
         (lambda t: t["0.counts"].fill_(float("nan")), "query 'count_labels': counts hold NaN"),
         (lambda t: t.update({"1.logits": t["1.logits"][:-1]}), "'predict': logits are .* of shape .22, 3."),
         (lambda t: t.update({"1.logits": t["1.logits"][:, :2]}), "'predict': logits are .23, 2., for 3 cl"),
-        (lambda t: t.update({"0.weights": torch.zeros(2)}), "answered .*'weights'"),
+        (lambda t: t.update({"0.weights": torch.zeros(2)}), "responded .*'weights'"),
     ],
 )
 def test_invalid_offline_responses_name_node(

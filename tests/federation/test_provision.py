@@ -26,7 +26,8 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from fedstill.cli import server as command
+from fedstill.cli.arguments import dispatch
+from fedstill.cli.commands import COMMANDS
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QueryRefused
 from fedstill.core.progress import ProgressBar
 from fedstill.core.startup_kit import StartupKit
@@ -143,6 +144,11 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             process.wait(10)
 
 
+def server_command(*words: str) -> None:
+    """Run ``fedstill server`` in this process."""
+    dispatch(["server", *words], COMMANDS)
+
+
 def _edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -204,7 +210,7 @@ def test_reports_flare_provisioning_errors(
         return made
 
     monkeypatch.setattr("nvflare.lighter.provisioner.Provisioner.provision", failing)
-    with pytest.raises(DeployError, match=r"^FLARE could not make the kits: Unable to sign$"):
+    with pytest.raises(DeployError, match=r"^FLARE could not create the kits: Unable to sign$"):
         provision.provision(tmp_path / "federation", "localhost", NODES)
 
 
@@ -230,7 +236,7 @@ def test_renews_certificates(kits: Path) -> None:
     assert {(item.not_valid_after_utc - item.not_valid_before_utc).days for item in first} == {360}
 
     provision.add_nodes(kits, ["west"])
-    with pytest.raises(DeployError, match="nodes/east is there already"):
+    with pytest.raises(DeployError, match="nodes/east exists already"):
         provision.add_nodes(kits, ["east"])
     shutil.rmtree(kits / "nodes/east")
     provision.add_nodes(kits, ["east"])
@@ -257,23 +263,23 @@ def test_rejects_kit_with_foreign_certificate(kits: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("host", "nodes", "changes", "message"),
     [
-        ("a:1", ["x"], {}, "host is 'a:1'"),
+        ("a:1", ["x"], {}, "invalid host = 'a:1'"),
         (
             "10.0.0.300",
             ["x"],
             {},
             r"invalid host = '10\.0\.0\.300' \(expected a host name or an IPv4 address",
         ),
-        ("10.1", ["x"], {}, r"host is '10\.1'"),
-        ("localhost", [], {}, "nodes is empty"),
-        ("localhost", ["North", "north"], {}, "each name once, in whichever case"),
-        ("localhost", ["../x"], {}, r"node is '\.\./x'"),
-        ("localhost", ["-x"], {}, "node is '-x'"),
+        ("10.1", ["x"], {}, r"invalid host = '10\.1'"),
+        ("localhost", [], {}, "invalid nodes = ''"),
+        ("localhost", ["North", "north"], {}, "each name once, ignoring case"),
+        ("localhost", ["../x"], {}, r"invalid node = '\.\./x'"),
+        ("localhost", ["-x"], {}, "invalid node = '-x'"),
         ("localhost", ["Server"], {}, "not 'server'"),
         ("localhost", ["localhost"], {}, "another name than the server's host"),
-        ("localhost", ["x"], {"port": 0}, "port is 0"),
-        ("localhost", ["x"], {"name": "a-b"}, "name is 'a-b'"),
-        ("localhost", ["x"], {"heartbeat": 1}, "heartbeat is 1"),
+        ("localhost", ["x"], {"port": 0}, "invalid port = 0"),
+        ("localhost", ["x"], {"name": "a-b"}, "invalid name = 'a-b'"),
+        ("localhost", ["x"], {"heartbeat": 1}, "invalid heartbeat = 1"),
     ],
 )
 def test_rejects_invalid_names(
@@ -287,7 +293,7 @@ def test_rejects_invalid_names(
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        (["init", "DIR", "--host", "x", "--nodes", "a", "--port", "no"], ArgumentError, "--port is 'no'"),
+        (["init", "DIR", "--host", "x", "--nodes", "a", "--port", "no"], ArgumentError, "--port = 'no'"),
         (["start", "DIR"], DeployError, "holds no federation"),
         (["stop", "DIR"], DeployError, "make one with `fedstill server init`"),
     ],
@@ -296,13 +302,13 @@ def test_command_refuses_in_one_line(
     tmp_path: Path, words: list[str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
-        command.main([str(tmp_path / "nothing") if word == "DIR" else word for word in words])
+        server_command(*(str(tmp_path / "nothing") if word == "DIR" else word for word in words))
     assert "\n" not in str(caught.value)
 
 
 def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, port = tmp_path / "new", provision.free_port()
-    command.main(["init", str(folder), "--host", "localhost", "--nodes", *NODES, "--port", str(port)])
+    server_command("init", str(folder), "--host", "localhost", "--nodes", *NODES, "--port", str(port))
     said = capsys.readouterr().out
     for expected in (
         f"port {port} of localhost",
@@ -312,18 +318,18 @@ def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureF
     ):
         assert expected in said
     with pytest.raises(SystemExit) as left:
-        command.main(["status", str(folder)])
+        server_command("status", str(folder))
     assert left.value.code == 1
     assert "does not run" in capsys.readouterr().out
-    command.main(["stop", str(folder)])
+    server_command("stop", str(folder))
     assert "did not run" in capsys.readouterr().out
     with pytest.raises(DeployError, match="does not run on this machine"):
-        command.main(["revoke", str(folder), "east"])
+        server_command("revoke", str(folder), "east")
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
-            command.main(["start", str(folder)])
+            server_command("start", str(folder))
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
             flare_site.start(flare_kit.server(folder))
 
@@ -402,7 +408,7 @@ def test_status_lists_runs_and_outcomes(federation: Federation, capsys: pytest.C
     refused = federation.folder / "runs/trial-0-1f"  # whose job FLARE has forgotten
     refused.mkdir()
     (refused / "stopped.json").write_text('{"error": "QueryRefused", "text": "node \'east\' refuses"}')
-    command.main(["status", str(federation.folder)])
+    server_command("status", str(federation.folder))
     said = capsys.readouterr().out
     assert "2 nodes are there:" in said
     (line,) = [line for line in said.splitlines() if line.startswith("  sound  ")]
@@ -418,7 +424,7 @@ def test_status_lists_runs_and_outcomes(federation: Federation, capsys: pytest.C
 @pytest.mark.parametrize("word", ["revoke", "readmit"])
 def test_rejects_revoking_unknown_node(federation: Federation, word: str) -> None:
     with pytest.raises(ArgumentError, match="one of east, north; did you mean 'north'"):
-        command.main([word, str(federation.folder), "nort"])
+        server_command(word, str(federation.folder), "nort")
     assert provision.revoked_nodes(federation.folder) == []
 
 
@@ -426,9 +432,9 @@ def test_revokes_disconnected_node(federation: Federation, capsys: pytest.Captur
     path = federation.folder / provision.FEDERATION
     kept = path.read_text()
     path.write_text(json.dumps({**json.loads(kept), "nodes": [*NODES, "lost"]}))
-    for word, said in (("revoke", "is let in no more"), ("revoke", "was revoked already"),
-                       ("readmit", "is let in again"), ("readmit", "was not revoked")):  # fmt: skip
-        command.main([word, str(federation.folder), "lost"])
+    for word, said in (("revoke", "is excluded"), ("revoke", "was revoked already"),
+                       ("readmit", "is admitted again"), ("readmit", "was not revoked")):  # fmt: skip
+        server_command(word, str(federation.folder), "lost")
         assert capsys.readouterr().out == f"lost {said}.\n"
     path.write_text(kept)
 
@@ -611,8 +617,8 @@ def test_revoked_node_is_refused_and_readmitted(
     with federation.admin() as admin:
         job = admin.submit(federation.job("slow", run="slow"))
         until(lambda: admin.status(job) == "RUNNING")
-        command.main(["revoke", str(federation.folder), "north"])
-        assert "north is let in no more.\nEnded run slow, in which it took part" in capsys.readouterr().out
+        server_command("revoke", str(federation.folder), "north")
+        assert "north is excluded.\nEnded run slow, in which it took part" in capsys.readouterr().out
         assert set(admin.nodes()) == {"east"}
         until(lambda: "refuses this node: it has revoked this node" in log(federation, "north"))
         assert admin.wait(job, 30) == "FINISHED:ABORTED"  # it has no more part in what was at work
@@ -628,7 +634,7 @@ def test_revoked_node_is_refused_and_readmitted(
             "it has revoked this node",
             "INFO fedstill.site: ended",
         ]
-        command.main(["readmit", str(federation.folder), "north"])
+        server_command("readmit", str(federation.folder), "north")
         process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
         assert process.poll() is None
@@ -768,7 +774,7 @@ def test_stop_ends_all_processes(federation: Federation) -> None:
         until(lambda: len(_processes(federation.folder)) >= 6)
         begin = time.monotonic()
         assert flare_site.stop(flare_kit.node(federation.node("north")))
-        command.main(["stop", str(federation.folder)])
+        server_command("stop", str(federation.folder))
         until(lambda: "retrying every 10 s" in log(federation, "east"))
         assert flare_site.stop(flare_kit.node(federation.node("east")))
         assert time.monotonic() - begin < 40

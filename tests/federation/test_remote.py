@@ -358,7 +358,7 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
     # One fewer, and the run stops.
     nodes.breaks("one", "answer_query", how)
     alone = r"1 of 3 nodes are left, link\.quorum wants 2"
-    with pytest.raises(NodeFault, match=f"{alone}|it is not known which"):  # of two that differ
+    with pytest.raises(NodeFault, match=f"{alone}|it is unknown which"):  # of two that differ
         nodes.query()
 
 
@@ -515,7 +515,7 @@ def test_error_names_all_refusing_nodes() -> None:
     rules = {"one": none, "two": "max_queries: 1", "three": none}
     for node, rule in rules.items():
         error = {"kind": "QueryRefused", "rule": rule, "text": "x", "query": "weigh"}
-        nodes.breaks(node, "answer", lambda error=error: pack({"error": error}))  # type: ignore[misc]
+        nodes.breaks(node, "answer_query", lambda error=error: pack({"error": error}))  # type: ignore[misc]
     with pytest.raises(QueryRefused) as caught:
         nodes.query()
     assert str(caught.value) == (
@@ -606,7 +606,9 @@ def test_label_histogram_by_hand() -> None:
     assert part.sizes.tolist() == [10.0, 60.0]
     pi = part.sizes / part.sizes.sum()
     torch.testing.assert_close(pi, torch.tensor([1 / 7, 6 / 7]))  # 10 and 60 of 70, once 10 and 60 of 100
-    weights = Classification(2).importance(part.counts)[:, 0]  # (K, C): of each class, who holds how much
+    weights = Classification(2).importance_weights(part.counts)[
+        :, 0
+    ]  # (K, C): of each class, who holds how much
     torch.testing.assert_close(weights, torch.tensor([[1.0, 2 / 62], [0.0, 60 / 62]]), rtol=0.02, atol=0.02)
     torch.testing.assert_close(weights.sum(0), torch.ones(2))
     average = weighted_mean(torch.tensor([[7.0], [0.0]]), part.sizes)
@@ -799,7 +801,7 @@ def test_malformed_replies_do_not_stop_run_above_quorum(what: str) -> None:
 def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link may count silence only, as FLARE's does: what trickles in is not silent."""
     monkeypatch.setattr(remote, "GRACE", 0.1)
-    monkeypatch.setattr(remote, "PROBE", 0.1)
+    monkeypatch.setattr(remote, "PROBE_INTERVAL", 0.1)
     nodes, over = Scripted(quorum=0.6, wait=0.1), threading.Event()
 
     def trickles() -> bytes:
