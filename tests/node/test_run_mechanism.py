@@ -569,7 +569,7 @@ def test_unknown_network_is_not_trained_under_mechanism(mechanism: Any) -> None:
 
 
 def test_seal_depends_on_secret() -> None:
-    """Other inputs of the seal are files of the run; with these alone, values cannot be guessed and checked."""
+    """Other inputs of the seal are files of the run; these alone allow no guessing and checking of values."""
 
     def noisy(secret: int, salt: str = "") -> PrivacyMechanism:
         like = protection("dp-sgd")
