@@ -35,7 +35,7 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 OPENINGS = re.compile(r"(What|Whether|How|Of|Where|Which)\b")
-LIMIT = 12.0  # percent of the package's docstrings
+LIMIT = 3.0  # percent of the package's docstrings
 
 
 def banned_words(path: Path) -> Iterator[tuple[int, str]]:
