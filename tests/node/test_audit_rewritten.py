@@ -110,7 +110,7 @@ def totals(*rows: list[Any], **other: Any) -> str:
         totals(entry=10**30),
         totals(entry=True),
         totals(hash=3),
-        totals(spent=3),
+        totals(totals=3),
         totals([1, "first", {"gaussian(1.1)": 9}]),
         totals(["clinic", ["first"], {}]),
         totals(["clinic", "", {"gaussian(1.1)": 9}]),
