@@ -115,14 +115,12 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
     assert ONE.refusal(side) == "gradient inversion needs parameters, and none are released"
     uploaded = {"name": "dense", "models": "uploaded"}
     side = replay(uploaded).experiment().side
-    assert ONE.refusal(side) == (
-        "gradient inversion needs the weights that nodes began with, and none are sent"
-    )
+    assert ONE.refusal(side) == "gradient inversion needs the nodes' initial weights, and none are sent"
     assert ONE.refusal(replay(PER).experiment().side) is None
     with pytest.raises(ArgumentError, match=r"invalid inversion\.round = 2 \(expected 0 \.\. 1"):
         run_inversion(replay(FEDAVG), GradientInversion(round=2), 0)
     with pytest.raises(
-        ArgumentError, match=r"invalid inversion.victims = 300 \(expected at most \d+ of 1 images"
+        ArgumentError, match=r"invalid inversion\.victims = 300 \(expected at most \d+ of 1 images"
     ):
         run_inversion(replay(FEDAVG), GradientInversion(victims=300), 0)
     for bad in ({"victims": 0}, {"images": 0}, {"round": -1}, {"attacks": ("guess",)}, {"attacks": ()}):

@@ -176,7 +176,7 @@ def test_rejects_student_of_public_data() -> None:
 
 
 def test_ensemble_responds_through_gates() -> None:
-    outputs = {"how": "gaussian", "noise": 100.0, "bound": 1.0}
+    outputs = {"distribution": "gaussian", "noise": 100.0, "bound": 1.0}
     privacy = {"mechanism": "noisy-outputs", "outputs": outputs, "counts_noise": 1.0}
     nodes = {"models": ["mlp:32"], "local": SGD, "policy": {"outputs_only": True}}
     spread = []
@@ -221,7 +221,7 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
         {"shadows": -4},
         {"shadows": 2},
         {"records": 3},
-        {"answers": -1},
+        {"responses": -1},
         {"trained": "both"},
     ):
         with pytest.raises(ArgumentError, match="membership"):
@@ -229,7 +229,7 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
     again = replay(FEDAVG)
     experiment, transcript = replay_to_end(again)
     experiment.task = ReconstructionConfig().make(1)
-    with pytest.raises(MethodRefused, match="one label an input"):
+    with pytest.raises(MethodRefused, match="one label per input"):
         run_attack(again, experiment, transcript, FEW)
 
 
@@ -243,7 +243,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
     )
     experiment, transcript = replay_to_end(again, most=100)
 
-    inputs, responses = transcript.responses(SUM) or pytest.fail("no sums were transcript")
+    inputs, responses = transcript.responses(SUM) or pytest.fail("no sums in the transcript")
     alone = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
     counts = torch.stack([experiment.task.counts(node.data) for node in experiment.nodes]).unsqueeze(1)
     mean = (counts * alone).sum(0) / counts.sum(0)
@@ -264,7 +264,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
             (0.52, 0.48, 0.56),
             "52 times in 100 by the student (not significantly different from chance); chance",
         ),
-        ((0.20, 0.17, 0.23), "80 times in 100 by the student, its scores turned round; chance"),
+        ((0.20, 0.17, 0.23), "80 times in 100 by the student, with reversed scores; chance"),
     ],
 )
 def test_reversed_scores_count_as_correct(auc: tuple[float, float, float], said: str) -> None:

@@ -176,7 +176,7 @@ def test_centralized_equals_training_on_pooled_data(engine: Any) -> None:
         torch.cat([part.inputs for part in one.parts]), torch.cat([part.targets for part in one.parts])
     )
     assert LOCAL.steps(len(union)) == 40
-    expected = trained_alone("centralized", union, one.student)
+    expected = trained_alone("centralised", union, one.student)  # the spelling of its random streams
     before = copy.deepcopy([model.state_dict() for model in one.models])
     metrics = Simulation(one).run()
     same(one.student, expected, rtol=1e-4, atol=1e-6)
