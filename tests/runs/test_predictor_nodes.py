@@ -1,4 +1,4 @@
-"""Models that are there already, by all three doors: ``distil``, ``nodes.models`` and ``node.toml``."""
+"""Pretrained models in all three places: ``distil``, ``nodes.models`` and ``node.toml``."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_fediod_needs_no_gradients_of_predictors() -> None:
     quick = {"steps": 3, "batch": 8}
     with pytest.raises(QueryRefused, match=r"no gradient passes through it"):
         distil([forest()], fedstill.FedIOD(**quick))
-    results = distil([forest()], fedstill.FedIOD(**quick, backpropagate=False)).results
+    results = distil([forest()], fedstill.FedIOD(**quick, backpropagate=False)).result
     assert "gradients" not in results["bytes"]["by_kind"]
     with pytest.raises(MethodRefused, match="its model is frozen"):
         distil([forest()], fedstill.FedAvg(), policies=[fedstill.PolicyConfig(outputs_only=False)])
@@ -150,7 +150,7 @@ def test_deployed_predictor_nodes_equal_simulation(
     pytest.importorskip("onnxruntime")
     write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(5, 2)))
     config = changed(run_of(tmp_path, "fediod"), nodes={"models": [str(tmp_path / "graph.onnx")]})
-    answering = changed(config, method={"through": False})
+    answering = changed(config, method={"backpropagate": False})
     there = hosts(answering, tmp_path)
     link = RecordingLink(there)
     with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient passes through it"):
@@ -162,12 +162,12 @@ def test_deployed_predictor_nodes_equal_simulation(
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
     host = there["node-0"]
     write_onnx(host.folder / host.file.model.name, np.random.default_rng(1).normal(size=(5, 2)))
-    with pytest.raises(NodeFault, match=r"it was begun otherwise \(expected a new run"):
+    with pytest.raises(NodeFault, match=r"it was begun with another setup: start a new run"):
         NodeService(host.folder).join(server.federation.plan)
 
 
 def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
-    """Its layers are alike, so that nothing else tells."""
+    """Only the file's content differs: the layers are equal."""
     pytest.importorskip("onnxruntime")
     path = tmp_path / "graph.onnx"
     draw = np.random.default_rng(0)
@@ -184,7 +184,9 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     first = file_fingerprint(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
     replaced, _ = build.build_simulation(config)
-    with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model than the run began"):
+    with pytest.raises(
+        ModelError, match=f"{begun.nodes[0].name}: the model has changed since the run was started"
+    ):
         replaced._prepare_nodes(kept)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
     assert "" != first != file_fingerprint(owner_model.make_model(owner, folder, spec))
@@ -200,7 +202,7 @@ def test_rejects_endpoints_of_other_machines() -> None:
 def test_rejects_state_of_earlier_version() -> None:
     begun, _ = build.build_simulation(run(["mlp:8"]))
     kept = {key: value for key, value in begun._node_state().items() if key != "models"}
-    with pytest.raises(RunFolderError, match=r"^the run began under an earlier fedstill"):
+    with pytest.raises(RunFolderError, match=r"^the run was started with an earlier fedstill"):
         begun._prepare_nodes(kept)
 
 
@@ -219,10 +221,10 @@ def test_resume_detects_changed_data_and_layers(part: str) -> None:
         )
         model.set_submodule(name, torch.nn.Tanh())
         with pytest.raises(
-            ModelError, match=f"^{replaced.nodes[1].name}: another model than the run began with"
+            ModelError, match=f"^{replaced.nodes[1].name}: the model has changed since the run was started"
         ):
             replaced._prepare_nodes(kept)
         return
     getattr(replaced.setting.parts[1], part)[0] += 1
-    with pytest.raises(DataError, match=r"^the data are others than the run began with"):
+    with pytest.raises(DataError, match=r"^the data have changed since the run was started"):
         replaced._prepare_nodes(kept)

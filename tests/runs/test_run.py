@@ -1,4 +1,4 @@
-"""Whole runs: what they leave behind, how they stop and go on, and what they refuse beforehand."""
+"""Whole runs: their files, stopping and resuming, and rejected input."""
 
 from __future__ import annotations
 
@@ -207,16 +207,16 @@ def broken_modules(folder: Path) -> None:
 BAD = {
     "unknown data set": ([], {"--data.name": "digitz"}, "digitz"),
     "label outside the classes": (images(labels=np.full(200, 7)), {}, "7"),
-    "size not divisible by 4": (images(images=np.zeros((200, 9, 9), np.uint8)), {}, "that 4 divides"),
+    "size not divisible by 4": (images(images=np.zeros((200, 9, 9), np.uint8)), {}, "multiples of 4"),
     "NaN": (images(images=with_nan()), {}, "NaN"),
     "too many nodes": (images(), {"--split.nodes": "100"}, "split.nodes"),
-    "negative decay": ([], {"--nodes.local.weight_decay": "-1"}, "nodes.local.weight_decay is -1.0"),
+    "negative decay": ([], {"--nodes.local.weight_decay": "-1"}, "nodes.local.weight_decay = -1.0"),
     "half a channel": (
         [],
         {"--method.generator_width": "1"},
-        r"invalid method.generator_width = 1 \(expected 2",
+        "invalid method.generator_width = 1 (expected 2",
     ),
-    "no network": ([], {"--nodes.models": "json:dumps"}, "model 'json:dumps' cannot be made"),
+    "no network": ([], {"--nodes.models": "json:dumps"}, "model 'json:dumps' cannot be built"),
     "its import": ([], {"--nodes.models": "ours_broken:net"}, "No module named 'ours'"),
     "too few queries": (
         [],
@@ -234,7 +234,7 @@ def test_rejects_invalid_input_without_writing(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     monkeypatch.syspath_prepend(str(tmp_path))
     broken_modules(tmp_path)
-    arrays, options, said = BAD[name]
+    arrays, options, message = BAD[name]
     words = ["digits-fediod", *SHORT]
     if arrays:
         np.savez(tmp_path / "data.npz", **arrays)
@@ -245,13 +245,13 @@ def test_rejects_invalid_input_without_writing(
     assert fedstill_run(*words, "--out", str(out)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
-    assert said in lines[0]
+    assert message in lines[0]
     assert not out.exists()
 
 
 def test_rejects_unsuitable_method_first() -> None:
     table = {"method": {"name": "asyndgan"}, "data": {"name": "digits"}, "split": {"nodes": 100_000}}
-    with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: every node: it makes images from"):
+    with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: every node: it generates images from"):
         build_simulation(from_dict(table))
 
 
@@ -268,8 +268,8 @@ def test_rejects_damaged_audit_log(
         patch.setattr(RunWriter, "is_save_due", due)
         bare = ("--evaluation.centralized", "false")
         assert fedstill_run("digits-fediod", *SHORT, *bare, "--out", str(out)) == 130
-    assert "to go on: fedstill run --resume" in capsys.readouterr().err
-    assert "It stopped: interrupted; continue with --resume" in (out / "report.html").read_text()
+    assert "to resume: fedstill run --resume" in capsys.readouterr().err
+    assert "The run stopped: interrupted" in (out / "report.html").read_text()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     kept = (out / "audit.sqlite").read_bytes()
     edit(out / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 2")
@@ -333,7 +333,7 @@ def test_rejects_data_of_one_class(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", images=rng.random((30, 8, 8)), labels=np.zeros(30, dtype=np.int64))
     name = str(tmp_path / "one.npz")
     table = {"method": {"name": "fedkd"}, "nodes": {"models": ["mlp:4"]}, "student": {"model": "mlp:4"}}
-    with pytest.raises(DataError, match=r"the only invalid class = 0 \(expected 2 or more"):
+    with pytest.raises(DataError, match=r"the only class is 0 \(expected 2 or more"):
         build_simulation(from_dict({**table, "data": {"name": name}}))
     begun, _ = build_simulation(from_dict({**table, "public": {"name": name}}))
     assert begun.public is not None
@@ -347,7 +347,7 @@ def test_finished_run_detects_changed_options(finished: Path, tmp_path: Path) ->
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert resume(out, progress=False) == result_of(finished)
     (out / "config.toml").write_text(text.replace("\nseed = 0\n", "\nseed = 5\n", 1))
-    with pytest.raises(RunFolderError, match="seed = 0, and now it is 5"):
+    with pytest.raises(RunFolderError, match="seed = 0, but now it is 5"):
         resume(out, progress=False)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
         **before,

@@ -125,7 +125,7 @@ def test_approval_request_lists_columns(tmp_path: Path) -> None:
     request = ApprovalRequest(describe(plan_of(config, data, None, "one", 3), None).text, "one", "", "")
     result = describe_request(request)
     assert result["columns"] == ["age: 0 to 100, or nothing", "ward: a, b, c", "ill: no, yes"]
-    assert str(result["inputs"]).endswith("learned is ill")
+    assert str(result["inputs"]).endswith("target ill")
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedavg"])
