@@ -50,7 +50,7 @@ class NodeProgram:
             self._error_reply = unavailable_reply(error)
             return
         self._host.limit_process()
-        self._host.asker = StartupKit(Path(folder) / KIT_FOLDER).authority_fingerprint
+        self._host.server_fingerprint = StartupKit(Path(folder) / KIT_FOLDER).authority_fingerprint
         if self._host.name != collab.site_name:
             raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
 

@@ -182,7 +182,7 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         assert code == 2, printed
         (line,) = [line for line in printed.splitlines() if line.startswith("fedstill: ")]
         assert "the run stopped: " in line
-        assert line.endswith(f". To go on: fedstill run --resume {run.out}")
+        assert line.endswith(f". To resume it: fedstill run --resume {run.out}")
         assert "timed out after" not in line
         assert "node-1" in line
         before = len(run.left("node-1"))
@@ -246,7 +246,7 @@ def test_node_with_invalid_folder_replies_with_generic_error(
     program = NodeProgram()
     program.begin()
     assert guarded == [("clinic", tmp_path / "clinic")]  # before anything of the folder is read
-    header, _ = unpack(program._trouble, 0)
+    header, _ = unpack(program._error_reply, 0)
     assert header["error"]["kind"] == "NodeDataError"
     assert header["error"]["text"] == "its data or model failed: see its log"
     assert "it ends at line 0, and its head at 1" in caplog.text
@@ -279,8 +279,8 @@ def test_finished_run_stores_results(tmp_path: Path) -> None:
     [
         (FedstillError("node a\nis gone"), "node a is gone"),
         (OSError(28, "No space left"), "[Errno 28] No space left"),
-        (KeyError("x"), "it failed where it should not: the server's log says how"),
-        (KeyboardInterrupt(), "it failed where it should not: the server's log says how"),
+        (KeyError("x"), "unexpected error: see the server's log"),
+        (KeyboardInterrupt(), "unexpected error: see the server's log"),
     ],
 )
 def test_stopped_run_stores_reason(error: BaseException, text: str, tmp_path: Path) -> None:
@@ -308,4 +308,4 @@ def test_second_job_of_run_is_refused(tmp_path: Path) -> None:
     Scripted(first)._run_in_folder(folder, tmp_path / "first")
     assert [path.name for path in (tmp_path / "first").iterdir()] == ["audit.sqlite"]
     assert [path.name for path in (tmp_path / "second").iterdir()] == ["stopped.json"]
-    assert "another job is at work" in json.loads((tmp_path / "second/stopped.json").read_text())["text"]
+    assert "is in use by another job" in json.loads((tmp_path / "second/stopped.json").read_text())["text"]

@@ -484,7 +484,7 @@ def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path
         until(lambda: said.exists() and "is the kit from this federation?" in said.read_text())
         with federation.admin() as admin:
             assert set(admin.nodes()) == set(NODES)
-        assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said.read_text()
+        assert f"no answer from localhost:{federation.port}; retrying every 10 s" in said.read_text()
     finally:
         assert flare_site.stop(flare_kit.node(owner))
         process.wait(10)
@@ -655,8 +655,8 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
     (local / "resources.json").write_text(json.dumps(changed))
     begins = "import sys, pathlib; from fedstill.federation import flare_kit, flare_site; "
-    settles = "flare_site._settle(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
-    subprocess.run([sys.executable, "-c", begins + settles, str(tmp_path)], check=True, timeout=60)
+    writes = "flare_site._write_settings(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
+    subprocess.run([sys.executable, "-c", begins + writes, str(tmp_path)], check=True, timeout=60)
     assert {name: (local / name).read_text() for name in written} == written
     kept = json.loads((local / "resources.json").read_text())
     assert kept["class_allow_list"] == list(flare_permissions.NODE_CLASSES)
@@ -667,7 +667,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
 
     flare_permissions.check_node_kit(StartupKit(tmp_path / "kit"))
     (local / "custom").mkdir()
-    with pytest.raises(DeployError, match="custom: a node takes no code"):
+    with pytest.raises(DeployError, match="custom: a node accepts no code"):
         flare_site.run(here)
     (local / "custom").rmdir()
     config = tmp_path / "kit" / "startup" / "fed_client.json"
