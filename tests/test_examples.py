@@ -46,7 +46,7 @@ def run_command(folder: Path, *words: str) -> None:
 def test_hospitals_example_ends_with_a_report_and_keeps_data_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long-lived FLARE sites are ordinary processes; other commands are forked from a process with imports."""
+    """FLARE sites are ordinary processes; other commands are forked from a process with all imports."""
     pytest.importorskip("nvflare")
     from fedstill.federation.provision import free_port
 

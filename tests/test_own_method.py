@@ -13,7 +13,7 @@ from tests.own_lab import SMALL, Lab, write_plates
 
 KIND = "my_lab: class logits"
 NODES = {**SMALL["nodes"], "policy": {"kinds": [KIND]}}
-OWN = {  # a run all of whose things are the lab's own
+OWN = {  # a run with custom components only
     "task": {"name": "ordinal"},
     "data": {"name": "plates", "white": 16.0},
     "split": {"name": "quantity-skew", "nodes": 2},
@@ -22,19 +22,19 @@ OWN = {  # a run all of whose things are the lab's own
 }
 DYING = """
 import os, signal
-from fedstill.core.run_writer import Records
-save, saves = Records.save, []
+from fedstill.core.run_writer import RunWriter
+save, saves = RunWriter.save, []
 def die(self, *given, **named):
-    if len(saves) == 5:  # nodes have gone on since the last of them
+    if len(saves) == 5:  # nodes have changed since the last save
         os.kill(os.getpid(), signal.SIGKILL)
     saves.append(save(self, *given, **named))
-Records.save, Records.due = die, lambda self: True
+RunWriter.save, RunWriter.is_save_due = die, lambda self: True
 """
 
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Lab:
-    """With a run of the method, with a custom task, data and split."""
+    """Return the lab after a run of the method, with data for a run with custom task, data and split."""
     lab.write("small.toml", nodes=NODES, method={"name": "feddistill", "rounds": 3})
     lab.run("whole")
     write_plates(lab.here / "data" / "plates.csv", slice(600))
@@ -44,33 +44,31 @@ def lab(lab: Lab) -> Lab:
 
 @pytest.fixture(scope="module")
 def unbroken(lab: Lab) -> str:
-    """The run whose things are all the lab's own."""
+    """Return the folder of a run in which every component is custom."""
     lab.run("unbroken", file="own.toml")
     return "unbroken"
 
 
-def test_it_runs_by_name_and_its_release_is_named(lab: Lab) -> None:
-    found = lab.result("whole")
-    assert (found["method"], found["title"], found["iterations"]) == ("feddistill", "FedDistill", 3)
-    assert found["releases"] == [KIND]
-    assert found["bytes"]["by_kind"][KIND]["up"] == 3 * 2 * 4 * 10 * 10
+def test_runs_by_name_and_reports_its_release(lab: Lab) -> None:
+    result = lab.result("whole")
+    assert (result["method"], result["title"], result["iterations"]) == ("feddistill", "FedDistill", 3)
+    assert result["releases"] == [KIND]
+    assert result["bytes"]["by_kind"][KIND]["up"] == 3 * 2 * 4 * 10 * 10
     page = lab.text("whole/report.html")
     assert KIND in page
     assert "a mean score vector for each class" in page
-    assert "No training data and no model left" not in page, (
-        "a plug-in's description of a kind is not trusted"
-    )
+    assert "No node released training data" not in page, "a plug-in's description of a kind is not trusted"
 
 
 def test_nodes_learn_shared_classes(lab: Lab) -> None:
-    """What all nodes say holds a node back, as far as gamma wants it."""
-    lab.run("held", "--method.gamma", "0")
+    """The shared logits change training, in proportion to gamma."""
+    lab.run("gamma 0", "--method.gamma", "0")
     moved = []
-    for name in ("whole", "held"):
+    for name in ("whole", "gamma 0"):
         lines = lab.text(f"{name}/metrics.jsonl").splitlines()
-        turns = [json.loads(line) for line in lines if "distillation" in line]
-        moved.append([line["losses"]["moved"] for line in turns])
-    assert moved[0][0] == moved[1][0], "in the first round nobody has said anything"
+        rounds = [json.loads(line) for line in lines if "distillation" in line]
+        moved.append([line["losses"]["moved"] for line in rounds])
+    assert moved[0][0] == moved[1][0], "nothing is shared in the first round"
     assert moved[0][1] != moved[1][1]
 
 
@@ -79,7 +77,7 @@ def test_method_by_module_and_name_needs_no_entry_point(lab: Lab) -> None:
     whole, by_path = lab.result("whole"), lab.result("by path")
     assert KIND in lab("list", "my_lab.feddistill:FedDistill")
     assert by_path["local"] == whole["local"]
-    assert by_path["method"] == whole["method"] == "feddistill"  # one thing, one name
+    assert by_path["method"] == whole["method"] == "feddistill"  # one name for one class
 
 
 def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
@@ -90,11 +88,11 @@ def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
         "from my_lab.feddistill import FedDistill\n\n"
         "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
         "    @query(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
-        " releases={'mean': payload_kinds.LOGITS}, reads=())\n"
+        " releases={'mean': payload_kinds.LOGITS}, depends_on_records=())\n"
         "    def train_locally(self, nodes, shared, round):\n        return super().train_locally(nodes, shared, round)\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
-    assert "outputs_only: no liar: logits" in line, "whatever it calls what leaves"
+    assert "outputs_only: no liar: logits" in line, "whatever kind it declares"
 
 
 def test_compares_with_fedavg(lab: Lab) -> None:
@@ -106,7 +104,7 @@ def test_compares_with_fedavg(lab: Lab) -> None:
 
 
 def test_killed_run_resumes_to_equal_metrics(lab: Lab, unbroken: str) -> None:
-    """Task, data and split are the lab's own, too: the run's files say where all of them are from."""
+    """The run's files name custom task, data and split, too."""
     words = ["run", "own.toml", "--quiet", "--out", "killed"]
     lab(*words, code=-signal.SIGKILL, begin=DYING)
     assert load_state(lab.here / "killed" / "state.safetensors")["metrics"] == 5
@@ -114,7 +112,7 @@ def test_killed_run_resumes_to_equal_metrics(lab: Lab, unbroken: str) -> None:
     assert not (lab.here / "killed" / "result.json").exists()
     lab("run", "--resume", "killed")
     after = lab.text("killed/metrics.jsonl").splitlines()
-    assert after[:5] == before, "with their seconds: nothing is done again"
+    assert after[:5] == before, "equal seconds: no round is repeated"
     whole, again = lab.result(unbroken), lab.result("killed")
     for name in ("local", "nodes", "bytes", "queries", "iterations"):
         assert again[name] == whole[name], name
@@ -132,7 +130,7 @@ def test_budget_charges_each_class(lab: Lab) -> None:
     assert "train_locally" in plan
     assert "10 x laplace" in plan
     line = lab.refused(*private, "--nodes.privacy.mechanism", "dp-sgd")
-    assert KIND in line, "means over the records are not what a network has learned"
+    assert KIND in line, "means over the records are not outputs of the network"
 
 
 def test_attacks_run_on_custom_method(lab: Lab) -> None:
@@ -143,7 +141,7 @@ def test_attacks_run_on_custom_method(lab: Lab) -> None:
 
 
 def test_node_responds_only_to_allowed_queries(lab: Lab, unbroken: str) -> None:
-    """Method and task are the lab's own: nodes in processes of FLARE run them, or refuse by their rules."""
+    """Nodes in FLARE processes run a custom method and task, or refuse them by their policies."""
     pytest.importorskip("nvflare")
     lab.run("flare", "--engine.name", "flare", file="own.toml")
     assert lab.result("flare")["local"] == lab.result(unbroken)["local"]
