@@ -89,7 +89,8 @@ def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
         "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
         "    @query(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
         " releases={'mean': payload_kinds.LOGITS}, depends_on_records=())\n"
-        "    def train_locally(self, nodes, shared, round):\n        return super().train_locally(nodes, shared, round)\n"
+        "    def train_locally(self, nodes, shared, round):\n"
+        "        return super().train_locally(nodes, shared, round)\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
     assert "outputs_only: no liar: logits" in line, "whatever kind it declares"

@@ -215,9 +215,9 @@ def _write_settings(site: Site) -> None:
     snapshots = site.kit.folder / "snapshots"
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(snapshots)
     components = [part for part in resources["components"] if part["id"] != component["id"]]
-    for component in components:
-        if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(site.kit.folder / "jobs")
+    for part in components:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(site.kit.folder / "jobs")
     write_json(local / "resources.json", {**resources, "components": [*components, component]})
 
 
