@@ -206,19 +206,19 @@ def _write_settings(site: Site) -> None:
         if JOB_ID.fullmatch(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
     path = "fedstill.federation.flare_component.SiteComponent"
-    component = {"id": "fedstill", "path": path, "args": {"role": site.role, "folder": str(site.folder)}}
+    site_component = {"id": "fedstill", "path": path, "args": {"role": site.role, "folder": str(site.folder)}}
     if site.role == CLIENT:
-        write_node_rules(site.kit.folder, component)
+        write_node_rules(site.kit.folder, site_component)
         return
     (site.folder / "runs").mkdir(exist_ok=True)
     resources = json.loads((local / "resources.json").read_text())
     snapshots = site.kit.folder / "snapshots"
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(snapshots)
-    components = [part for part in resources["components"] if part["id"] != component["id"]]
+    components = [part for part in resources["components"] if part["id"] != site_component["id"]]
     for part in components:
         if part["id"] == "job_manager":
             part["args"]["uri_root"] = str(site.kit.folder / "jobs")
-    write_json(local / "resources.json", {**resources, "components": [*components, component]})
+    write_json(local / "resources.json", {**resources, "components": [*components, site_component]})
 
 
 def _lock(site: Site) -> IO[str]:
