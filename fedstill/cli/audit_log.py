@@ -148,6 +148,6 @@ def accept(args: ParsedArgs) -> None:
         trouble = audit.fault or lost
         audit.accept(args.options["--because"][-1], is_lost=lost is not None)
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
-    print(f"Settled: {trouble}.")
+    print(f"Accepted: {trouble}.")
     for entry in again:
         print(f"Charged again to {entry['payer']}, run {entry['run']}: {priced(entry)}.")

@@ -93,7 +93,7 @@ def _what(entry: Mapping[str, Any]) -> str:
 
     asked = f"{entry['query']} {entry['number']}" if entry["number"] >= 0 else entry["query"]
     if entry["part"] == ACCEPTED:
-        return f"settled by the owner: {entry['rule']}"
+        return f"accepted by the owner: {entry['rule']}"
     if entry["part"] == REFUSED:
         return f"{asked}, refused: {entry['rule']}"
     if entry["part"] == RESPONSE_FILE:

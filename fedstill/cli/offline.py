@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make(args: ParsedArgs) -> None:
-    config = configured(args.positionals[0], args, "queries make")
+    config = configured(args.positionals[0], args, "offline make")
 
     from fedstill.core.hashing import group_digits
     from fedstill.core.run_writer import write_text

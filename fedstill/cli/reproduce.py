@@ -74,7 +74,7 @@ def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str,
 
 
 def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> ReproductionRecord:
-    """The record into which figures of these names go."""
+    """The record to which rows of these names are added."""
     record = entry.record(scale)
     if record is None:
         allowed = f"what a record has: none is kept of {entry.scaled_name(scale)}"
@@ -109,7 +109,7 @@ def _list() -> None:
 
 
 def _order(entry: Reproduction, record: ReproductionRecord) -> str:
-    """Return how many pairs of methods are in the paper's order, where it has figures."""
+    """Return how many pairs of methods are in the paper's order, where it has values."""
     from fedstill.report.reproduction_order import compare_order
 
     order = compare_order(record.rows, entry.published(record.scale))
@@ -140,7 +140,7 @@ def _records(entry: Reproduction) -> dict[str, ReproductionRecord]:
 def _made(
     entry: Reproduction, scale: str, seeds: int | None, args: ParsedArgs, folder: Path
 ) -> ReproductionRecord:
-    """Run what is missing, and gather its figures."""
+    """Run what is missing, and return its metrics."""
     from fedstill.cli.run import resumable
     from fedstill.compare import reproduction
     from fedstill.report import write_report

@@ -43,7 +43,7 @@ COPIED = leaked.memorization(
 )
 FOUND: dict[str, Any] = {
     "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
-    "audit": "node-0: 10 bytes of logits by the audit log, 12 heard",
+    "audit": "node-0: 10 bytes of logits by the audit log, 12 observed",
     "skipped": [{"attack": "memorization", "reason": "the server made no images"}],
     "attacks": leaked.attack_entries(
         inversion=leaked.inversion(leaked.inversion_result("DLG", 31.25, 4.0)),
@@ -127,7 +127,7 @@ def test_a_first_look_is_quick_and_how_long_it_takes_is_said(command: Main, atta
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", ["--help", "-h", "nowhere --help"])
+@pytest.mark.parametrize("words", ["--help-all", "nowhere --help-all"])
 def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) -> None:
     code, out, err = command("attack", *words.split())
     assert (code, err, attacks.asked) == (0, "", [])
@@ -138,7 +138,7 @@ def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) ->
 
 @pytest.mark.usefixtures("here")
 def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks: Attacks) -> None:
-    out = command("attack", "--attacks", "membership", "--help")[1]
+    out = command("attack", "--attacks", "membership", "--help-all")[1]
     assert "--membership.shadows " in out
     assert "--memorization" not in out
     assert command("attack", "a run", "--attacks", "membership", "--membership.shadows", "8")[0] == 0
@@ -149,8 +149,8 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "fedstill attack needs RUN: `fedstill attack --help`"),
-        ("nowhere", "invalid there = no folder nowhere (expected the folder of a finished run"),
+        ("", "fedstill attack needs RUN (see `fedstill attack --help`)"),
+        ("nowhere", "there is no folder nowhere (expected the folder of a finished run"),
         ("empty", "empty holds no run: there is no config.toml in it"),
         ("half", "the run in half is not finished: there is no result.json; fedstill run --resume half"),
         ("many", "many holds a comparison: name one of its runs, or repeat its command with --leakage"),

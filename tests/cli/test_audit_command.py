@@ -29,7 +29,7 @@ def charge(
     number: int,
     run: str = "spring",
     payer: str = "clinic",
-    bare: int = 0,
+    no_guarantee: int = 0,
     unit: str = "a record",
 ) -> None:
     entry = Entry(
@@ -43,7 +43,7 @@ def charge(
         up={"logits": 2560, "critic": 256},
         rule="logits clamped to 5, Laplace noise of scale 100",
         cost={"laplace(10.0)": 2, "gaussian(4.0)": 1},
-        no_guarantee=bare,
+        no_guarantee=no_guarantee,
         unit=unit,
         queries=1,
     )
@@ -94,8 +94,8 @@ def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Captu
     for what in (
         "spring",
         "autumn",
-        "predict_logits 0, answer",
-        "predict_logits 1, answer",
+        "predict_logits 0, response",
+        "predict_logits 1, response",
         "critic 256 B, logits",
     ):
         assert what in words
@@ -213,7 +213,7 @@ def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> N
             dispatch(["audit", command, str(file)], COMMANDS)
         assert str(output.value) == f"{file} is not an audit log"
     (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
-    with pytest.raises(FedstillError, match="move it away, and settle"):
+    with pytest.raises(FedstillError, match="fedstill audit accept"):
         dispatch(["audit", "show", str(clinic)], COMMANDS)
 
 
@@ -246,7 +246,7 @@ def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
     assert "NOT SOUND: entry 2 is not as it was written" in said(capsys, "show", clinic)
 
 
-def test_totals_that_are_not_those_of_the_entries_are_found_and_settled(
+def test_totals_that_are_not_those_of_the_entries_are_found_and_accepted(
     clinic: Path, capsys: Capture
 ) -> None:
     head = clinic / "audit.sqlite.head"
@@ -273,11 +273,11 @@ def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, cap
         dispatch(["audit", "accept", str(clinic), "--because", "so"], COMMANDS)
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
     out = said(capsys, "accept", clinic, "--because", "restored from a backup")
-    assert "Settled: is an older copy" in out
+    assert "Accepted: is an older copy" in out
     assert "Charged again to clinic, run autumn: gaussian(4), 2 x laplace(10)." in out
     assert "3 entries: hashes" in said(capsys, "verify", clinic)
     out = " ".join(said(capsys, "show", clinic).split())
-    assert "settled by" in out
+    assert "accepted by" in out
     assert "restored from a backup" in out
     assert "3 x gaussian(4)" in out
 
@@ -366,7 +366,7 @@ def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_w
     assert "guesses" in said(capsys, "--help")
 
 
-def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
+def test_only_accept_changes_anything(clinic: Path, capsys: Capture) -> None:
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 1")
     before = {file.name: file.read_bytes() for file in clinic.iterdir()}
     said(capsys, "show", clinic)
@@ -388,8 +388,8 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
         (["show", "."], "is no node's folder"),
         (["show", ".", "--lst", "3"], "did you mean '--last'"),
         (["accept", "here.sqlite"], "--because"),
-        (["show", "here.sqlite", "--delta", "0"], "--delta is '0'"),
-        (["show", "here.sqlite", "--last", "-1"], "--last is '-1'"),
+        (["show", "here.sqlite", "--delta", "0"], "invalid --delta = '0'"),
+        (["show", "here.sqlite", "--last", "-1"], "invalid --last = '-1'"),
     ],
 )
 def test_invalid_audit_calls_are_one_line(

@@ -114,8 +114,8 @@ def here(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
-ANSWERS = tuple(f"answers-{name}.safetensors" for name in NAMES)
-DISTIL = ("distil", *ANSWERS, "--queries", "queries.safetensors", "--out", "out", "--quiet")
+RESPONSES = tuple(f"responses-{name}.safetensors" for name in NAMES)
+COMBINE = ("offline", "combine", *RESPONSES, "--queries", "queries.safetensors", "--out", "out", "--quiet")
 
 
 def refused(left: tuple[int, str, str]) -> str:
@@ -131,7 +131,7 @@ def refused(left: tuple[int, str, str]) -> str:
 def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     here: Path, command: Main
 ) -> None:
-    code, out, err = command(*DISTIL)
+    code, out, err = command(*COMBINE)
     assert code == 0, err
     live, mine = (json.loads((here / name / "result.json").read_text()) for name in ("live", "out"))
     student, expected = (load_file(here / name / "student.safetensors") for name in ("out", "live"))
@@ -173,7 +173,7 @@ def test_report_names_verified_keys_and_missing_nodes(here: Path, command: Main)
     Path("keys").mkdir()
     for name in NAMES:
         shutil.copy(f"{name}/node.pub", f"keys/{name}.pub")
-    without = [word for word in DISTIL if word != ANSWERS[1]]
+    without = [word for word in COMBINE if word != RESPONSES[1]]
     code, out, err = command(*without, "--node-keys", "keys")
     assert code == 0, err
     assert "No answers came from node-1, whose keys are in keys." in out
@@ -240,8 +240,7 @@ def test_the_page_can_be_followed_as_it_stands(
             elif shutil.which(words[0]):
                 subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
     assert done == [
-        "queries make", "node init", "node check", "queries show", "node answer",
-        "distil answers-north.safetensors",
+        "offline make", "node init", "node check", "offline show", "offline answer", "offline combine",
     ]  # fmt: skip
     assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
     assert "not compared" not in said.split("asked by")[1]
@@ -251,24 +250,24 @@ def test_the_page_can_be_followed_as_it_stands(
 
 
 def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
-    before, lines = Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))
-    output = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", ANSWERS[0]))
-    assert f"{ANSWERS[0]} is signed by another key than this one's: choose another place" in output
-    assert (Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
+    before, lines = Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))
+    output = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", RESPONSES[0]))
+    assert f"{RESPONSES[0]} is signed by another key than this one's: choose another place" in output
+    assert (Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
 
 def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
-    before = Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()
+    before = Path(RESPONSES[0]).read_bytes(), Path(f"{RESPONSES[0]}.sig").read_bytes()
     lines = entries(Path("node-0"))
     assert lines
-    Path(ANSWERS[0]).unlink()
+    Path(RESPONSES[0]).unlink()
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
-    assert (Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()) == before
+    assert (Path(RESPONSES[0]).read_bytes(), Path(f"{RESPONSES[0]}.sig").read_bytes()) == before
     assert entries(Path("node-0")) == lines
     # Trained again, say since the folder was lost, it still says the same.
     shutil.rmtree("node-0/runs")
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
-    assert Path(ANSWERS[0]).read_bytes() == before[0]
+    assert Path(RESPONSES[0]).read_bytes() == before[0]
 
 
 def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_options(
@@ -286,7 +285,7 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
     # What has left stays bound, though what is kept of it is lost.
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
-    (responses,) = Path("node-0").glob("runs/*/answers.safetensors")
+    (responses,) = Path("node-0").glob("runs/*/responses.safetensors")
     responses.unlink()
     said = refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert "it was begun otherwise (expected a new run" in said
@@ -294,7 +293,7 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
 
 def test_released_responses_stay_the_same_after_option_changes(here: Path, command: Main) -> None:
     """Or else other data would leave under a number that is paid for; and so is what was said of it."""
-    before = Path(ANSWERS[0]).read_bytes()
+    before = Path(RESPONSES[0]).read_bytes()
     path, kept = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
     for spoil in (
         lambda: np.savez("node-0/data.npz", images=kept["images"][:50], labels=kept["labels"][:50]),
@@ -303,9 +302,9 @@ def test_released_responses_stay_the_same_after_option_changes(here: Path, comma
         lambda: path.write_text(path.read_text() + "\n[policy]\nmax_rows = 7\n"),
     ):
         spoil()
-        Path(ANSWERS[0]).unlink()
+        Path(RESPONSES[0]).unlink()
         assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
-        assert Path(ANSWERS[0]).read_bytes() == before
+        assert Path(RESPONSES[0]).read_bytes() == before
     assert unpack(before)[0]["policy"]["max_rows"] != 7  # as it was when they left
 
 
@@ -313,29 +312,29 @@ ANSWER = ("offline", "answer", "node-0", "queries.safetensors")
 
 
 def test_stored_responses_are_released_again_only_if_unchanged(here: Path, command: Main) -> None:
-    (kept,) = Path("node-0/runs").glob("*/answers.safetensors")
-    whole, signed_before = kept.read_bytes(), Path(ANSWERS[0]).read_bytes()
+    (kept,) = Path("node-0/runs").glob("*/responses.safetensors")
+    whole, signed_before = kept.read_bytes(), Path(RESPONSES[0]).read_bytes()
     header, tensors = unpack(whole)
     tensor = len(whole) - 100
     for place in (0, whole.index(b"node-0"), whole.index(b"max_rows"), whole.index(b"mechanism"), tensor):
         blob = bytearray(whole)
         blob[place] ^= 1
         kept.write_bytes(blob)
-        Path(ANSWERS[0]).unlink(missing_ok=True)
+        Path(RESPONSES[0]).unlink(missing_ok=True)
         assert f"{kept} is not what was let out, or audit" in refused(command(*ANSWER)), place
-        assert not Path(ANSWERS[0]).exists()
+        assert not Path(RESPONSES[0]).exists()
     header["replies"]["join"]["privacy"]["mechanism"] = "pate"
     kept.write_bytes(pack(header, tensors))
     assert "Put the one that was changed back as it was" in refused(command(*ANSWER))
     kept.unlink()
     assert command(*ANSWER)[0] == 0
-    assert (kept.read_bytes(), Path(ANSWERS[0]).read_bytes()) == (whole, signed_before)
+    assert (kept.read_bytes(), Path(RESPONSES[0]).read_bytes()) == (whole, signed_before)
 
 
 def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, command: Main) -> None:
     audit, files = Path("node-0/audit.sqlite"), ("audit.sqlite", "audit.sqlite.head")
     shutil.copytree("node-0", "sound")
-    Path(ANSWERS[0]).unlink()
+    Path(RESPONSES[0]).unlink()
 
     def edited() -> None:
         edit(audit, "UPDATE entries SET line = replace(line, 'rule', 'rull') WHERE entry = 1")
@@ -357,7 +356,7 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
     ):
         spoil()
         assert said in refused(command(*ANSWER))
-        assert not Path(ANSWERS[0]).exists()
+        assert not Path(RESPONSES[0]).exists()
         shutil.rmtree("node-0")
         shutil.copytree("sound", "node-0")
     assert command(*ANSWER)[0] == 0
@@ -371,10 +370,10 @@ def test_repeated_queries_name_the_current_server(here: Path, command: Main) -> 
     signed_files.write(Path("queries.safetensors"), blob, signed_files.load_or_create_key(Path("thief.key")))
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     Path("queries.safetensors.sig").write_bytes(signature)
-    assert f"{ANSWERS[0]} answers these queries as signed by another key" in refused(command(*DISTIL))
+    assert f"{RESPONSES[0]} answers these queries as signed by another key" in refused(command(*COMBINE))
     words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key", "server.pub")
     assert command(*words)[0] == 0
-    assert command(*DISTIL)[0] == 0
+    assert command(*COMBINE)[0] == 0
     about = json.loads(Path("out/result.json").read_text())["files"]["answers"]
     assert [node["asker_known"] for node in about] == [True, False, False]
     page = Path("out/report.html").read_text()
@@ -386,7 +385,7 @@ def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main
     assert command("offline", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
     assert command("offline", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
     assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
-    left = command(*DISTIL[:3], "more.answers", *DISTIL[4:])
+    left = command(*COMBINE[:4], "more.answers", *COMBINE[5:])
     assert "more.answers answers another file of queries" in refused(left)
 
 
@@ -398,16 +397,16 @@ def test_stopped_combine_resumes_with_the_same_command(
 
     with monkeypatch.context() as patch:
         patch.setattr(offline.RemoteRun, "run", stop)
-        code, _, err = command(*DISTIL)
+        code, _, err = command(*COMBINE)
     assert (code, err) == (130, "fedstill: stopped; run the same command to resume\n")
-    assert "holds another run or other files" in refused(command(*DISTIL, "--method.epochs", 5))
+    assert "holds another run or other files" in refused(command(*COMBINE, "--method.epochs", 5))
     assert "there is no config.toml in it" in refused(command("run", "--resume", "out"))
-    assert command(*DISTIL)[0] == 0
-    assert "holds another run" in refused(command(*DISTIL))
+    assert command(*COMBINE)[0] == 0
+    assert "holds another run" in refused(command(*COMBINE))
 
 
 def test_server_side_options_can_change_after_the_queries(here: Path, command: Main) -> None:
-    code, _, err = command(*DISTIL, "--method.epochs", 3, "--student.model", "mlp:8")
+    code, _, err = command(*COMBINE, "--method.epochs", 3, "--student.model", "mlp:8")
     assert code == 0, err
     result = json.loads(Path("out/result.json").read_text())
     assert (result["iterations"], result["student"]["model"]) == (3, "mlp:8")
@@ -423,7 +422,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
         ("--nodes.local.epochs", 99, "invalid nodes.local.epochs = 99.0 (expected 10.0, which"),
         ("--link.inputs", "int8", "invalid link.inputs = 'int8' (expected 'float32', which"),
     ):
-        assert said in refused(command(*DISTIL[:-2], "other", option, value))
+        assert said in refused(command(*COMBINE[:-2], "other", option, value))
         assert not Path("other").exists()
 
 
@@ -441,7 +440,7 @@ def test_rejects_a_configuration_that_differs_from_its_queries(
     text = recipe.read_text()
     assert here_and_there[0] in text
     recipe.write_text(text.replace(*here_and_there))
-    assert said in refused(command(*DISTIL))
+    assert said in refused(command(*COMBINE))
     assert not Path("out").exists()
 
 
@@ -457,12 +456,12 @@ def spoil(path: str) -> None:
 def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
     Path("keys").mkdir()
     assert "invalid --node-keys = 'keys' (expected a folder" in refused(
-        command(*DISTIL, "--node-keys", "keys")
+        command(*COMBINE, "--node-keys", "keys")
     )
     for name in NAMES:
         shutil.copy("node-0/node.pub", f"keys/{name}.pub")
-    left = refused(command(*DISTIL, "--node-keys", "keys"))
-    assert f"{ANSWERS[1]} is signed by a key that is not expected here" in left
+    left = refused(command(*COMBINE, "--node-keys", "keys"))
+    assert f"{RESPONSES[1]} is signed by a key that is not expected here" in left
     words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key")
     assert "signed by a key that is not expected" in refused(command(*words, "node-1/node.pub"))
     assert "is no public key" in refused(command(*words, "friend"))
@@ -478,13 +477,13 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())
     text = refused(command("offline", "answer", "node-0", "fewer.safetensors", "--out", "fewer-answers"))
     assert re.search(r"label|class", text), text
-    assert len(list(Path("node-0/runs").glob("*/answers.safetensors"))) == 1  # the earlier ones
+    assert len(list(Path("node-0/runs").glob("*/responses.safetensors"))) == 1  # the earlier ones
     kept = dict(np.load("node-0/data.npz"))
     shutil.rmtree("node-0/runs")
-    Path(ANSWERS[0]).unlink()
+    Path(RESPONSES[0]).unlink()
     np.savez("node-0/data.npz", images=kept["images"].repeat(2, axis=2), labels=kept["labels"])
     assert "1 x 8 x 8" in refused(command("offline", "answer", "node-0", "queries.safetensors"))
-    assert not Path(ANSWERS[0]).exists()
+    assert not Path(RESPONSES[0]).exists()
 
 
 @pytest.mark.parametrize(
@@ -500,13 +499,13 @@ def test_forbidden_queries_are_refused_before_training(
     path = Path("node-0/node.toml")
     path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": policy}))
     shutil.rmtree("node-0/runs")
-    Path(ANSWERS[0]).unlink()
+    Path(RESPONSES[0]).unlink()
     monkeypatch.setattr(
         "fedstill.node.node_service.Session.train_locally",
         lambda *given: pytest.fail("it trained for nothing"),
     )
     assert rule in refused(command("offline", "answer", "node-0", "queries.safetensors"))
-    assert not Path(ANSWERS[0]).exists()
+    assert not Path(RESPONSES[0]).exists()
     *_, last = entries(Path("node-0"))
     assert last["part"] == "refused"
     assert last["rule"] in rule
@@ -515,10 +514,10 @@ def test_forbidden_queries_are_refused_before_training(
 def test_nothing_is_released_after_the_owner_forbids_it(here: Path, command: Main) -> None:
     path = Path("node-0/node.toml")
     path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": {"queries": []}}))
-    Path(ANSWERS[0]).unlink()
+    Path(RESPONSES[0]).unlink()
     text = refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert "refuses query 'count_labels' by rule queries: none" in text
-    assert not Path(ANSWERS[0]).exists()
+    assert not Path(RESPONSES[0]).exists()
     *_, last = entries(Path("node-0"))
     assert (last["part"], last["rule"]) == ("refused", "queries: none")
 
@@ -526,7 +525,7 @@ def test_nothing_is_released_after_the_owner_forbids_it(here: Path, command: Mai
 def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
     for words, said in (
         (["run.toml", "--method.z_max", 0], "invalid method.z_max = 0.0 (expected a bound above 0"),
-        (["digits-fediod"], "invalid method.name = 'fediod' (expected one that asks all at once"),
+        (["digits-fediod"], "invalid method.name = 'fediod' (expected a one-round method"),
         (
             ["run.toml", "--link.secure_aggregation", "true"],
             "invalid link.secure_aggregation = True (expected false for files",

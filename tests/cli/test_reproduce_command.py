@@ -98,7 +98,7 @@ def test_incomplete_file_is_refused_with_the_missing_key(
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text('[reproduces]\npaper = "FedX"\n')
     reproduced("mine.toml", code=2)
-    assert "reproduces.what is empty" in capsys.readouterr().err
+    assert "invalid reproduces.what = '' (expected a text" in capsys.readouterr().err
 
 
 def reproduced(*words: str, code: int = 0) -> None:
@@ -140,12 +140,14 @@ def test_table_is_run_recorded_and_resumed(
     reproduced("x-table1", "--recorded", "--json")
     assert json.loads(capsys.readouterr().out)["seeds"] == [0, 1]
     page = Path("runs/reproduce/x-table1/compare.html").read_text(encoding="utf-8")
-    assert "The small scale, whose heights are not the paper&#39;s: Digits for photographs." in page
+    assert "values differ from the paper&#39;s: Digits for photographs." in page
     monkeypatch.delenv("COLUMNS", raising=False)
     reproduced()
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("x-table1 ")]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("x-table1\t")]
     output = "x-table1 FedX, Table 1: two methods digits 1 "
-    assert " ".join(line.split()).startswith(f"{output}{record.date}, 2 seeds; 0 of 1; told apart: ")
+    assert " ".join(line.split()).startswith(
+        f"{output}{record.date}, 2 seeds; 0 of 1; significantly different: "
+    )
 
     made = papers / "records" / "x_table1.json"
     made.write_text(made.read_text().replace(str(rows["fedavg", "accuracy"].values[0]), "1.5"))
@@ -210,7 +212,7 @@ def test_stopped_reproduction_prints_the_command_to_resume(
     (papers / "x_fig3.toml").write_text(ALONE.replace("x_alone", "x_stopped"))
     (papers / "x_stopped.py").write_text("def reproduce(**_): raise KeyboardInterrupt")
     reproduced("x-fig3", "--data.root", "a b", code=130)
-    assert capsys.readouterr().err.endswith("to go on: fedstill reproduce x-fig3 --data.root 'a b'\n")
+    assert capsys.readouterr().err.endswith("to resume: fedstill reproduce x-fig3 --data.root 'a b'\n")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,10 @@ def test_stopped_reproduction_prints_the_command_to_resume(
             "expected what a record has: none is kept of x-table1",
         ),
         (("x-table1", "--only", "fedprox"), "unknown method or setting 'fedprox'"),
-        (("x-fig1", "--only", "fedavg"), "expected a comparison's: a program makes those of x-fig1"),
+        (
+            ("x-fig1", "--only", "fedavg"),
+            "invalid --only = 'fedavg' (expected none: a program computes x-fig1",
+        ),
         (
             ("x-table1", "--recorded", "--only", "fedavg"),
             "invalid --recorded = '--only' (expected none of these",
@@ -235,7 +240,7 @@ def test_stopped_reproduction_prints_the_command_to_resume(
             "invalid fedstill reproduce = '--only' (expected the name of a table or figure",
         ),
         (("x-table1", "--seeds", "0"), "invalid --seeds = '0' (expected how many"),
-        (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
+        (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help-all` lists all"),
         (("x-fig2", "--split.nodes", "3"), "of a run's it takes --data.root alone"),
         (("x-fig2", "--data.root", "one", "two"), "invalid --data.root = 'one two' (expected one folder"),
