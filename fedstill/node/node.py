@@ -78,7 +78,7 @@ class Node:
     def __copy__(self) -> Node:
         """Return a node that shares everything except the captured training step."""
         twin = object.__new__(type(self))
-        vars(twin).update(vars(self), recorded=None)
+        vars(twin).update(vars(self), captured_step=None)
         return twin
 
     @property
