@@ -81,7 +81,7 @@ def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:
     options = ["--attacks", ATTACK, f"--{ATTACK}.responses", "64"]
     lab("attack", "skewed", *options, "--quiet")
     by_path = leakage(run)
-    assert by_path["config"] == by_name["config"]  # one thing, one name
+    assert by_path["config"] == by_name["config"]  # one name for one class
     assert by_path["attacks"][0]["result"] == by_name["attacks"][0]["result"]
     assert "--majority.responses INT" in lab("attack", "--attacks", ATTACK, "--help")
 
@@ -89,7 +89,7 @@ def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:
 def test_comparison_shows_column_of_custom_attack(lab: Lab) -> None:
     (lab.here / "with_leakage.toml").write_text(COMPARED)
     printed = " ".join(lab("compare", "with_leakage.toml", "--out", "with_leakage", "--quiet").split())
-    assert "Majority class: of how many nodes the class with most records is named, in percent." in printed
+    assert "Percentage of the nodes whose majority class is guessed." in printed
     with (lab.here / "with_leakage" / "compare.csv").open() as file:
         fedkd, fedavg = csv.DictReader(file)
     record = leakage(lab.here / "with_leakage" / fedkd["folder"])["attacks"][0]["rows"][0]

@@ -192,7 +192,7 @@ def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: st
     for node in output["nodes"]:
         assert (node["guarantee"], node["epsilon"], node["releases_without_guarantee"]) == (False, None, 1)
         assert node["rules"] == [f"logits of predict: {rule}"]
-    assert "There is no formal guarantee of privacy" in lab.text(f"{out}/report.html")
+    assert "There is no formal privacy guarantee" in lab.text(f"{out}/report.html")
     line = lab.refused(*under(mechanism, "epsilon=20"))
     assert f"a budget is set, and mechanism {mechanism} gives no guarantee for logits" in line
 
@@ -206,7 +206,7 @@ def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: st
             "rounding:Learned",
             "model or critic learns as a DPTrainingConfig says, and not generator as rounds",
         ),
-        ("rounding:Sharded", "a class with a method ensemble"),
+        ("rounding:Sharded", "a method ensemble, because it has shards"),
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
     ],
 )
@@ -230,7 +230,7 @@ def test_flare_nodes_use_their_own_mechanism_options(lab: Lab) -> None:
         assert 'tasks = [\n    "ordinal",\n]' in file
     assert nodes(lab, "flare") == nodes(lab, "flipped")
     page, noise = lab.text("flare/report.html"), nodes(lab, "flare")[0]["noise"]["flip"]
-    assert 'data-label="Epsilon"><div>20</div>' in page
+    assert 'data-label="Epsilon spent"><div>20</div>' in page
     assert f"<dd>flip {noise:.4g}" in page
     lab.run("exact", "--task.name", "ordinal", *under("flip", "flip.noise=0"))
     flare, flipped, exact = map(lab.result, ("flare", "flipped", "exact"))
