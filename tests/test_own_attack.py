@@ -83,7 +83,7 @@ def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:
     by_path = leakage(run)
     assert by_path["config"] == by_name["config"]  # one name for one class
     assert by_path["attacks"][0]["result"] == by_name["attacks"][0]["result"]
-    assert "--majority.responses INT" in lab("attack", "--attacks", ATTACK, "--help")
+    assert "--majority.responses INT" in lab("attack", "--attacks", ATTACK, "--help-all")
 
 
 def test_comparison_shows_column_of_custom_attack(lab: Lab) -> None:
