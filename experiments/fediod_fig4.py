@@ -32,7 +32,7 @@ from torch import nn
 from fedstill.attacks.generative_metrics import Extractor, frechet_distance, penultimate_extractor
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
 from fedstill.attacks.memorization import memorization_test
-from fedstill.attacks.model_updates import ObservedUpdate, loss_gradients
+from fedstill.attacks.simulated_updates import ObservedUpdate, loss_gradients
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import merge_tables

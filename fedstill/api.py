@@ -21,14 +21,14 @@ from fedstill.core.names import TEXT_DTYPE_KINDS, normalize_class_names
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, write_text
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.data import python_data
+from fedstill.data import in_memory_data
+from fedstill.data.in_memory_data import extract_inputs_and_targets, to_input_tensor, to_target_tensor
 from fedstill.data.public import PublicData
-from fedstill.data.python_data import extract_inputs_and_targets, to_input_tensor, to_target_tensor
 from fedstill.data.tables import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
-from fedstill.models.hugging_face import adapt
+from fedstill.models.hugging_face import wrap_hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
 from fedstill.node.policy import PolicyConfig
@@ -224,7 +224,7 @@ def distil(
     config = TASKS[task]() if isinstance(task, str) else task
     if not isinstance(classes, Sequence):
         by_node = {f"data[{index}]": examples for index, examples in enumerate(data)}
-        python_data.require_same_class_order({**by_node, "test": test})
+        in_memory_data.require_same_class_order({**by_node, "test": test})
     table_schema = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
     given_names = _class_names(classes, table_schema)
     learning_task = config.make(given_names if isinstance(classes, Sequence) else int(classes))
@@ -301,7 +301,7 @@ def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...
 
 def _convert_model(model: Any, interface: Interface, index: int, seed: int) -> nn.Module:
     """Return a node's model as a module, also of a model that can only predict."""
-    if isinstance(model, nn.Module) and adapt(model) is model:
+    if isinstance(model, nn.Module) and wrap_hugging_face(model) is model:
         return model
     argument = f"models[{index}]"
     if isinstance(model, str | Path):
@@ -387,8 +387,8 @@ def _convert_examples(
         if not schema or task.form != "rows":
             raise DataError(f"{what} is a DataFrame (expected one with schema=, for a task of tables)")
         return encode_frame(examples, schema, what)
-    if python_data.is_hugging_face(examples):
-        examples = python_data.hugging_face_tensors(examples, what, task, mean, std, classes)
+    if in_memory_data.is_hugging_face(examples):
+        examples = in_memory_data.hugging_face_tensors(examples, what, task, mean, std, classes)
     raw_inputs, targets = extract_inputs_and_targets(examples, what)
     inputs, labels = (
         to_input_tensor(raw_inputs, what, mean, std),
@@ -416,7 +416,7 @@ def _convert_labels(labels: Any, what: str, task: Task, classes: Sequence[str]) 
         return to_target_tensor(labels, what)
     if task.kind != "class":
         raise DataError(f"{what}: labels are texts (expected numbers for task {task.name})")
-    return torch.from_numpy(python_data.renumber_labels(label_array, what, classes))
+    return torch.from_numpy(in_memory_data.renumber_labels(label_array, what, classes))
 
 
 def _convert_targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:

@@ -26,7 +26,7 @@ from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.gradient_matching import DLG, SEARCHES, PixelRange, RecoveredImages, invert, psnr
 from fedstill.attacks.layerwise_inversion import invert_layers
 from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric
-from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, Schedule, shared_parameters
+from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, Schedule, shared_parameters
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, StopListening
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused

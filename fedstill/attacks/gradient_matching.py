@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstill.attacks.model_updates import ObservedUpdate
+from fedstill.attacks.simulated_updates import ObservedUpdate
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.models.module_utils import deep_copy

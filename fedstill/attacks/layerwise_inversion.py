@@ -25,7 +25,7 @@ from torch import nn
 from torch.func import vjp
 
 from fedstill.attacks.gradient_matching import DEFAULT_PIXELS, PixelRange, RecoveredImages
-from fedstill.attacks.model_updates import ObservedUpdate
+from fedstill.attacks.simulated_updates import ObservedUpdate
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.models.extractor_head import split_model

@@ -215,7 +215,7 @@ def audit_one_run_linear(
     return replace(finding, target=f"400 planted, {step_count} large steps{suffix}")
 
 
-def distinguish_training_steps(
+def distinguish_by_training_steps(
     noise: float = 0.8, step_count: int = 4, records: int = 8, batch: int = 2, seed: int = 0
 ) -> Distinguisher:
     """Distinguish by all steps of a private training: the change of the network in each of them.
@@ -247,7 +247,7 @@ def distinguish_training_steps(
     return Distinguisher("dp-sgd", f"each of {step_count} steps of training", nodes[True].spent(), observe)
 
 
-def distinguish_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0) -> Distinguisher:
+def distinguish_by_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0) -> Distinguisher:
     """Distinguish by the steps of a critic on half of two records, one step for each query.
 
     The observation is each step's noisy sum along the record's own gradient, as Adam stores it.
@@ -333,14 +333,14 @@ def _repeated_audit(make_distinguisher: Callable[..., Distinguisher], runs: int,
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
     "counts": (_repeated_audit(neighboring_datasets.distinguish_counts, 2000),),
     "dp-sgd": (
-        _repeated_audit(distinguish_training_steps, 1500),
+        _repeated_audit(distinguish_by_training_steps, 1500),
         audit_one_run,
         audit_one_run_linear,
         partial(audit_one_run_linear, many_records=True),
         partial(audit_one_run_linear, precision="bfloat16"),
         partial(audit_one_run_linear, many_records=True, precision="bfloat16"),
     ),
-    "critic": (_repeated_audit(distinguish_critic_steps, 800),),
+    "critic": (_repeated_audit(distinguish_by_critic_steps, 800),),
     "pate": (
         _repeated_audit(neighboring_datasets.distinguish_votes, 2000),
         _repeated_audit(neighboring_datasets.distinguish_votes, 2000, release="label"),

@@ -32,7 +32,7 @@ def main(args: ParsedArgs) -> None:
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.leakage import LEAKAGE_FILE, Leakage
     from fedstill.core.config_tables import load_record
-    from fedstill.core.console import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
     found = run_attacks(folder, config, command=args.command, progress=not quiet)

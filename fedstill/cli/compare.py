@@ -25,7 +25,7 @@ def compare(args: ParsedArgs) -> None:
     an error before any run.
     """
     folder = args.path("--resume")
-    comparison = _planned(args) if folder is None else None
+    comparison = _comparison_from_args(args) if folder is None else None
 
     from fedstill.compare import comparison_runner
     from fedstill.compare.comparison_file import read_folder
@@ -47,7 +47,7 @@ def compare(args: ParsedArgs) -> None:
     (_print_json if "--json" in args else _show_comparison)(folder, only)
 
 
-def _planned(args: ParsedArgs) -> Comparison:
+def _comparison_from_args(args: ParsedArgs) -> Comparison:
     names, base, data = args.positionals, args.get("--base"), args.get("--data")
     seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
 
@@ -159,7 +159,7 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     """Print a comparison and write its files; leave with 1 where a method that was to run did not."""
     from fedstill.compare import comparison_file as compare
     from fedstill.compare import comparison_runner
-    from fedstill.core.console import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report.compare_files import print_comparison, summarize, write_comparison
 
     comparison = compare.read_folder(folder)

@@ -288,9 +288,7 @@ def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> No
     console.print("In a run of each method, with its default options:")
     rows = [[*summary.values()] for summary in methods]
     print_table(console, ["method", "can take part", "what the node does"], rows, left=3)
-    console.print(
-        "Shape and classes are those of the data here; name a run to check objection the run's own."
-    )
+    console.print("Shape and classes are those of the data here; name a run to check against its own.")
     console.print()
 
 

@@ -23,7 +23,7 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
-    from fedstill.node.kit_faults import kit_faults
+    from fedstill.node.startup_kit_faults import kit_faults
     from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
 
     facts: dict[str, list[str]] = {}

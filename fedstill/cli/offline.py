@@ -72,7 +72,7 @@ def combine(args: ParsedArgs) -> None:
         print(f"No answers came from {', '.join(result['files']['missing'])}, whose keys are in {keys}.")
     if known is None:
         print("The nodes' keys were not compared. Have each node read the fingerprint of its key out:")
-        _print_facts({node["node"]: node["signed_by"] for node in result["files"]["answers"]})
+        _print_facts({node["node"]: node["signed_by"] for node in result["files"]["responses"]})
 
 
 def _keys(folder: Path) -> dict[str, str]:

@@ -40,7 +40,7 @@ def evaluate(args: ParsedArgs) -> None:
     if "--json" in args:
         print_json(found)
         return
-    from fedstill.core.console import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report.evaluation_table import evaluation_table, overlap_text
     from fedstill.report.table_formats import print_rows
     from fedstill.tasks.task import Metric

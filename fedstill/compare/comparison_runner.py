@@ -24,10 +24,10 @@ from fedstill.attacks.leakage import Leakage
 from fedstill.compare.comparison_file import COMPARISON_FILE, Comparison, ComparisonRun, read_folder
 from fedstill.core import toml
 from fedstill.core.config_tables import flatten, to_table
-from fedstill.core.console import SafeConsole
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
 from fedstill.core.run_writer import lock_folder, make_folder, read_object, write_text
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load

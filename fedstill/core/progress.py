@@ -20,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from fedstill.core.config_tables import load_record
-from fedstill.core.console import SafeConsole
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import write_text
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import clip_text, format_seconds
 
 logger = logging.getLogger("fedstill.server")

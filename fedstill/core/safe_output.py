@@ -42,7 +42,7 @@ class SafeStream:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Make all output printable within the block, except rich's (:mod:`fedstill.core.console`)."""
+    """Make all output printable within the block, except rich's (:mod:`fedstill.core.safe_console`)."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(SafeStream, map(_make_writable, before))
     try:

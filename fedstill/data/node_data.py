@@ -27,6 +27,7 @@ from fedstill.core.text_format import format_shape
 from fedstill.data import text
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.images import UnequalSizes, UnreadableImage, resize_images, to_arrays
+from fedstill.data.in_memory_data import extract_inputs_and_targets
 from fedstill.data.input_spec import InputSpec, require_memory_for_examples
 from fedstill.data.instance_images import (
     SLIDE,
@@ -37,7 +38,6 @@ from fedstill.data.instance_images import (
 )
 from fedstill.data.loading import CLASSIFICATION, PATIENT, ArrayData, make_task_tensors, select_channels
 from fedstill.data.public import conform_images
-from fedstill.data.python_data import extract_inputs_and_targets
 from fedstill.data.raw import MAX_CLASSES, Images, RawImages, are_whole_numbers, raw_images_from_arrays
 from fedstill.data.stratified_sampling import Ints, hash_groups, require_unit_names
 from fedstill.data.table_files import CsvColumns

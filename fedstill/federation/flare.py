@@ -87,7 +87,7 @@ class FlareLink:
             raise Unreachable("it was not connected when this part of the run began")
         reply: Queue[bytes | Exception] = Queue()
         # FLARE waits until the time is over even for a lost node, so it waits in another thread.
-        Thread(target=self._ask, args=(node, message, seconds, reply), daemon=True).start()
+        Thread(target=self._call_into_queue, args=(node, message, seconds, reply), daemon=True).start()
         while not self._lost[node].is_set():
             try:
                 outcome = reply.get(timeout=POLL_SECONDS)
@@ -98,7 +98,9 @@ class FlareLink:
             return outcome
         raise Unreachable("its process for this run has ended, and FLARE lets it back into a new job only")
 
-    def _ask(self, node: str, message: bytes, seconds: float, reply: Queue[bytes | Exception]) -> None:
+    def _call_into_queue(
+        self, node: str, message: bytes, seconds: float, reply: Queue[bytes | Exception]
+    ) -> None:
         try:
             reply.put(self._clients[node](timeout=seconds).serve(message))
         except CollabCallError as error:

@@ -76,7 +76,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
                 cell = fl_ctx.get_engine().get_cell()
                 cell.core_cell.add_incoming_request_filter("*", "*", self._filter_request)
                 contact, every = (
-                    ServerConnection(self._site.target, on_refused=self._on_refused),
+                    ServerConnection(self._site.target, on_refused=self._log_refusal_by_server),
                     self._site.heartbeat,
                 )
                 watch_connection(contact, cell.core_cell, every, lambda: self._end(1))
@@ -88,7 +88,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
     def _filter_request(self, message: Any) -> Any:
         return refusal_reply(refusal_reason(message), self._security, self._site.kit)
 
-    def _on_refused(self, why: str) -> None:
+    def _log_refusal_by_server(self, why: str) -> None:
         """Write to the security log that the server refused this node."""
         with contextlib.suppress(SecurityLogError):
             asker = self._site.kit.authority_fingerprint

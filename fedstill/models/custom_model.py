@@ -22,7 +22,7 @@ from fedstill.core.names import to_name
 from fedstill.core.registry import first_line, searching_in
 from fedstill.models import predictors
 from fedstill.models.class_map import ClassMap, ClassMappedModel
-from fedstill.models.hugging_face import HuggingFace, adapt
+from fedstill.models.hugging_face import HuggingFace, wrap_hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import (
     MODEL_SUFFIXES,
@@ -64,7 +64,7 @@ def build_model(
     if isinstance(source, type):
         models.check_module(source, interface.shape, interface.output_shape, option, interface.task.form)
     if isinstance(source, nn.Module):
-        source = adapt(source)
+        source = wrap_hugging_face(source)
         for field, values in {"input_format": ("inputs",), "output_format": ("auto", "logits")}.items():
             value = getattr(config, field)
             if value not in values:

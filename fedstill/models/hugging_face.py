@@ -120,10 +120,12 @@ def load_classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary
         model = _load_pretrained(getattr(library, f"AutoModelFor{kind}Classification"), where, **options)
     except LOAD_ERRORS as error:
         raise ModelError(f"model {spec!r} cannot be loaded: {first_line(error)}") from error
-    return adapt(model) if not vocabulary else _check_text_model(model, spec, shape[0], vocabulary)
+    return (
+        wrap_hugging_face(model) if not vocabulary else _check_text_model(model, spec, shape[0], vocabulary)
+    )
 
 
-def adapt(model: nn.Module) -> nn.Module:
+def wrap_hugging_face(model: nn.Module) -> nn.Module:
     """Return a model of the library as a module whose output is logits. Other modules stay as they are."""
     if not any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__):
         return model
@@ -145,7 +147,7 @@ def _check_text_model(model: nn.Module, spec: str, length: int, vocabulary: int)
             f"model {spec!r} takes {maximum} tokens and texts have {length} "
             f"(expected data.length = {maximum})"
         )
-    return adapt(model)
+    return wrap_hugging_face(model)
 
 
 def _unused_positions(model: nn.Module) -> int:

@@ -23,7 +23,7 @@ Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
 
 
 @dataclass(frozen=True)
-class Head:
+class AuditLogHead:
     """State of a log: number (0 before the first) and hash of its last entry, and the totals by then."""
 
     number: int = 0
@@ -31,7 +31,7 @@ class Head:
     totals: Totals = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> Head | None:
+    def read(cls, path: Path) -> AuditLogHead | None:
         """Return the head in a file, or None if there is no file.
 
         Raises:

@@ -36,7 +36,7 @@ from fedstill.node.audit_entries import (
     is_text,
     parse_line,
 )
-from fedstill.node.audit_head import MAX_ENTRY_NUMBER, Head
+from fedstill.node.audit_head import MAX_ENTRY_NUMBER, AuditLogHead
 from fedstill.node.audit_totals import EntryTotals, Spending
 
 __all__ = ["FILE", "AuditError", "AuditLog", "Spending"]
@@ -146,7 +146,7 @@ class AuditLog:
             raise ArgumentError("because", reason, "the reason, in words")
         with self._database.lock:
             with self._database.write_transaction():
-                head = self._verify_all() or Head()
+                head = self._verify_all() or AuditLogHead()
                 if self.fault is None and not is_lost:
                     raise AuditError(self._database.location, "it has no fault to accept")
                 missing = {
@@ -258,12 +258,12 @@ class AuditLog:
             self._database.close()
             raise
 
-    def _verify_all(self) -> Head | None:
+    def _verify_all(self) -> AuditLogHead | None:
         """Read all entries again, set ``fault``, and return the head. Call it within a transaction."""
         head, damage = None, None
         if self._head_path is not None:
             try:
-                head = Head.read(self._head_path)
+                head = AuditLogHead.read(self._head_path)
             except (OSError, ValueError) as error:
                 damage = f"its head {self._head_path.name} is damaged: {error}"
         self.totals, self._last_number, self._last_hash, self._accepted_number = EntryTotals(), 0, "", 0
@@ -283,14 +283,14 @@ class AuditLog:
                 self.fault = f"its entries up to {head.number} do not add up to the totals in its head"
         return head
 
-    def _read_entries(self, last_read: int, head_number: int = 0) -> Head:
+    def _read_entries(self, last_read: int, head_number: int = 0) -> AuditLogHead:
         """Read the entries after a number, and check each against the one before.
 
         Returns:
             The head that the entries imply at ``head_number``.
         """
         fault: str | None = None
-        expected = Head()
+        expected = AuditLogHead()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
         for number, line, stored_hash in self._database.execute(query, (last_read,)):
             fields, hash_ = parse_line(line), chain_hash(self._last_hash, number, line)
@@ -302,7 +302,7 @@ class AuditLog:
                 fault, self._accepted_number = None, number
             self._apply_entry(number, hash_, fields)
             if number == head_number:
-                expected = Head(number, hash_, self.totals.run_totals())
+                expected = AuditLogHead(number, hash_, self.totals.run_totals())
         self.fault = fault
         return expected
 

@@ -27,11 +27,11 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTION_ONLY
 from fedstill.node.audit_file import audit_path, read_total_spent, unwritable_reason
 from fedstill.node.gate import policy_refusal
-from fedstill.node.kit_faults import kit_faults, server_faults
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_name_and_weights, load_perceptual, make_model
-from fedstill.node.policy_checks import policy_faults, privacy_faults
+from fedstill.node.policy_faults import policy_faults, privacy_faults
 from fedstill.node.security_log import SecurityLog
+from fedstill.node.startup_kit_faults import kit_faults, server_faults
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.protocol.queries import Query
 from fedstill.tasks import TaskConfig

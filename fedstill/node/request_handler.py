@@ -361,7 +361,7 @@ class RequestHandler:
         query, number = exchange.query, exchange.received[0].number
         values_by_name = query.decode_inputs(exchange.tensors)
         inputs = {
-            key: self._copy_per_node(tensor, exchange.differentiable and key in query.differentiable)
+            key: self._copy_tensor_per_node(tensor, exchange.differentiable and key in query.differentiable)
             for key, tensor in values_by_name.items()
             if isinstance(tensor, torch.Tensor) and tensor.ndim
         }
@@ -389,7 +389,7 @@ class RequestHandler:
             outputs = self._call_handler(query, number, inputs, values)
             exchange.outputs = query.encode_response(outputs, len(self.group))
 
-    def _copy_per_node(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
+    def _copy_tensor_per_node(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """Return one copy per node, ``(B, ...)`` to ``(G, B, ...)``, so that each node has its own
         gradient.
         """

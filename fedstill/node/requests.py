@@ -100,7 +100,7 @@ class ApprovalRequests:
         sha256 = description.sha256
         with self._locked():
             request = self._read(_file_stem(sha256, server))
-            state = self._state(request, run)
+            state = self._approval_state(request, run)
             if state == APPROVED and request is not None:
                 if run not in request.runs:
                     state_after = USED if self._file.policy.approve == EACH_RUN else APPROVED
@@ -113,11 +113,11 @@ class ApprovalRequests:
     def require_still_approved(self, run: str, server: str, sha256: str, query: str) -> None:
         """Refuse a query once the owner has withdrawn the approval, with QueryRefused."""
         with self._locked():
-            state = self._state(self._read(_file_stem(sha256, server)), run)
+            state = self._approval_state(self._read(_file_stem(sha256, server)), run)
         if state != APPROVED:
             self._refuse(query, sha256, state)
 
-    def _state(self, request: ApprovalRequest | None, run: str) -> str:
+    def _approval_state(self, request: ApprovalRequest | None, run: str) -> str:
         if request is None or request.state == REJECTED:
             return WAITS if request is None else REJECTED
         is_granted = request.state == APPROVED

@@ -115,7 +115,7 @@ def summary_csv(summary: Summary) -> str:
     return table_formats.as_csv(records)
 
 
-def pairs_csv(summary: Summary) -> str:
+def pairwise_differences_csv(summary: Summary) -> str:
     """Return one row per setting, metric and pair of methods.
 
     A row has the paired difference, first minus second, its 95% interval over seeds, and whether the methods

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.core.run_writer import write_text
 from fedstill.report import table_formats
-from fedstill.report.compare_csv import pairs_csv, runs_csv, summary_csv
+from fedstill.report.compare_csv import pairwise_differences_csv, runs_csv, summary_csv
 from fedstill.report.compare_page import render_comparison_page
 from fedstill.report.compare_reader import summarize
 from fedstill.report.compare_summary import Summary
@@ -46,7 +46,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
     summary = summarize(out, comparison)
     write_text(out / "compare.csv", runs_csv(summary))
     write_text(out / "compare-summary.csv", summary_csv(summary))
-    write_text(out / "compare-pairs.csv", pairs_csv(summary))
+    write_text(out / "compare-pairs.csv", pairwise_differences_csv(summary))
     write_text(out / "compare.tex", latex(summary))
     write_text(out / "compare.md", markdown(summary))
     write_text(out / "compare.html", render_comparison_page(summary))

@@ -91,7 +91,7 @@ def _table(
     metrics = list(dict.fromkeys(metric for line in table for metric in line.metrics))
     by_metric = {name: [line.metrics[name] for line in table if name in line.metrics] for name in metrics}
     shared_baselines = {name: _shared_baseline(rows) for name, rows in by_metric.items()}
-    best = _best([row for line in table for row in line.metrics.values()], columns)
+    best = _strongest_by_column([row for line in table for row in line.metrics.values()], columns)
     guess = _guess(by_metric[metrics[0]], columns)
     has_attacks = any(line.attack for line in table)
     rows = []
@@ -127,7 +127,9 @@ def _shared_baseline(rows: Sequence[LeakageMetric]) -> str:
     return baselines.pop() if len(baselines) == 1 else ""
 
 
-def _best(rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]) -> list[LeakageMetric]:
+def _strongest_by_column(
+    rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]
+) -> list[LeakageMetric]:
     best = []
     for name, column in columns.items():
         values = [(row.value, row) for row in rows if row.column == name and row.value is not None]

@@ -213,7 +213,7 @@ class Run(ABC):
         """Return the groups in which nodes are computed."""
         return {}
 
-    def _outputs(self) -> Outputs:
+    def _test_outputs(self) -> Outputs:
         """Return outputs on the test set; remote nodes' models are not available."""
         return Outputs(self.responses(self.test.inputs))
 
@@ -282,7 +282,7 @@ class Run(ABC):
     def results(self) -> dict[str, Any]:
         """Return the metrics, bytes, queries and privacy costs for ``result.json``."""
         evaluation, metric, public = self.evaluation, self.task.metric, self.public
-        outputs = self._outputs()
+        outputs = self._test_outputs()
         main_metrics: Mapping[str, Any] = {metric: None}
         if outputs.global_model is not None:
             main_metrics = replace_nonfinite(evaluation.compute_metrics(outputs.global_model))

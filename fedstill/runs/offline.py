@@ -118,7 +118,7 @@ def train_from_files(
             "signed_by": given.signer,
             "public_inputs": 0 if given.public is None else len(given.public),
         },
-        "answers": [_describe_responses(files.files[node]) for node in files.nodes],
+        "responses": [_describe_responses(files.files[node]) for node in files.nodes],
         "missing": [node for node in keys or () if node not in files.nodes],
     }
     listeners = TrackerGroup(config.track, to_dict(config))

@@ -61,7 +61,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
 
     # --- parts of the results -------------------------------------------------------------------------
 
-    def _outputs(self) -> Outputs:
+    def _test_outputs(self) -> Outputs:
         node_models = (
             self._node_outputs(self.evaluated_nodes, self.side.initial_training == FULL_TRAINING)
             if self.side.trains_models

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.membership_scores import RecordLogits
-from fedstill.attacks.model_updates import (
+from fedstill.attacks.simulated_updates import (
     ModelPart,
     ObservedUpdate,
     Schedule,

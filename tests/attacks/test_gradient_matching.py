@@ -23,7 +23,7 @@ from fedstill.attacks.gradient_matching import (
     psnr,
     read_labels,
 )
-from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, Schedule, simulate_training
+from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, Schedule, simulate_training
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load, make_data_config
 from fedstill.models import build

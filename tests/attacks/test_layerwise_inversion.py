@@ -12,7 +12,7 @@ from torch import nn
 from fedstill.attacks import layerwise_inversion
 from fedstill.attacks.gradient_matching import IDLG, invert
 from fedstill.attacks.layerwise_inversion import factor_gradient, invert_layers
-from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, shared_parameters
+from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, shared_parameters
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, make_data_config
 from fedstill.models import build

@@ -69,7 +69,7 @@ def test_lower_bound_of_releases_stays_below_claim(name: str) -> None:
 
 def test_lower_bound_of_dp_training_stays_below_claim() -> None:
     finding = run_audit(
-        mechanism_audits.distinguish_training_steps(noise=0.6, step_count=2, records=4),
+        mechanism_audits.distinguish_by_training_steps(noise=0.6, step_count=2, records=4),
         200,
         confidence=HIGH_CONFIDENCE,
     )
@@ -78,7 +78,7 @@ def test_lower_bound_of_dp_training_stays_below_claim() -> None:
 
 
 def test_lower_bound_of_critic_stays_below_claim() -> None:
-    finding = run_audit(mechanism_audits.distinguish_critic_steps(), 60, confidence=HIGH_CONFIDENCE)
+    finding = run_audit(mechanism_audits.distinguish_by_critic_steps(), 60, confidence=HIGH_CONFIDENCE)
     assert not finding.refuted
     assert finding.epsilon_lower_bound < finding.claimed_epsilon
 
@@ -138,7 +138,7 @@ def test_claimed_costs_by_hand() -> None:
         assert compute_epsilon(claimed, 1e-5) == pytest.approx(
             compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6
         )
-    assert mechanism_audits.distinguish_training_steps(
+    assert mechanism_audits.distinguish_by_training_steps(
         0.8, step_count=4, records=8, batch=2
     ).claimed_cost == {Event("gaussian", 0.8, rate=0.25): 4}
 
@@ -279,7 +279,7 @@ def test_detects_broken_dp_training(
     noise: float, records: int, broken: Fault, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    attack = mechanism_audits.distinguish_training_steps(noise, step_count=2, records=records, batch=2)
+    attack = mechanism_audits.distinguish_by_training_steps(noise, step_count=2, records=records, batch=2)
     assert attack.claimed_cost == {Event("gaussian", noise, rate=2 / records): 2}
     assert is_detected(run_audit(attack, runs))
 
@@ -287,7 +287,7 @@ def test_detects_broken_dp_training(
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
 def test_detects_broken_critic(broken: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    attack = mechanism_audits.distinguish_critic_steps(noise=2.0)
+    attack = mechanism_audits.distinguish_by_critic_steps(noise=2.0)
     assert attack.claimed_cost[Event("gaussian", 2.0, rate=0.5)] == 2
     assert is_detected(run_audit(attack, 120))
 

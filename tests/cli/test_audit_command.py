@@ -300,7 +300,7 @@ def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: 
     (clinic / "runs" / "spring" / "plan.json").touch()
     with pytest.raises(FedstillError, match="is missing, but its node's runs exist"):
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
-    assert "Settled: is gone" in said(capsys, "accept", clinic, "--because", "lost")
+    assert "Accepted: is missing" in said(capsys, "accept", clinic, "--because", "lost")
     assert "1 entry: hashes" in said(capsys, "verify", clinic)
 
 
@@ -311,7 +311,7 @@ def test_a_refusal_is_shown_with_its_rule(clinic: Path, capsys: Capture) -> None
         )
     words = " ".join(said(capsys, "show", clinic).split())
     assert "train 7, refused:" in words
-    assert "critic: how unlike its own data" in words
+    assert "critic: how unlike the node's own data" in words
 
 
 def test_a_node_s_audit_log_reads_well_though_it_names_no_node(clinic: Path, capsys: Capture) -> None:
@@ -363,7 +363,7 @@ def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_w
         assert value not in short.read_text(encoding="utf-8")
         assert value in whole.read_text(encoding="utf-8")
     assert [json.loads(line) for line in whole.read_text(encoding="utf-8").splitlines()] == output
-    assert "guesses" in said(capsys, "--help")
+    assert "guesses" in said(capsys, "export", "--help")
 
 
 def test_only_accept_changes_anything(clinic: Path, capsys: Capture) -> None:

@@ -139,7 +139,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
         torch.testing.assert_close(student[name], value, msg=name, rtol=1e-5, atol=1e-6)
     assert mine["accuracy"] == live["accuracy"] > 50
     carried = format_bytes(len(NAMES) * Path("queries.safetensors").stat().st_size)
-    assert f"came to the nodes: {carried}\n" in out
+    assert re.search(rf"bytes to nodes: +{carried}\n", out)
     for same in ("bytes", "queries", "queries_by_name", "releases"):
         assert mine[same] == live[same]
     for one, other in zip(mine["nodes"], live["nodes"], strict=True):
@@ -163,7 +163,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     for name in NAMES:
         key = signed_files.parse_fingerprint(f"{name}/node.pub")
         assert f"{name:<11} {key}" in out
-        assert f"signed by key {key}, which nobody compared" in page
+        assert f"signed by key {key} (not verified)" in page
     assert "keys were not compared" in out
     assert "This was a simulation" not in page
     assert "This was a simulation" in write_report(here / "live").read_text()
@@ -179,10 +179,10 @@ def test_report_names_verified_keys_and_missing_nodes(here: Path, command: Main)
     assert "No answers came from node-1, whose keys are in keys." in out
     assert "not compared" not in out
     result = json.loads(Path("out/result.json").read_text())
-    assert [node["key_known"] for node in result["files"]["answers"]] == [True, True]
+    assert [node["key_known"] for node in result["files"]["responses"]] == [True, True]
     assert result["files"]["missing"] == ["node-1"]
     assert [node["name"] for node in result["nodes"]] == ["node-0", "node-2"]
-    assert ", the node&#39;s own" in Path("out/report.html").read_text()
+    assert "(verified)" in Path("out/report.html").read_text()
 
 
 def test_output_of_each_offline_step(here: Path, command: Main) -> None:
@@ -252,7 +252,7 @@ def test_the_page_can_be_followed_as_it_stands(
 def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
     before, lines = Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))
     output = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", RESPONSES[0]))
-    assert f"{RESPONSES[0]} is signed by another key than this one's: choose another place" in output
+    assert f"{RESPONSES[0]} is signed by another key: choose another path" in output
     assert (Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
 
@@ -288,7 +288,7 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     (responses,) = Path("node-0").glob("runs/*/responses.safetensors")
     responses.unlink()
     said = refused(command("offline", "answer", "node-0", "queries.safetensors"))
-    assert "it was begun otherwise (expected a new run" in said
+    assert "it was begun with another setup: start a new run" in said
 
 
 def test_released_responses_stay_the_same_after_option_changes(here: Path, command: Main) -> None:
@@ -321,11 +321,11 @@ def test_stored_responses_are_released_again_only_if_unchanged(here: Path, comma
         blob[place] ^= 1
         kept.write_bytes(blob)
         Path(RESPONSES[0]).unlink(missing_ok=True)
-        assert f"{kept} is not what was let out, or audit" in refused(command(*ANSWER)), place
+        assert f"{kept} was modified, or audit" in refused(command(*ANSWER)), place
         assert not Path(RESPONSES[0]).exists()
     header["replies"]["join"]["privacy"]["mechanism"] = "pate"
     kept.write_bytes(pack(header, tensors))
-    assert "Put the one that was changed back as it was" in refused(command(*ANSWER))
+    assert "Restore the one that has changed" in refused(command(*ANSWER))
     kept.unlink()
     assert command(*ANSWER)[0] == 0
     assert (kept.read_bytes(), Path(RESPONSES[0]).read_bytes()) == (whole, signed_before)
@@ -350,9 +350,9 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
 
     for spoil, said in (
         (edited, "entry 1 is not as it was written; nothing is released until its owner has accepted it"),
-        (foreign, "is not what was let out, or audit.sqlite is not the audit log that knows"),
+        (foreign, "was modified, or audit.sqlite is another audit log"),
         (audit.unlink, "audit.sqlite: is missing, but its head exists: put it back"),
-        (another_run, "is not what was let out, or audit.sqlite is not the audit log that knows"),
+        (another_run, "was modified, or audit.sqlite is another audit log"),
     ):
         spoil()
         assert said in refused(command(*ANSWER))
@@ -374,11 +374,11 @@ def test_repeated_queries_name_the_current_server(here: Path, command: Main) -> 
     words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key", "server.pub")
     assert command(*words)[0] == 0
     assert command(*COMBINE)[0] == 0
-    about = json.loads(Path("out/result.json").read_text())["files"]["answers"]
+    about = json.loads(Path("out/result.json").read_text())["files"]["responses"]
     assert [node["asker_known"] for node in about] == [True, False, False]
     page = Path("out/report.html").read_text()
-    assert page.count("; it had compared the server&#39;s key") == 1
-    assert page.count("; it had not compared the server&#39;s key") == 2
+    assert page.count("; the node had verified the server&#39;s key") == 1
+    assert page.count("; the node had not verified the server&#39;s key") == 2
 
 
 def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main) -> None:
@@ -430,7 +430,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
     ("here_and_there", "said"),
     [
         (("levels = 200", "levels = 100"), "invalid method.levels = 100 (expected 200, which the nodes were"),
-        (("share = 0.2", "share = 0.3"), "does not hold what this run asks"),
+        (("share = 0.2", "share = 0.3"), "does not hold the queries of this run"),
     ],
 )
 def test_rejects_a_configuration_that_differs_from_its_queries(
@@ -531,7 +531,7 @@ def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) 
             "invalid link.secure_aggregation = True (expected false for files",
         ),
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
-        (["run.toml", "--method.levels", 100], "queries.safetensors holds something else already"),
+        (["run.toml", "--method.levels", 100], "queries.safetensors exists and holds other data"),
     ):
         assert said in refused(command("offline", "make", *words))
     assert "unknown command 'offline mak': did you mean 'offline make'?" in refused(command("offline", "mak"))

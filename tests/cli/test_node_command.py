@@ -94,7 +94,7 @@ def test_check_prints_facts_and_decisions_for_each_method(clinic: Path) -> None:
     }
     assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralized"]) == ("no", "yes", "no", "no")
     assert "the run asks live nodes, again after their first answers" in " ".join(out.split())
-    assert "refuses train (outputs_only: no" in out
+    assert "refuses train (outputs_only" in out
     assert not (clinic / "runs").exists()
 
 
@@ -119,7 +119,7 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "count_labels answers with label counts" in lines
-    assert "examine x400 answers with logits, critic, gradients" in lines
+    assert "predict_logits x400 answers with logits, critic, gradients" in lines
     assert any(line.startswith("It cannot take part: the run asks live nodes, again after") for line in lines)
     assert "It can take part." in here("check", clinic, "digits-fedkd")[1]
     run = tmp_path / "summed.toml"  # those who add meet each other first
@@ -165,7 +165,7 @@ def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_pa
     )
     assert "at most 300 queries" in " ".join(out.split())
     refused = (
-        "It cannot take part: it refuses examine (model: it predicts only, no gradient passes through it"
+        "It cannot take part: it refuses predict_logits (model: it predicts only, no gradient passes through it"
     )
     assert refused in out
     code, out, err = here("check", folder, "digits-fedkd")
@@ -199,8 +199,8 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here:
             "unknown key 'data.flavour'",
             "invalid local.epochs = -3.0 (expected 0 or more",
             f"data.path 'scans.npz': there is no file {folder / 'scans.npz'}",
-            "model.name is 'small-cn'",
-            "compute.device is 'abacus'",
+            "unknown model 'small-cn'",
+            "compute.device = 'abacus'",
         ):
             assert sum(wanted in fault for fault in faults) == 1
         assert ("holds no startup kit" in faults[-1]) or ("FLARE is not installed" in faults[-1])
@@ -243,7 +243,7 @@ def test_a_node_without_a_link_does_not_start(clinic: Path, here: Here) -> None:
     code, out, err = here("start", clinic)
     assert (code, out) == (2, "")
     assert err.startswith(
-        "fedstill: invalid online = False (expected true to join a federation; `fedstill node"
+        "fedstill: invalid online = False (expected true to join a federation"
     )
 
 

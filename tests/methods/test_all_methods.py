@@ -1,7 +1,7 @@
-"""What every method promises, whatever it does: equal figures on both engines and after a stop, one's own
-modules, an audit that shows what was declared, and refusals before anything is trained.
+"""Checks of every method: equal metrics on both engines and after a resume, custom modules, an audit log that
+shows only declared payload kinds, and refusals before any training.
 
-A method that is added to ``METHODS`` is covered from then on; ``digits_world.TINY`` makes it fast.
+A method that is added to ``METHODS`` is covered automatically; ``digits_world.TINY`` makes it fast.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam", "one_thread")
 ALIKE = ("mlp:12",) * 3
 MIXED = ("mlp:12", "small-cnn:4", "mlp:12")
 NEAR = 1e-4  # how far weights may lie apart on the two engines
-# Further ways to run a method that change what is asked or who holds what.
+# Further options of a method that change its queries or where its parts are held.
 WAYS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
@@ -79,7 +79,7 @@ ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")
 
 
 class Own(nn.Module):
-    """A user's own module, with everything that one may write: buffers, a norm, no Sequential."""
+    """Custom module with buffers and a norm layer that is no Sequential."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def setting(name: str, options: dict[str, Any], specs: tuple[str, ...] = ALIKE, 
 
 @dataclasses.dataclass
 class Ran:
-    """One run; of its figures what two equal runs have in common: not seconds, and how they were computed."""
+    """One run and its metrics without those that differ between equal runs (seconds, engine)."""
 
     setting: Setting
     experiment: Simulation
@@ -129,7 +129,7 @@ def ran(one: Setting, out: Path | None = None) -> Ran:
 
 @cache
 def unbroken(name: str, options: tuple[tuple[str, Any], ...], specs: tuple[str, ...] = ALIKE) -> Ran:
-    """A whole run, one node after the other; made once, so nobody may change it."""
+    """Uninterrupted run, one node after the other. It is shared between tests: do not change it."""
     return ran(setting(name, dict(options), specs))
 
 
@@ -145,19 +145,19 @@ def same_networks(one: Ran, other: Ran, rtol: float = 0.0, atol: float = 0.0) ->
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Here as in parallel threads, where runs are the same to the last bit."""
+    """Use one thread, as in parallel threads: runs are then bit-identical."""
     here = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(here)
 
 
-# --- equal figures ---------------------------------------------------------------------------------
+# --- equal metrics ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_stacked_and_single_nodes_give_equal_metrics(name: str, options: dict[str, Any]) -> None:
-    """Accuracies apart: an example between two classes may fall to either by the last digit."""
+    """Accuracies are compared with a tolerance: rounding may decide an example between two classes."""
     alone = plain(name, options)
     stacked = ran(setting(name, options, engine=EngineConfig(name="stacked")))
     groups = [groups for phase, groups in stacked.experiment.groups.items() if phase == "distillation"]
@@ -174,8 +174,9 @@ def test_stacked_and_single_nodes_give_equal_metrics(name: str, options: dict[st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(name: str) -> None:
-    """To the last bit, traffic and audit log with it. And at once they are: none draws, to be done alone."""
+def test_parallel_nodes_give_the_metrics_of_sequential_nodes(name: str) -> None:
+    """Bit-identical, with equal traffic and audit log. No computation uses the global RNG, which would make
+    it run alone."""
     one, alone = setting(name, {}), plain(name, {})
     experiment = Simulation(one)
     experiment.compute.workers = Workers(2)
@@ -188,8 +189,8 @@ def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(n
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_another_seed_gives_other_figures(name: str, options: dict[str, Any]) -> None:
-    """And the same seed the same: see the run that is counted before others are stopped."""
+def test_another_seed_gives_other_weights(name: str, options: dict[str, Any]) -> None:
+    """Equal seeds give equal runs: see ``test_resumed_run_reaches_equal_metrics``."""
     first, other = plain(name, options), ran(setting(name, options, seed=1))
     moved = [
         (mine.state_dict()[key] != value).any()
@@ -201,13 +202,13 @@ def test_another_seed_gives_other_figures(name: str, options: dict[str, Any]) ->
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_evaluated_model_learns(name: str, options: dict[str, Any]) -> None:
-    """Or else equal figures would say nothing: each network that is judged has left its first weights."""
+    """Every evaluated network changes its weights; otherwise equal metrics would show nothing."""
     one = plain(name, options)
     fresh = setting(name, options)
     central = METHODS[name].evaluated_model
     pairs = list(zip(one.setting.models, fresh.models, strict=True))
-    judged = pairs if central in ("nodes", "ensemble") else [(one.setting.student, fresh.student)]
-    for mine, first in judged:
+    evaluated = pairs if central in ("nodes", "ensemble") else [(one.setting.student, fresh.student)]
+    for mine, first in evaluated:
         assert any((mine.state_dict()[key] != value).any() for key, value in first.state_dict().items())
         assert all(value.isfinite().all() for value in mine.state_dict().values())
 
@@ -216,7 +217,7 @@ def test_evaluated_model_learns(name: str, options: dict[str, Any]) -> None:
 
 
 class Moments:
-    """Counts what happens in a run, queries answered and states saved, and stops it after so many."""
+    """Count answered queries and saved states of a run, and stop it after a number of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []
@@ -244,7 +245,7 @@ class Moments:
             raise KeyboardInterrupt
 
     def stop(self, after: float = math.inf, counted: str = "") -> None:
-        """After so many moments of one sort, from now on."""
+        """Stop after so many further events whose name contains ``counted``."""
         self.seen, self.last, self.counted = [], after, counted
 
 
@@ -259,7 +260,7 @@ def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
 def test_resumed_run_reaches_equal_metrics(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped between two turns, and within a turn: after a query of the second half, unsaved."""
+    """Stopped between two rounds, and within a round: after an unsaved query of the second half."""
     whole = plain(name, options)
     moments = Moments(monkeypatch)
     (tmp_path / "count").mkdir()
@@ -281,12 +282,12 @@ def test_resumed_run_reaches_equal_metrics(
         assert len(releases(out)) == len(releases(tmp_path / "count")), what
 
 
-# --- one's own networks ----------------------------------------------------------------------------
+# --- custom networks --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_users_own_modules_are_trained_in_place_and_on_both_engines_alike(name: str) -> None:
-    """Statistics of batch norm and counts of batches included, where batches have a remainder."""
+def test_custom_modules_are_trained_in_place_on_both_engines(name: str) -> None:
+    """Batch norm statistics and batch counts included, with a smaller last batch."""
     local = dataclasses.replace(LOCAL, optimizer="sgd", lr=0.05)
     alone, stacked = (
         setting(name, {}, ("own",) * 3, engine=EngineConfig(name=engine), local=local) for engine in ENGINES
@@ -301,7 +302,7 @@ def test_a_users_own_modules_are_trained_in_place_and_on_both_engines_alike(name
 
 
 def distilled_in_place(one: Setting) -> dict[str, Any]:
-    """The figures of a call from Python, after which the given networks are those that learned."""
+    """Return the metrics of ``fedstill.distil``, which trains the given networks in place."""
     first = copy.deepcopy([one.student.state_dict(), *(model.state_dict() for model in one.models)])
     outcome = fedstill.distil(
         one.parts,
@@ -323,12 +324,12 @@ def distilled_in_place(one: Setting) -> dict[str, Any]:
         for network, old in zip(networks, first, strict=True)
     ]
     assert any(moved)
-    if central != "virtual":  # there the server has a part of a student, or none of its own
+    if central != "virtual":  # there the server has a part of a student, or none
         assert moved[0] == (central == "student")
     for network in networks:
         assert type(network) is Own
         assert network(one.test.inputs[:2]).shape == (2, CLASSES)
-    if central == "student":  # the one that comes back is the one that was judged
+    if central == "student":  # the returned student is the evaluated one
         right = one.student.eval()(one.test.inputs).argmax(1) == one.test.targets
         assert outcome.result["accuracy"] == pytest.approx(100 * right.double().mean().item(), abs=0.01)
     return outcome.result
@@ -341,26 +342,26 @@ def in_float32(name: str, local: LocalConfig) -> Ran:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_learns_as_float32_does(name: str, engine: Any) -> None:
-    """Autocast keeps weights that it has cast: where a node trains within an answer, they must not be old.
+def test_bfloat16_reaches_the_weights_of_float32(name: str, engine: Any) -> None:
+    """Autocast caches cast weights: a node that trains while it responds must not use outdated ones.
 
-    Networks end where those of float32 do, but for a small part of the way that they went.
+    The distance to the float32 weights is small, compared with the distance from the initial weights.
     """
     local = LocalConfig(epochs=20, batch=16, optimizer="sgd", lr=0.02, lr_end=0.02)
     first, full = setting(name, {}), in_float32(name, local)
     begun = [first.student, *first.models]
     low = ran(setting(name, {}, local=local, engine=EngineConfig(name=engine, precision="bfloat16")))
     for mine, theirs, start in zip(low.networks(), full.networks(), begun, strict=True):
-        way, apart = (to_vector(other) - to_vector(theirs) for other in (start, mine))
-        assert apart.norm() <= 0.2 * way.norm()
+        moved, difference = (to_vector(other) - to_vector(theirs) for other in (start, mine))
+        assert difference.norm() <= 0.2 * moved.norm()
         assert all(value.dtype == torch.float32 for value in mine.parameters())
 
 
-# --- what leaves the nodes -------------------------------------------------------------------------
+# --- releases ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[str, Any]) -> None:
+def test_audit_log_holds_only_declared_kinds(name: str, options: dict[str, Any]) -> None:
     one = plain(name, options)
     side = one.experiment.side
     kinds = one.metrics["bytes"]["by_kind"]
@@ -369,15 +370,15 @@ def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[
     assert up <= set(side.released_kinds())
     assert down <= {kind for query in side.queries.values() for kind in query.sends.values()} | {"gradients"}
     assert one.metrics["releases"] == sorted(side.released_kinds())
-    # What is declared in vain would have a policy refuse the method for nothing.
+    # A declared but unused kind would make policies refuse the method needlessly.
     asked = {name for name, times in one.metrics["queries_by_name"].items() if times}
     released = {kind for name in asked for kind in side.queries[name].releases.values()}
     assert released <= up
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_each_query_is_asked_as_often_as_it_says(name: str, options: dict[str, Any]) -> None:
-    """A node with a limit refuses beforehand by it."""
+def test_each_query_is_sent_as_often_as_declared(name: str, options: dict[str, Any]) -> None:
+    """A node with a query limit refuses a run in advance by this number."""
     one = plain(name, options)
     declared = {query.name: query.times for query in one.experiment.side.queries.values() if query.times}
     asked = one.metrics["queries_by_name"]
@@ -386,12 +387,12 @@ def test_each_query_is_asked_as_often_as_it_says(name: str, options: dict[str, A
         assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries <= sum(declared.values())
     if "participation" not in options and name != "centralized":
         assert asked == declared
-        for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which asks its target otherwise
+        for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which sends its target other queries
             assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries == sum(declared.values())
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_no_answer_is_larger_than_an_owner_has_approved(name: str, options: dict[str, Any]) -> None:
+def test_no_response_is_larger_than_approved(name: str, options: dict[str, Any]) -> None:
     one = plain(name, options)
     given = one.setting.public
     plan = RunPlan(
@@ -409,7 +410,7 @@ def test_no_answer_is_larger_than_an_owner_has_approved(name: str, options: dict
 
 
 def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
-    """Refused at construction, with no network touched and no query asked."""
+    """Return the error of a refusal at construction, before any network changes."""
     networks = [one.student, *one.models]
     first = copy.deepcopy([network.state_dict() for network in networks])
     with pytest.raises(kind) as caught:
@@ -421,7 +422,7 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_gate_of_outputs_only_refuses_all_else_before_any_training(
+def test_outputs_only_gate_refuses_other_kinds_before_training(
     name: str, options: dict[str, Any]
 ) -> None:
     leaves = plain(name, options).experiment.side.released_kinds()
@@ -437,7 +438,7 @@ def test_a_gate_of_outputs_only_refuses_all_else_before_any_training(
     assert any(kind in error.rule for kind in released)
 
 
-# --- what is needed --------------------------------------------------------------------------------
+# --- needs of methods -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -464,7 +465,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_student_of_another_architecture_is_refused_where_all_must_be_alike(name: str) -> None:
+def test_rejects_student_of_another_architecture_if_all_must_be_equal(name: str) -> None:
     one = setting(name, {}, student=network("mlp:9", "student"))
     needs = one.method.needs()
     if needs.same_architecture or needs.student_architecture:
@@ -474,7 +475,7 @@ def test_a_student_of_another_architecture_is_refused_where_all_must_be_alike(na
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_method_that_needs_public_data_or_labels_is_refused_without(
+def test_rejects_missing_public_data_or_labels_if_needed(
     name: str, options: dict[str, Any]
 ) -> None:
     method = METHODS[name]
@@ -493,7 +494,7 @@ def test_a_method_that_needs_public_data_or_labels_is_refused_without(
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_public_labels_are_used_only_where_they_are_needed(name: str, options: dict[str, Any]) -> None:
+def test_public_labels_are_used_only_if_needed(name: str, options: dict[str, Any]) -> None:
     needs = config_of(name, **options).needs()
     if not needs.public or needs.public_labels:
         return
@@ -502,9 +503,9 @@ def test_public_labels_are_used_only_where_they_are_needed(name: str, options: d
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_network_that_cannot_be_split_is_refused_where_it_must_be(name: str) -> None:
+def test_rejects_unsplittable_network_if_models_must_be_split(name: str) -> None:
     class Whole(nn.Linear):
-        """One layer, in one piece."""
+        """Model of a single layer."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             """``(B, 1, 8, 8)`` to ``(B, 10)``."""
@@ -519,7 +520,7 @@ def test_a_network_that_cannot_be_split_is_refused_where_it_must_be(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_node_is_a_federation(name: str) -> None:
+def test_runs_with_a_single_node(name: str) -> None:
     one = setting(name, {})
     alone = dataclasses.replace(one, parts=one.parts[:1], models=one.models[:1], policies=one.policies[:1])
     assert len(ran(alone).metrics["nodes"]) == 1

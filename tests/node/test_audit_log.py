@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.node import audit_database, audit_head
 from fedstill.node.audit_entries import Entry
-from fedstill.node.audit_head import Head
+from fedstill.node.audit_head import AuditLogHead
 from fedstill.node.audit_log import AuditError, AuditLog, Spending
 from tests.audited import edit
 from tests.forked import FORKING
@@ -348,7 +348,7 @@ def test_charge_recomputes_head_row_of_its_run_only(path: Path, monkeypatch: pyt
         audit.charge(entry(1, run="run-3"))
         audit.charge(entry(0, run="another"))
         assert made == ["run-3", "another"]
-        head_read = Head.read(head(path))
+        head_read = AuditLogHead.read(head(path))
         assert head_read is not None
         assert head_read.totals == {names: spent for names, spent in audit.totals.events.items() if names[1]}
         assert (head_read.number, len(head_read.totals)) == (22, 21)

@@ -13,7 +13,7 @@ from fedstill.node import owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.policy_checks import known_queries, policy_faults, privacy_faults
+from fedstill.node.policy_faults import known_queries, policy_faults, privacy_faults
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE
 

@@ -17,7 +17,7 @@ from fedstill.node.audit_entries import ALL_RUNS, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.policy_checks import privacy_faults
+from fedstill.node.policy_faults import privacy_faults
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon

@@ -1,4 +1,4 @@
-"""Runs of a comparison train nodes once that train alike, and come to the figures that each has alone."""
+"""Runs of a comparison share the training of equal nodes, and reach the metrics of separate runs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_model_cache import TrainedModels
 
 FEDKD = {"name": "fedkd", "epochs": 2}
+CENTRALIZED = "centralised"  # node of centralized training: the spelling of its random streams
 FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator_width": 4, "critic_width": 4}
 
 
@@ -70,7 +71,7 @@ def untimed(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who was trained, by name."""
+    """Names of the trained nodes."""
     who, train = [], local_training.train
 
     def counting(nodes: Any, *args: Any, **options: Any) -> int:
@@ -84,7 +85,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_cached_models_reach_equal_metrics(tmp_path: Path, counted: list[str]) -> None:
     trained = tmp_path / "trained"
     first = ended(config(FEDKD), tmp_path / "fedkd", trained)
-    assert {"node-0", "node-1", "node-2", "centralized"} <= set(counted)
+    assert {"node-0", "node-1", "node-2", CENTRALIZED} <= set(counted)
     counted.clear()
     second = ended(config(FEDIOD), tmp_path / "fediod", trained)
     assert counted == []
@@ -101,9 +102,9 @@ def test_cached_models_reach_equal_metrics(tmp_path: Path, counted: list[str]) -
 
 
 def test_caches_outputs_on_test_set(tmp_path: Path) -> None:
-    """Their own figures and their ensemble's follow from the same answers, and so do another run's."""
+    """The nodes' and the ensemble's metrics use the same outputs, and so do another run's."""
     asked: list[str] = []
-    for of, once in ((FEDKD, ["node-0", "node-1", "node-2", "centralized"]), (FEDIOD, [])):
+    for of, once in ((FEDKD, ["node-0", "node-1", "node-2", CENTRALIZED]), (FEDIOD, [])):
         simulation: Simulation = build_simulation(config(of))[0]
         simulation.trained = TrainedModels(tmp_path, config(of))
         tested = simulation.test.inputs.untyped_storage().data_ptr()
@@ -152,7 +153,7 @@ def test_resumed_run_keeps_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def stopping(save: Callable[[Simulation], None]) -> Callable[[Simulation], None]:
-    """What saves a state once, and is interrupted."""
+    """Return a save function that is interrupted after its first save."""
 
     def saving(simulation: Simulation) -> None:
         save(simulation)

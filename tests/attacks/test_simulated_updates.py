@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks.model_updates import (
+from fedstill.attacks.simulated_updates import (
     ModelPart,
     ObservedUpdate,
     Schedule,

@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 
 import fedstill
 from fedstill.core.errors import DataError
-from fedstill.data.python_data import (
+from fedstill.data.in_memory_data import (
     extract_inputs_and_targets,
     hugging_face_tensors,
     require_same_class_order,
