@@ -5,8 +5,8 @@ service.
   ``public_cache``. ``request_handler`` receives queries, computes responses (on a GPU with
   ``query_handlers``) and releases them through the ``gate``, and so with ``input_gradients``. ``exchanges``
   keeps recent responses, ``replies`` holds the other replies to a server.
-- Owner: ``owner_folder`` with ``node_file``, ``kit_faults`` and ``kit_identity``; ``policy`` with
-  ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_checks`` and ``permission_check``
+- Owner: ``owner_folder`` with ``node_file``, ``startup_kit_faults`` and ``kit_identity``; ``policy`` with
+  ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_faults`` and ``permission_check``
   find faults. ``admission`` and ``requests`` decide which runs may begin; ``security_log`` records joins
   and refusals; ``refusals`` and ``refusal_text`` reply to refused messages. ``request_text`` describes a
   request, ``overview`` the whole node.
