@@ -421,7 +421,7 @@ def test_node_that_never_joined_has_no_metrics(
     assert alone["mean"] == pytest.approx(np.mean(whole[:2]))
     page = write_report(tmp_path / "two/out").read_text()
     assert "on its own data (only node-0, node-1)" in page
-    assert "ensemble of the nodes' models (only node-0, node-1)" in page
+    assert "models (only node-0, node-1)" in page
 
 
 def test_excluded_node_is_evaluated_at_last_checkpoint(
