@@ -164,9 +164,7 @@ def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_pa
         out.split()
     )
     assert "at most 300 queries" in " ".join(out.split())
-    refused = (
-        "It cannot take part: it refuses predict_logits (model: it predicts only, no gradient passes through it"
-    )
+    refused = "It cannot take part: it refuses predict_logits (model: it predicts only, no gradient passes through it"
     assert refused in out
     code, out, err = here("check", folder, "digits-fedkd")
     assert (code, err) == (0, "")
@@ -242,9 +240,7 @@ def test_owner_mistakes_are_one_line(
 def test_a_node_without_a_link_does_not_start(clinic: Path, here: Here) -> None:
     code, out, err = here("start", clinic)
     assert (code, out) == (2, "")
-    assert err.startswith(
-        "fedstill: invalid online = False (expected true to join a federation"
-    )
+    assert err.startswith("fedstill: invalid online = False (expected true to join a federation")
 
 
 def test_start_says_whom_it_joins_and_is_the_node_then(

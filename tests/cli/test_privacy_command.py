@@ -405,7 +405,10 @@ def test_plan_rejects_steps_if_no_option_changes_the_cost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
-    assert "this run costs the same for all values of method.predictions, local.epochs, local.min_steps" in output
+    assert (
+        "this run costs the same for all values of method.predictions, local.epochs, local.min_steps"
+        in output
+    )
     assert "invalid --steps = " not in output
 
 
