@@ -2,8 +2,8 @@
 Nodes of different architectures
 ================================
 
-What crosses the wire is answers, so nobody has to agree on a network: here a convolutional network, a
-LeNet-5 and a perceptron teach a student of yet another size, by FedKD, which asks once about public images.
+Nodes release predictions, so they need not have the same network. Here a convolutional network, a LeNet-5
+and a perceptron teach a student of another size with FedKD, in one query on public images.
 """
 
 import matplotlib.pyplot as plt
@@ -45,7 +45,7 @@ outcome = fedstill.distil(
 metrics = outcome.result
 
 # %%
-# What each reaches alone on all ten digits, and what the student learned from their answers.
+# Accuracy of each node's model and of the student, on all ten digits.
 
 alone = metrics["standalone"]["accuracy"]["per_node"]
 figure, axis = plt.subplots(figsize=(6, 2.6))

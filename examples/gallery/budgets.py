@@ -2,10 +2,10 @@
 One budget for any number of rounds
 ===================================
 
-A comparison is unfair where one method may train longer than another. In fedstill a node's local training
-is one budget, ``LocalConfig(epochs=...)``, and a method of R rounds takes it in R equal parts, along one
-curve of the learning rate. So 1 round or 20 cost a node the same steps, and what differs is how often
-parameters are averaged, and what that sends.
+A comparison is unfair if one method may train longer than another. In fedstill the local training of a node
+is one budget, ``LocalConfig(epochs=...)``. A method with R rounds divides it into R equal parts, with one
+learning-rate schedule over all of them. So 1 round or 20 rounds cost a node the same number of steps; only
+the number of averages and the bytes sent differ.
 """
 
 import matplotlib.pyplot as plt
@@ -16,17 +16,17 @@ import fedstill
 from fedstill.models import MLP
 
 # %%
-# Four nodes; each knows few digits well (they are sorted by label, and dealt out in runs).
+# Four nodes with few digits each: the images are sorted by label and divided in blocks.
 
 digits = load_digits()
 x = torch.tensor(digits.images / 8 - 1).float().unsqueeze(1)  # (N, 1, 8, 8), from -1 to 1
 y = torch.tensor(digits.target)
-order = y[:1400].argsort(stable=True).view(20, 70)  # runs of like digits
+order = y[:1400].argsort(stable=True).view(20, 70)  # blocks of equal digits
 parts = [order[node::4].flatten() for node in range(4)]
 
 # %%
-# FedAvg with more and more rounds, and all else equal. Its parameters may leave only where the nodes'
-# owners allow it.
+# FedAvg with a growing number of rounds, everything else equal. The policies of the nodes have to allow the
+# release of parameters.
 
 rounds, reached, sent = [1, 2, 5, 10, 20], [], []
 for count in rounds:
@@ -46,7 +46,7 @@ for count in rounds:
     sent.append(metrics["bytes"]["up"] / 1e6)
 
 # %%
-# The same training, differently divided.
+# Accuracy by number of rounds; labels are the bytes sent.
 
 figure, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(rounds, reached, "o-")

@@ -2,10 +2,10 @@
 Accuracy against epsilon
 ========================
 
-A node's owner may put a budget on all that ever leaves it: here differential privacy by DP-SGD, with
-epsilon at delta 1e-5. fedstill finds the noise that the budget asks for, the gate charges every release,
-and refuses what would pass the budget. Less epsilon is more noise, and costs accuracy; more records would
-buy it back.
+The owner of a node can set a privacy budget for all its releases: here differential privacy by DP-SGD, with
+epsilon at delta 1e-5. fedstill calibrates the noise for the budget. The gate charges every release, and
+refuses releases that exceed the budget. A smaller epsilon needs more noise and costs accuracy; with more
+records the loss is smaller.
 """
 
 import math
@@ -18,8 +18,8 @@ import fedstill
 from fedstill.models import Linear
 
 # %%
-# Two nodes with 650 digits each. Their answers are about 200 public images, once (FedKD); of how many
-# digits of each class they have they say nothing, which would cost as well.
+# Two nodes with 650 digits each. They predict 200 public images once (FedKD). They do not release their class
+# counts, which would have a privacy cost, too.
 
 digits = load_digits()
 x = torch.tensor(digits.images / 8 - 1).float().unsqueeze(1)  # (N, 1, 8, 8), from -1 to 1
@@ -29,7 +29,7 @@ public, test = x[1300:1500], (x[1500:], y[1500:])
 
 
 def reached(epsilon: float) -> float:
-    """The student's accuracy in percent, where each node may spend so much."""
+    """Return the student's accuracy in percent for a budget of each node."""
     torch.manual_seed(0)
     protected = epsilon < math.inf
     metrics = fedstill.distil(
@@ -50,13 +50,13 @@ def reached(epsilon: float) -> float:
 
 
 # %%
-# Each budget is a federation of its own, trained from the start.
+# One run for each budget.
 
 budgets = [0.3, 1.0, 3.0, 10.0]
 private, without = [reached(epsilon) for epsilon in budgets], reached(math.inf)
 
 # %%
-# What a guarantee costs here.
+# Accuracy by epsilon.
 
 figure, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(budgets, private, "o-", label="DP-SGD")

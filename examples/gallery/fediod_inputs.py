@@ -1,10 +1,11 @@
 """
-What FedIOD asks about
-======================
+Inputs that FedIOD generates
+============================
 
-FedIOD needs no public data: the server makes the inputs that it asks nodes about. They begin as noise.
-Losses on the nodes' answers are pulled back through the nodes to the server's generator, which learns to
-make what the nodes' critics take for real, what nodes are sure of, and what the student still has to learn.
+FedIOD needs no public data: the server generates the inputs of its queries, at first from noise. Losses on
+the nodes' responses are backpropagated through the nodes to the server's generator. It learns inputs that
+the nodes' critics classify as real, that the nodes predict with confidence, and on which the student still
+differs from them.
 """
 
 import tempfile
@@ -19,7 +20,7 @@ import fedstill
 from fedstill.models import SmallCNN
 
 # %%
-# Three clinics, each of which knows four of the ten digits.
+# Three clinics with four of the ten digits each.
 
 digits = load_digits()
 x = torch.tensor(digits.images / 8 - 1).float().unsqueeze(1)  # (N, 1, 8, 8), from -1 to 1
@@ -29,8 +30,8 @@ held = [torch.isin(y[:1200], torch.tensor(some)) for some in known]
 clinics = [(x[:1200][mine], y[:1200][mine]) for mine in held]
 
 # %%
-# Each trains a network of its own; then the server asks 150 times about 64 inputs. With ``out`` the run
-# leaves files, and among them samples of what the generator made at each evaluation.
+# Each clinic trains its own network; then the server sends 150 queries with 64 inputs each. With ``out`` the
+# run writes files, among them samples of the generated inputs at each evaluation.
 
 torch.manual_seed(0)
 folder = Path(tempfile.mkdtemp()) / "run"
@@ -49,7 +50,7 @@ alone = outcome.result["standalone"]["accuracy"]["mean"]
 print(f"a clinic alone: {alone:.1f} %, student: {outcome.result['accuracy']:.1f} %")
 
 # %%
-# No private image has left a clinic. What is seen here was made by the server.
+# No private image has left a clinic; these images were generated at the server.
 
 samples = load_file(folder / "samples.safetensors")  # by step, bytes (N, 1, 8, 8)
 figure, axes = plt.subplots(len(samples), 12, figsize=(9, 0.8 * len(samples)))

@@ -2,9 +2,9 @@
 What gradient inversion recovers
 ================================
 
-"Only parameters leave" is no protection by itself. An update follows from the images that a node has
-trained on, and a curious server can look for images whose update is the one that it got. This is the
-easiest case for it: a node that holds one image, and takes one step on it.
+Releasing only parameters is no protection by itself. An update depends on the images that the node trained
+on, and a curious server can search for images that produce the observed update. This is the easiest case for
+the attack: a node with one image that takes one step.
 """
 
 import subprocess
@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 from safetensors.torch import load_file
 
 # %%
-# A short run of FedAvg, by the command, and then the attack on it. The attack repeats the run with a few
-# nodes more, which hold one image each, and attacks what these release.
+# A short run of FedAvg on the command line, and the attack on it. The attack repeats the run with a few more
+# nodes, which have one image each, and attacks their releases.
 
 folder = Path(tempfile.mkdtemp()) / "run"
 run = f"run digits-fedavg --nodes.models sigmoid-lenet --student.model sigmoid-lenet --out {folder} --quiet"
@@ -28,7 +28,7 @@ for words in (f"{run} {short} {plain}", attack):
     subprocess.run([sys.executable, "-m", "fedstill", *words.split()], check=True, capture_output=True)
 
 # %%
-# Below are the private images, above them what the server made of one update of each.
+# Private images (bottom), and the images that the server recovered from one update each (top).
 
 pictures = load_file(folder / "leakage.safetensors")
 rows = [name for name in pictures if pictures[name].ndim == 4]

@@ -2,9 +2,9 @@
 A table of hospitals
 ====================
 
-Rows of a table that lie in three places. What columns there are, with the ranges of their numbers, is a
-schema that all agree on beforehand, so that nothing has to be measured on anybody's rows. FedIOD's
-generator makes rows that the schema allows, and asks about them.
+The rows of a table are divided over three hospitals. All agree beforehand on a schema: the columns and the
+ranges of their numbers. So no statistics have to be computed on private rows. FedIOD's generator generates
+rows that are valid in the schema, and queries the hospitals with them.
 """
 
 import matplotlib.pyplot as plt
@@ -15,8 +15,8 @@ import fedstill
 from fedstill.models import MLP
 
 # %%
-# Thirteen measurements, three kinds of wine. The ranges are round numbers that hold for any wine, not those
-# of these rows.
+# Thirteen measurements, three kinds of wine. The ranges are round numbers that are valid for any wine, not
+# the ranges of these rows.
 
 wine = load_wine()
 RANGES = [(10, 16), (0, 7), (1, 4), (8, 32), (60, 180), (0, 5), (0, 6), (0, 1), (0, 5), (0, 15), (0, 2)]
@@ -33,7 +33,7 @@ x = 2 * (torch.tensor(wine.data).float() - low) / (high - low) - 1  # (N, 13), f
 y = torch.tensor(wine.target)
 
 # %%
-# Each hospital, so to say, has two kinds only, and fewer rows of the second.
+# Each hospital has two kinds only, and fewer rows of the second.
 
 draw = torch.Generator().manual_seed(0)
 rows = [torch.nonzero(y == each).flatten() for each in range(3)]
@@ -43,7 +43,7 @@ parts = [torch.cat([rows[each][:30], rows[(each + 1) % 3][30:40]]) for each in r
 test = torch.cat([of[40:] for of in rows])
 
 # %%
-# A run, with a small perceptron everywhere.
+# A run in which all networks are small perceptrons.
 
 torch.manual_seed(0)
 metrics = fedstill.distil(
@@ -61,7 +61,7 @@ metrics = fedstill.distil(
 ).result
 
 # %%
-# Of wines that no hospital has seen.
+# Accuracy on rows that no hospital has.
 
 alone = metrics["standalone"]["accuracy"]["per_node"]
 figure, axis = plt.subplots(figsize=(6, 2.6))

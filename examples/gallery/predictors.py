@@ -1,10 +1,10 @@
 """
-Nodes whose models are no networks
-==================================
+Nodes with scikit-learn models
+==============================
 
-A hospital may have a model already, a forest or a boosted one, that answers and cannot be trained by
-others. It is a node as it is: here three of scikit-learn's, each of rows of its own, are asked once
-about rows without labels, and a small network learns from what they say together (FedKD).
+A hospital may already have a model, such as a random forest, that predicts and that a federation cannot
+train. It can be a node as it is. Here three scikit-learn models, each fitted on its own rows, are queried
+once with unlabeled rows, and a small network learns from their combined predictions (FedKD).
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ import fedstill
 from fedstill.models import MLP
 
 # %%
-# 569 rows of thirty measurements. Two nodes have few of one kind, the third few rows at all; 150 rows
+# 569 rows of thirty measurements. Two nodes have few rows of one class, the third has few rows; 150 rows
 # are public, without labels, and 219 are test data.
 
 cells = load_breast_cancer()
@@ -41,11 +41,11 @@ models = {
     "boosting": HistGradientBoostingClassifier(random_state=0),
     "logistic": make_pipeline(StandardScaler(), LogisticRegression()),
 }
-for model, part in zip(models.values(), parts, strict=True):  # each where its rows are
+for model, part in zip(models.values(), parts, strict=True):  # each at its own node
     model.fit(x[part].numpy(), y[part].numpy())
 
 # %%
-# The federation: models as they are, and a network that learns from them.
+# The federation: the fitted models, and a network that learns from them.
 
 torch.manual_seed(0)
 metrics = fedstill.distil(
@@ -62,7 +62,7 @@ metrics = fedstill.distil(
 ).result
 
 # %%
-# Balanced accuracy counts both kinds alike, however many there are of each.
+# Balanced accuracy gives both classes equal weight.
 
 key = "balanced_accuracy"
 reached = dict(zip(models, metrics["standalone"][key]["per_node"], strict=True))

@@ -1,9 +1,9 @@
 """
-The more uneven, the more there is to gain
-==========================================
+Benefit of federation by label skew
+===================================
 
-Where every node has digits of all kinds it hardly needs the others. Where each knows a few kinds only, none
-can work alone, and what they know together is worth the most.
+A node with all classes gains little from a federation. If each node has few classes only, no node can
+classify all digits alone, and the student gains most.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +16,7 @@ from fedstill.data import Dirichlet, split
 from fedstill.models import SmallCNN
 
 # %%
-# Four nodes; how even they are is the Dirichlet distribution's alpha, small for uneven. 300 images are
-# public, without labels.
+# Four nodes. A small Dirichlet alpha gives strong label skew. 300 images are public, without labels.
 
 digits = load_digits()
 x = torch.tensor(digits.images / 8 - 1).float().unsqueeze(1)  # (N, 1, 8, 8), from -1 to 1
@@ -42,14 +41,14 @@ for alpha in alphas:
     student.append(metrics["accuracy"])
 
 # %%
-# A dot is a node alone, judged on all digits.
+# A dot is the accuracy of one node alone, on all digits.
 
 figure, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(alphas, student, "o-", label="student (FedKD)")
 axis.semilogx(alphas, [sum(each) / len(each) for each in alone], "--", color="C7", label="a node alone, mean")
 for alpha, each in zip(alphas, alone, strict=True):
     axis.plot([alpha] * len(each), each, ".", color="C7")
-axis.set(xlabel="alpha: from uneven to even", ylabel="accuracy, percent", ylim=(0, 100))
+axis.set(xlabel="alpha (smaller: stronger label skew)", ylabel="accuracy, percent", ylim=(0, 100))
 axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
 axis.legend(loc="lower right")
 figure.tight_layout()
