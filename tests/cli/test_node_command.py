@@ -196,9 +196,9 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here:
         for wanted in (
             "unknown key 'data.flavour'",
             "invalid local.epochs = -3.0 (expected 0 or more",
-            f"data.path 'scans.npz': there is no file {folder / 'scans.npz'}",
-            "unknown model 'small-cn'",
-            "compute.device = 'abacus'",
+            f"data.path 'scans.npz': file not found: {folder / 'scans.npz'}",
+            "invalid model.name = 'small-cn'",
+            "invalid compute.device = 'abacus'",
         ):
             assert sum(wanted in fault for fault in faults) == 1
         assert ("holds no startup kit" in faults[-1]) or ("FLARE is not installed" in faults[-1])
@@ -265,7 +265,7 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     shutil.copytree(tmp_path / "federation" / "nodes" / "other", folder / "kit")
     code, out, err = here("start", folder)
     assert (code, out) == (2, "")
-    assert err == "fedstill: invalid name = 'clinic' (expected 'other', as the startup kit has it\n"
+    assert err == "fedstill: invalid name = 'clinic' (expected 'other', as the startup kit has it)\n"
 
 
 def test_status_says_whether_the_node_runs_and_the_server_is_there(tmp_path: Path, here: Here) -> None:
@@ -283,24 +283,25 @@ def test_status_says_whether_the_node_runs_and_the_server_is_there(tmp_path: Pat
             lock.flush()
             code, out, _ = here("status", tmp_path)
             assert code == 0
-            assert f"The node runs as process 4711; {address} answers." in out
+            assert f"The node runs as process 4711; {address} is reachable." in out
             server.close()
             code, out, _ = here("status", tmp_path)
-            assert (code, f"{address} does not answer." in out) == (1, True)
+            assert (code, f"{address} is not reachable." in out) == (1, True)
 
 
 def test_help_names_all(here: Here) -> None:
-    said = here("--help")[1]
-    assert said == here()[1] == here("check", "--help")[1]
-    for command in ("init", "check", "start", "status", "answer"):
-        assert f"fedstill node {command} DIR" in said
+    page = here("--help")[1]
+    assert page == here()[1]
+    for command in ("init", "check", "start", "status", "requests", "approve", "reject", "log"):
+        assert f"  {command} " in page
+        assert f"usage:\n  fedstill node {command} DIR" in here(command, "--help")[1]
 
 
 def test_data_of_a_task_that_no_run_names_are_no_fault(scans: Path, tmp_path: Path, here: Here) -> None:
     folder = scans
     code, out, err = here("check", folder)
     assert (code, err) == (1, "")
-    assert "no images of classes, name the run, which says what the task is" in " ".join(out.split())
+    assert "not images of classes, name the run, which determines the task" in " ".join(out.split())
     assert "has no array 'labels', only images, masks" in " ".join(out.split())
     assert "Not checked: " in out
     assert "No faults." not in out
@@ -363,7 +364,7 @@ def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Pat
     assert "shape and classes are not known" in said
     assert "send_label_maps refuses (" in said
     assert "It cannot take part: it refuses" in said
-    assert "Not checked: data 'data.npz': its input spec for task segmentation is the run's to say" in said
+    assert "Not checked: data 'data.npz': only a run determines its input spec for task segmentation" in said
     assert "No faults." not in said
 
 
