@@ -76,7 +76,7 @@ def test_methods_learn_regression(tmp_path: Path, method: str, options: tuple[st
     assert reached["r2"] > 20, "a constant reaches 0"
     assert 10 < reached["mae"] < reached["rmse"] < 20
     assert [node["label_counts"] for node in result["nodes"]] == [[n["examples"]] for n in result["nodes"]]
-    assert "The rows each node holds" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Rows at each node" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_saves_generated_rows_and_shows_schema(tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_dp_sgd_trains_tables_and_critics(tmp_path: Path) -> None:
     [
         ((), "fedavg", "small-cnn", "one of mlp, linear, residual-mlp"),
         ((), "fedavg", "linear:8", "model"),
-        ((), "fedad", "mlp", "it works on images, and the inputs of this task are rows of a table"),
-        ((), "fl-mrcm", "mlp", "it works on images"),
-        ((), "asyndgan", "mlp", "it works on images"),
+        ((), "fedad", "mlp", "it needs images, and the inputs of this task are rows of a table"),
+        ((), "fl-mrcm", "mlp", "it needs images"),
+        ((), "asyndgan", "mlp", "it needs images"),
         (("--method.predictions", "2"), "fedkd", "mlp", "rows of a table are never shifted"),
-        (("--nodes.local.augment", "shift"), "fedavg", "mlp", "rows have no direction"),
-        (("--method.student-augment", "shift"), "fediod", "mlp", "rows have no direction"),
+        (("--nodes.local.augment", "shift"), "fedavg", "mlp", "rows cannot be augmented"),
+        (("--method.student-augment", "shift"), "fediod", "mlp", "rows cannot be augmented"),
         (("--task.name", "classification"), "fedavg", "mlp", "data.name"),
     ],
 )
