@@ -476,7 +476,9 @@ def test_an_epsilon_that_no_noise_is_enough_for(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_mechanism_that_cannot_protect_the_method(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "what it reads of the records" in said(capsys, "plan", str(clinic), "digits-fedgen", code=2)
+    assert "it does not declare depends_on_records" in said(
+        capsys, "plan", str(clinic), "digits-fedgen", code=2
+    )
     assert "the run is missing" in said(capsys, "plan", str(clinic), code=2)
 
 
