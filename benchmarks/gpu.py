@@ -179,9 +179,9 @@ def estimate(chosen: Chosen) -> list[dict[str, Any]]:
 # --- right? -----------------------------------------------------------------------------------------
 
 SMALL = {  # options that methods may have: little work, more than one turn
-    "rounds": 2, "steps": 6, "epochs": 2, "batch": 8, "noise": 6, "memory": 24, "subset": 8, "initial_rounds": 1,
-    "student_steps": 2, "student_batch": 8, "student_epochs": 1, "server_steps": 2, "server_batch": 8,
-    "generator_width": 8, "critic_width": 4, "attention": 0.0, "target_examples": 6,
+    "rounds": 2, "steps": 6, "epochs": 2, "batch": 8, "noise": 6, "memory": 24, "subset": 8,
+    "initial_rounds": 1, "student_steps": 2, "student_batch": 8, "student_epochs": 1, "server_steps": 2,
+    "server_batch": 8, "generator_width": 8, "critic_width": 4, "attention": 0.0, "target_examples": 6,
 }  # fmt: skip
 APART = 0.05  # of the way that networks go, that two machines may end from each other
 CHAOS = 3.0  # or so many times what rounding does: Adam's first steps follow a gradient's sign, however small

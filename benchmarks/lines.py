@@ -1,4 +1,4 @@
-"""How long the code is, package by package: lines, and those that are code and not docstring, comment or blank.
+"""Lines of each package, and its lines of code (without docstrings, comments and blank lines).
 
 python benchmarks/lines.py [TREE]
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/link.py                       # all engines, three shapes, three nodes
     python benchmarks/link.py --engines in-process flare-poc --nodes 3 --queries 20
-    python benchmarks/link.py --engines flare-poc --nodes 3 5 --secure-aggregation   # each without and with masks
+    python benchmarks/link.py --engines flare-poc --nodes 3 5 --secure-aggregation   # without and with
 
 A query is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
 up, with equal small networks at every node. So all engines compute the same, and what differs is the link.

@@ -85,7 +85,7 @@ def main() -> None:
         )
     overall = paired_t_interval(means)
     print(
-        f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half_width or 0:.2f} (95 %, by Student's t)"
+        f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half_width or 0:.2f} (95 %, Student's t)"
     )
 
 

@@ -1,9 +1,9 @@
-"""Draw docs/accuracy-bytes.svg: accuracy against bytes sent, from the tables of docs/one_shot.md at alpha 0.1.
+"""Draw docs/accuracy-bytes.svg: accuracy against bytes sent, from docs/one_shot.md at alpha 0.1.
 
     python docs/accuracy_bytes.py
 
-The tables hold means and standard deviations over seeds 0-2; "Accuracy of the student" gives the accuracy, and
-"What left the nodes" the bytes.
+The tables hold means and standard deviations over seeds 0-2; "Accuracy of the student" gives the accuracy,
+and "What left the nodes" the bytes.
 """
 
 from __future__ import annotations

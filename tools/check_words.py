@@ -81,9 +81,8 @@ def main(paths: list[str]) -> int:
     share = 100 * len(odd) / total if total else 0.0
     if paths or share > LIMIT:
         print("\n".join(odd))
-    print(
-        f"{found} banned words; {len(odd)} of {total} docstrings ({share:.1f} %) open oddly (limit {LIMIT:g} %)"
-    )
+    docstrings = f"{len(odd)} of {total} docstrings ({share:.1f} %) open oddly (limit {LIMIT:g} %)"
+    print(f"{found} banned words; {docstrings}")
     return int(found > 0 or share > LIMIT)
 
 
