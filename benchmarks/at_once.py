@@ -2,8 +2,9 @@
 
     python benchmarks/at_once.py
 
-``fedstill.node.local_training.inference_batch_size`` follows from this table: the outputs
-of layers for one piece should stay in the processor's cache. One thread, processor seconds, the median of seven passes over 1,000 images, in turns.
+``fedstill.node.local_training.inference_batch_size`` follows from this table: the outputs of layers for one
+piece should stay in the processor's cache. One thread, processor seconds, the median of seven passes over
+1,000 images, in turns.
 """
 
 from __future__ import annotations

@@ -84,9 +84,7 @@ def main() -> None:
             flush=True,
         )
     overall = paired_t_interval(means)
-    print(
-        f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half_width or 0:.2f} (95 %, Student's t)"
-    )
+    print(f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half_width or 0:.2f} (95 %, t)")
 
 
 if __name__ == "__main__":
