@@ -177,7 +177,7 @@ def test_distil_accepts_features_and_data_frames() -> None:
         outcomes.append(
             fedstill.distil(data, models, Linear((1,), 2), test, COLUMNS.classes, schema=COLUMNS, **QUICK)
         )
-    assert outcomes[0].results["accuracy"] == outcomes[1].results["accuracy"] > 90
+    assert outcomes[0].result["accuracy"] == outcomes[1].results["accuracy"] > 90
 
 
 def test_patient_column_groups_rows() -> None:
@@ -208,7 +208,7 @@ def test_rejects_generating_rows_without_schema() -> None:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) * 100
     data = (x, (x[:, 0] > 0).long())
     models = [MLP((3,), 2, 8) for _ in range(2)]
-    assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).results["accuracy"] > 80
+    assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).result["accuracy"] > 80
     with pytest.raises(
         ArgumentError, match=r"invalid schema = '' \(expected a table's columns, within which"
     ):
@@ -220,7 +220,7 @@ def test_rejects_invalid_rows() -> None:
     data = (x, torch.tensor([0, 1, 0, 1]))
     with pytest.raises(DataError, match='rows of a table are learned by task "tabular"'):
         fedstill.distil([data], [model], model, data, 2)
-    with pytest.raises(DataError, match=r"invalid data\[0\] = a DataFrame \(expected one with schema="):
+    with pytest.raises(DataError, match=r"data\[0\] is a DataFrame \(expected one with schema="):
         fedstill.distil([frame(0)], [model], model, data, 2, task="tabular")
     old = Frame(age=[300], ill=["no"])
     with pytest.raises(DataError, match=r"data\[0\], row 0: column 'age' is 300 \(expected 0 to 100"):
