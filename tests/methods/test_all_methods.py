@@ -422,9 +422,7 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_outputs_only_gate_refuses_other_kinds_before_training(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_outputs_only_gate_refuses_other_kinds_before_training(name: str, options: dict[str, Any]) -> None:
     leaves = plain(name, options).experiment.side.released_kinds()
     released = {kind for kind in leaves if not kind.is_output}
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
@@ -475,9 +473,7 @@ def test_rejects_student_of_another_architecture_if_all_must_be_equal(name: str)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_rejects_missing_public_data_or_labels_if_needed(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_rejects_missing_public_data_or_labels_if_needed(name: str, options: dict[str, Any]) -> None:
     method = METHODS[name]
     needs = config_of(name, **options).needs()
     if needs.public or needs.public_labels:

@@ -215,7 +215,7 @@ def test_resumed_run_is_charged_once(
 
 
 def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outputs() -> None:
-    with pytest.raises(QueryRefused, match="teachers learn once"):
+    with pytest.raises(QueryRefused, match="teachers are trained once"):
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
     assert metrics["privacy"]["text"] == "no guarantee"

@@ -165,8 +165,8 @@ def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: in
 
 def test_large_images_use_smaller_queries() -> None:
     pictures = PublicData("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
-    assert fedkd.chunk(pictures) == 2**24 // (3 * 256 * 256) == 85
-    assert fedkd.chunk(PublicData("made", torch.zeros(5, 3, 32, 32))) == 2000
+    assert fedkd.query_size(pictures) == 2**24 // (3 * 256 * 256) == 85
+    assert fedkd.query_size(PublicData("made", torch.zeros(5, 3, 32, 32))) == 2000
     asked = FedKD(weights="equal", z_max=1.0).planned_queries(pictures, 0)
     assert [call.tensors["rows"].tolist() for call in asked] == [[0, 85], [85, 100]]
 
@@ -217,9 +217,9 @@ def test_centralized_may_train_on_public_data_too() -> None:
         experiment = Simulation(one)
         experiment.run()
         parts = [*one.parts, *([TensorData(one.public.inputs, one.public.labels)] if public else [])]
-        assert len(experiment.server.state.trainee._node.data) == sum(map(len, one.parts)) + count
+        assert len(experiment.server.state.trainer._node.data) == sum(map(len, one.parts)) + count
         for name in ("inputs", "targets"):
-            mine = getattr(experiment.server.state.trainee._node.data, name)
+            mine = getattr(experiment.server.state.trainer._node.data, name)
             assert torch.equal(mine, torch.cat([getattr(part, name) for part in parts])), name
 
 
@@ -247,11 +247,11 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
 def test_rejects_pate_and_noise_for_images_before_training(name: str) -> None:
     method = FedKD(epochs=1, batch=8, z_max=10.0)
     pate = PATE(epsilon=30.0, pate=PateConfig(teachers=3))
-    with pytest.raises(QueryRefused, match=r"teachers vote for one class an input.*take dp-sgd"):
+    with pytest.raises(QueryRefused, match=r"teachers vote for one class an input.*use dp-sgd"):
         Simulation(setting(name, method, privacies=[pate] * 2))
     noisy = NoisyOutputs(epsilon=1e4, outputs=OutputsConfig(bound=5.0))
     if name == "multi-label":
         assert Simulation(setting(name, method, privacies=[noisy] * 2)).run()["privacy"]["guarantee"]
         return
-    with pytest.raises(QueryRefused, match=r"are pictures.*take dp-sgd"):
+    with pytest.raises(QueryRefused, match=r"are images.*use dp-sgd"):
         Simulation(setting(name, method, privacies=[noisy] * 2))

@@ -161,7 +161,7 @@ def test_rejects_options_that_cannot_be_summed_before_any_query(method: Method, 
 def test_two_nodes_are_too_few() -> None:
     models = [made("mlp:8", index) for index in range(2)]
 
-    with pytest.raises(ArgumentError, match=r"link\.sums"):
+    with pytest.raises(ArgumentError, match=r"invalid link\.secure_aggregation = True"):
         small_world.world(
             FedAvg(rounds=2), make_nodes(models), made("mlp:8", "student"), local=LocalConfig(), sums=True
         )
