@@ -227,7 +227,7 @@ N, TARGETS, SHADOWS = 100, 3, 12
 
 
 @pytest.fixture(scope="module")
-def train_leaking_models() -> tuple[Leak, Leak]:
+def leak() -> tuple[Leak, Leak]:
     """Overfitted targets, each on 100 digits of 200, without smoothing; and one that saw none of the 200.
 
     The latter comes with the same lists of members, which for it are made up.
