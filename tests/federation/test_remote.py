@@ -616,9 +616,9 @@ def test_label_histogram_by_hand() -> None:
     assert result.select(("three", "one")).sizes.tolist() == [60.0, 10.0]
     nodes = Scripted(quorum=0.3)
     late = LabelHistogram(("one", "three"), part.counts, part.sizes)  # two came after that
-    assert late.present(nodes.federation) == ["one", "three"]
+    assert late.present_nodes(nodes.federation) == ["one", "three"]
     nodes.federation.exclude("three", "weigh", "gone", may_rejoin=True)
-    assert late.present(nodes.federation) == ["one"]
+    assert late.present_nodes(nodes.federation) == ["one"]
 
 
 def test_link_costs_by_hand() -> None:
