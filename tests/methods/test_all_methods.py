@@ -536,7 +536,7 @@ def test_runs_with_a_single_node(name: str) -> None:
         ("fedkd", "z_max", -1.0),
         ("fedkd", "predictions", 0),
         ("fedmd", "rounds", 0),
-        ("fedmd", "first", -1),
+        ("fedmd", "initial_rounds", -1),
         ("fedmd", "distance", "l3"),
     ],
 )

@@ -59,7 +59,7 @@ def sums_of(data: TensorData) -> torch.Tensor:
     """What the query's handler reads of a node's records."""
     query, _ = asked()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.for_query = lambda at, number: SimpleNamespace(**vars(group), at=at)
+    group.for_query = lambda setting, number: SimpleNamespace(**vars(group), setting=setting)
     return query.handler(group, 0)["moments"][0]
 
 
@@ -93,10 +93,10 @@ def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count
     # Noise on each of 6 numbers: 3 sqrt(6), which is 3 times what one record moves, and 3/group a group.
     ones = SimpleNamespace(normal=lambda shape: torch.ones(shape, dtype=torch.float64))
     assert (rule.noise(before, ones) - before).tolist() == pytest.approx([3 * math.sqrt(6)] * 6, abs=1e-4)
-    assert rule.price(shape) == {Event("gaussian", 3.0 / group): 1}
+    assert rule.cost(shape) == {Event("gaussian", 3.0 / group): 1}
     assert made.run_costs()["other"] == {Event("gaussian", 3.0 / group): 1}
     bare = PrivacyMechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
-    assert bare.rule(query, "moments").price(shape) is None
+    assert bare.rule(query, "moments").cost(shape) is None
 
 
 def test_scales_by_hand() -> None:
@@ -128,7 +128,7 @@ PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
 
 
 def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> None:
-    policy, private = PolicyConfig(architectures=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
+    policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
     with pytest.raises(QueryRefused, match="epsilon"):
         Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
     loose = DPSGD(sums_noise=1e-6)
@@ -157,12 +157,12 @@ def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> No
 def test_column_sums_need_policy_by_name() -> None:
     with pytest.raises(QueryRefused, match=r"no column sums, unless its owner names it in policy\.kinds"):
         Simulation(setting(PolicyConfig(), PARTS))
-    Simulation(setting(PolicyConfig(architectures=("column sums",)), PARTS))
-    assert not COLUMN_SUMS.output
+    Simulation(setting(PolicyConfig(kinds=("column sums",)), PARTS))
+    assert not COLUMN_SUMS.is_output
 
 
 def test_requires_schema() -> None:
-    policy = PolicyConfig(architectures=("column sums",))
+    policy = PolicyConfig(kinds=("column sums",))
     with pytest.raises(ArgumentError, match="schema"):
         Simulation(setting(policy, PARTS, schema=Schema()))
 

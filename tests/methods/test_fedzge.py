@@ -79,7 +79,7 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
 def test_differences_approximate_gradients_of_nodes() -> None:
     """Where many directions are asked about, and where none is it does not."""
     config = FedIOD(steps=3, batch=4, noise=6, generator_width=4, gan=0.0, memory=12, conf=5.0)
-    ways = ({}, {"through": False, "directions": 3000, "epsilon": 0.01}, {"through": False})
+    ways = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
     through, around, mimicking = (slopes(world(replace(config, **way))) for way in ways)  # type: ignore[arg-type]
     assert F.cosine_similarity(around, through, dim=0) > 0.98
     assert around.norm().item() == pytest.approx(through.norm().item(), rel=0.1)
