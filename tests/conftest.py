@@ -42,8 +42,11 @@ def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """The command line in this process: its exit code, stdout and stderr."""
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process, in a pipe: its exit code, stdout and stderr."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
 
     def call(*words: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:

@@ -94,8 +94,8 @@ def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Captu
     for what in (
         "spring",
         "autumn",
-        "predict_logits 0, response",
-        "predict_logits 1, response",
+        "predict_logits 0,",
+        "predict_logits 1,",
         "critic 256 B, logits",
     ):
         assert what in words

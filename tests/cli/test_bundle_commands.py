@@ -370,7 +370,7 @@ def test_repeated_queries_name_the_current_server(here: Path, command: Main) -> 
     signed_files.write(Path("queries.safetensors"), blob, signed_files.load_or_create_key(Path("thief.key")))
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     Path("queries.safetensors.sig").write_bytes(signature)
-    assert f"{RESPONSES[0]} answers these queries as signed by another key" in refused(command(*COMBINE))
+    assert f"{RESPONSES[0]} responds to these queries as signed by another key" in refused(command(*COMBINE))
     words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key", "server.pub")
     assert command(*words)[0] == 0
     assert command(*COMBINE)[0] == 0
@@ -386,7 +386,7 @@ def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main
     assert command("offline", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
     assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
     left = command(*COMBINE[:4], "more.answers", *COMBINE[5:])
-    assert "more.answers answers another file of queries" in refused(left)
+    assert "more.answers responds to another file of queries" in refused(left)
 
 
 def test_stopped_combine_resumes_with_the_same_command(
@@ -400,7 +400,7 @@ def test_stopped_combine_resumes_with_the_same_command(
         code, _, err = command(*COMBINE)
     assert (code, err) == (130, "fedstill: stopped; run the same command to resume\n")
     assert "holds another run or other files" in refused(command(*COMBINE, "--method.epochs", 5))
-    assert "there is no config.toml in it" in refused(command("run", "--resume", "out"))
+    assert "file not found: out/config.toml" in refused(command("run", "--resume", "out"))
     assert command(*COMBINE)[0] == 0
     assert "holds another run" in refused(command(*COMBINE))
 
@@ -414,7 +414,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
         (
             "--method.levels",
             100,
-            "invalid method.levels = 100 (expected 200, which the queries were made with",
+            "invalid method.levels = 100 (expected 200, as in the queries",
         ),
         ("--method.predictions", 1, "invalid method.predictions = 1 (expected 2, which the queries"),
         ("--seed", 4, "invalid seed = 4 (expected 3, which the queries were made with"),
@@ -429,7 +429,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
 @pytest.mark.parametrize(
     ("here_and_there", "said"),
     [
-        (("levels = 200", "levels = 100"), "invalid method.levels = 100 (expected 200, which the nodes were"),
+        (("levels = 200", "levels = 100"), "invalid method.levels = 100 (expected 200, as in the queries"),
         (("share = 0.2", "share = 0.3"), "does not hold the queries of this run"),
     ],
 )

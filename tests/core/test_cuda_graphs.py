@@ -353,9 +353,7 @@ def train_nodes(
     compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20
 ) -> tuple[list[Node], Any]:
     """Train nodes for enough steps to capture, a few at a time, one node after another."""
-    local = LocalConfig(
-        epochs=0, min_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01
-    )
+    local = LocalConfig(epochs=0, min_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01)
     nodes, losses = nodes_of(compute, spec), []
     make_optimizers(nodes, local)
     for start in range(0, MIN_STEPS_TO_CAPTURE + 10, chunk):

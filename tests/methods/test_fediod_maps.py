@@ -36,7 +36,7 @@ from tests.methods.small_world import SEED, answering, gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-FULL = replace(FIOD, perceptual_loss=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
+FULL = replace(FIOD, perceptual=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
 
 
 def real_of(node: Any, row: int, pose: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ def real_of(node: Any, row: int, pose: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("augment", ["none", "turn"])
-def test_the_generators_gradient_through_the_federation_is_plain_autograds(augment: Any) -> None:
+def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds(augment: Any) -> None:
     features, config = vgg(), replace(FULL, map_augment=augment)
     one, plain = world(config, features=features), world(config, features=features)
     losses = one.server.step()
@@ -120,7 +120,7 @@ def test_notes_that_perceptual_loss_is_off() -> None:
         "perceptual loss is off (nodes have no VGG features: nodes.perceptual names a file of them)",
     )
     assert world(features=vgg()).side.notes == ()
-    assert world(perceptual_loss=0.0).side.notes == ()
+    assert world(perceptual=0.0).side.notes == ()
     assert world(conditions="drawn").side.notes == ()
 
 
@@ -178,10 +178,10 @@ def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"pretrain": -1}, {"pretrain": 3, "gan": 0.0}, {"pretrain": 3, "through": False}]
+    "options", [{"pretrain": -1}, {"pretrain": 3, "gan": 0.0}, {"pretrain": 3, "backpropagate": False}]
 )
 def test_rejects_pretraining_without_critics(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"method\.pretrain is "):
+    with pytest.raises(ArgumentError, match=r"invalid method\.pretrain = "):
         FedIODMaps(**options)
 
 
@@ -226,9 +226,9 @@ def test_shift_flip_mirrors_half_of_the_images() -> None:
 
 
 def test_rejects_invalid_replay_augmentation() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid student_augment = 'shift' \(expected none"):
+    with pytest.raises(ArgumentError, match=r"invalid method.student_augment = 'shift' \(expected none"):
         Replay(9, "shift", RECONSTRUCTION, SHAPE, 0)
-    with pytest.raises(ArgumentError, match=r"invalid student_augment = 'turn' \(expected not turn"):
+    with pytest.raises(ArgumentError, match=r"invalid method.student_augment = 'turn' \(expected not turn"):
         Replay(9, "turn", TASK, (1, 16, 24), 0)
 
 
@@ -344,4 +344,4 @@ def test_models_get_measured_images() -> None:
 def test_it_is_for_tasks_with_maps_and_plain_fediod_for_the_others() -> None:
     assert unmet_need(FedIODMaps().needs(), TASK) is unmet_need(FedIOD().needs(), Classification(2)) is None
     assert "has none" in str(unmet_need(FedIODMaps().needs(), Classification(2)))
-    assert "generated from label maps" in str(unmet_need(FedIOD().needs(), TASK))
+    assert "label maps" in str(unmet_need(FedIOD().needs(), TASK))
