@@ -416,7 +416,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
             100,
             "invalid method.levels = 100 (expected 200, as in the queries",
         ),
-        ("--method.predictions", 1, "invalid method.predictions = 1 (expected 2, which the queries"),
+        ("--method.predictions", 1, "invalid method.predictions = 1 (expected 2, as in the queries"),
         ("--seed", 4, "invalid seed = 4 (expected 3, which the queries were made with"),
         ("--public.share", 0.3, "invalid public.share = 0.3 (expected 0.2, which"),
         ("--nodes.local.epochs", 99, "invalid nodes.local.epochs = 99.0 (expected 10.0, which"),
