@@ -126,7 +126,8 @@ def distil(
 
     Inputs, with N examples:
 
-    - images: float ``(N, C, H, W)``, normalized; PIL images and those of Hugging Face data sets are normalized
+    - images: float ``(N, C, H, W)``, normalized; PIL images and those of Hugging Face data sets are
+      normalized
       with ``mean`` and ``std``,
     - texts: token ids ``(N, L)`` from 0 to ``vocabulary - 1``; 0 is padding,
     - tables: float features ``(N, F)``, or DataFrames with a ``schema``.

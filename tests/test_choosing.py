@@ -58,8 +58,8 @@ def rows() -> list[str]:
 
 
 def test_the_page_has_what_methods_declare() -> None:
-    told = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    assert told == rows()
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert lines == rows()
 
 
 def claims() -> Iterator[tuple[str, str, str]]:
@@ -75,8 +75,8 @@ def claims() -> Iterator[tuple[str, str, str]]:
 def test_a_figure_stands_in_the_section_that_is_linked_next(metric: str, page: str, anchor: str) -> None:
     linked = (PAGE.parent / page).read_text(encoding="utf-8")
     sections = re.split(r"^(?=## )", linked, flags=re.MULTILINE)
-    told = [part for part in sections if not anchor or slug(part.partition("\n")[0]) == anchor]
-    assert re.search(rf"(?<![\d.]){re.escape(metric)}(?!\.?\d)", "".join(told))
+    lines = [part for part in sections if not anchor or slug(part.partition("\n")[0]) == anchor]
+    assert re.search(rf"(?<![\d.]){re.escape(metric)}(?!\.?\d)", "".join(lines))
 
 
 def slug(head: str) -> str:

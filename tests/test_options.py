@@ -1,6 +1,7 @@
 """Defaults and ranges of all options, pinned in ``options.toml``.
 
-A changed default changes the metrics of users who do not set the option. After changing or adding an option, run
+A changed default changes the metrics of users who do not set the option. After changing or
+adding an option, run
 ``python -m tests.test_options`` and check the difference of ``options.toml``.
 """
 
@@ -33,7 +34,8 @@ from fedstill.tasks import TASKS
 KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
 CHANGING = {  # dataclasses that are state, outside of the methods' own
-    "AuditTotals", "Budget", "QueryContext", "FedstillConfig", "DailyReleases", "LinkCosts", "ServerTranscript", "NodeTraffic", "GlobalRngWatch",
+    "AuditTotals", "Budget", "QueryContext", "FedstillConfig", "DailyReleases", "LinkCosts", "ServerTranscript",
+    "NodeTraffic", "GlobalRngWatch",
     "AuditedNode", "NodeProgress", "Exchange", "_OpenSum",
 }  # fmt: skip
 

@@ -5,7 +5,8 @@ all records but one. Attacks on runs start with a replay of a finished run, whic
 of its releases. ``attack`` holds their base class, ``attack_runner`` runs those that a ``config`` names,
 and ``leakage`` holds their results for reports. There are four attacks:
 
-- ``gradient_inversion``: images whose update is the released one. ``simulated_updates`` computes the update of
+- ``gradient_inversion``: images whose update is the released one. ``simulated_updates`` computes the update
+  of
   given images; ``gradient_matching`` and ``layerwise_inversion`` search for the images.
 - ``membership_inference``: detection of training records by ``membership_scores``, with shadow models.
 - ``memorization``: comparison of generated images with private ones, with ``generative_metrics``.

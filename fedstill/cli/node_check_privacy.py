@@ -31,9 +31,8 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     if not config.protects:
         lines.append("none: answers leave as they are, without any guarantee")
     else:
-        lines.append(
-            f"{config.registered_name}, {config.randomness} randomness; for {make_statement(config, {}, ()).unit}"
-        )
+        unit = make_statement(config, {}, ()).unit
+        lines.append(f"{config.registered_name}, {config.randomness} randomness; for {unit}")
     if data is not None:
         lines += unit_notes([data], [config])
     for what, most, delta in (

@@ -160,7 +160,8 @@ def _print_queries(queries: Queries) -> None:
         "method": str(queries.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
         "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
-        "spec": f"{spec.task.registered_name}, {len(spec.classes)} classes, inputs {' x '.join(map(str, spec.shape))}",
+        "spec": f"{spec.task.registered_name}, {len(spec.classes)} classes, "
+        f"inputs {' x '.join(map(str, spec.shape))}",
     }
     _print_facts(facts)
 

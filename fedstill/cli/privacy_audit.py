@@ -54,7 +54,8 @@ def _print(finding: AuditFinding, *, first: bool) -> None:
         print("{:<13} {:<33} {:>7} {:>6} {:>8} {:>4} {:>3}".format(*head))
     same_noise = "-" if finding.same_noise_lower_bound is None else f"{finding.same_noise_lower_bound:.2f}"
     print(
-        f"{finding.mechanism:<13} {finding.target:<33} {finding.claimed_epsilon:>7.2f} {finding.epsilon_lower_bound:>6.2f} "
+        f"{finding.mechanism:<13} {finding.target:<33} {finding.claimed_epsilon:>7.2f} "
+        f"{finding.epsilon_lower_bound:>6.2f} "
         f"{same_noise:>8} {finding.runs:>4} {finding.seconds:>3.0f}"
         + (" REFUTED" if finding.refuted else ""),
         flush=True,

@@ -94,7 +94,8 @@ def _list() -> None:
     for entry in reproductions():
         records = _records(entry)
         recorded = [
-            f"{'' if scale == SMALL_SCALE else f'{scale}: '}{record.date}, {format_count(len(record.seeds), 'seed')}"
+            f"{'' if scale == SMALL_SCALE else f'{scale}: '}{record.date}, "
+            f"{format_count(len(record.seeds), 'seed')}"
             f"{_order(entry, record)}"
             for scale, record in records.items()
         ]

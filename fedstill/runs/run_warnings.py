@@ -75,7 +75,8 @@ def weak_privacy(privacy: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"epsilon is up to {max(epsilon_by_node.values()):.3g} at {join_names(list(epsilon_by_node))}: above "
-        f"{MAX_EPSILON:g} the guarantee is nominal, as the odds about a record may change by a factor of e^epsilon"
+        f"{MAX_EPSILON:g} the guarantee is nominal, as the odds about a record may change by a factor "
+        "of e^epsilon"
     )
 
 
@@ -186,6 +187,7 @@ def best_evaluation(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -
     best = choose(evaluations, key=lambda line: line[main_metric.key])
     value = f"{best[main_metric.key]:.1f} {main_metric.unit} at {unit} {best['step']}"
     return [
-        f"the best of {len(evaluations)} evaluations on the test data was {value}; choosing it is selection on "
+        f"the best of {len(evaluations)} evaluations on the test data was {value}; choosing it is "
+        "selection on "
         "the test data, and all other metrics are of the end of the run"
     ]

@@ -166,8 +166,8 @@ def read(
         with safe_open(str(path), "pt") as file:
             metadata, weights = (
                 dict(file.metadata() or {}),
-                {name: file.get_tensor(name) for name in file.keys()},
-            )  # noqa: SIM118
+                {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118
+            )
     except (SafetensorError, OSError) as error:
         raise RunFolderError(f"cannot read {path}: {first_line(error)}") from error
     own: tuple[str, ...] = ()

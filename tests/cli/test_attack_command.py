@@ -30,7 +30,8 @@ Main = Callable[..., tuple[int, str, str]]
 
 LIRA = leaked.member_attack(
     "LiRA", interval(0.614, 0.58, 0.64),
-    leaked.rate_record(0.01, interval(0.031, 0.0, 0.5)), leaked.rate_record(0.001, interval(0.004, 0.0, 0.5), 0),
+    leaked.rate_record(0.01, interval(0.031, 0.0, 0.5)),
+    leaked.rate_record(0.001, interval(0.004, 0.0, 0.5), 0),
 )  # fmt: skip
 VGG = {
     "extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,

@@ -1,4 +1,4 @@
-"""The presets of the experiments: whole, the papers' numbers, and what lies beside a file found from it."""
+"""The presets of the experiments: whole, the papers' numbers, and what lies next to a file found from it."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name:
         assert (method.ensemble, method.tau) == ("logits", math.inf)
 
 
-# --- what lies beside a file ---------------------------------------------------------------------------
+# --- what lies next to a file ---------------------------------------------------------------------------
 
 READER = """
 from dataclasses import dataclass
@@ -171,7 +171,7 @@ class Noise(ArrayData):
 
 
 @pytest.fixture
-def beside(lab: Lab) -> Path:
+def study(lab: Lab) -> Path:
     """A folder of files with a reader in it, which is neither installed nor where commands are started."""
     folder = lab.here / "study"
     (folder / "runs").mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def beside(lab: Lab) -> Path:
     return folder
 
 
-def test_a_reader_beside_a_file_is_found_by_whoever_names_the_file(lab: Lab, beside: Path) -> None:
+def test_finds_a_reader_in_the_folder_of_the_file(lab: Lab, study: Path) -> None:
     lab.run("first", file="study/runs/above.toml")
     found = lab.result("first")["data"]
     assert (found["name"], found["train"] + found["test"]) == ("readers.noise:Noise", 60)
@@ -197,9 +197,9 @@ def test_a_reader_beside_a_file_is_found_by_whoever_names_the_file(lab: Lab, bes
     assert "accuracy" in lab.run("above", "--data.count", "50", file="study/below.toml")
 
 
-def test_a_comparison_finds_files_and_readers_beside_it(lab: Lab, beside: Path) -> None:
+def test_comparison_finds_files_and_readers_in_its_folder(lab: Lab, study: Path) -> None:
     text = 'methods = ["below.toml", "standalone"]\nbase = { extends = "below.toml" }\n'
-    (beside / "both.toml").write_text(text)
+    (study / "both.toml").write_text(text)
     lab("compare", "study/both.toml", "--out", "both", "--quiet")
     for name in ("below", "standalone"):
         (lab.here / "both" / f"{name}-seed0" / "result.json").unlink()

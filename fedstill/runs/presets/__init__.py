@@ -1,7 +1,8 @@
 """Presets: complete configurations as TOML files in this folder, and functions that read such files.
 
-A file may extend a preset with ``extends = "name"``, or a file in the same folder with ``extends = "name.toml"``,
-and contain only the differences. The first comment line of a file is its description in ``fedstill list``. This
+A file may extend a preset with ``extends = "name"``, or a file in the same folder with ``extends =
+"name.toml"``, and contain only the differences. The first comment line of a file is its description in
+``fedstill list``. This
 module does not import torch, so that listing presets is fast.
 """
 
