@@ -604,7 +604,7 @@ options:
   --key FILE      the server's private key, created at first use (default: server.key, with server.pub)
   --OPTION VALUE  option of `fedstill run`
 """,
-            "fedstill offline make digits-fedkd --out queries.safetensors",
+            "fedstill offline make digits-fedkd --method.z_max 20 --out queries.safetensors",
         ),
         "show": Command(
             "fedstill.cli.offline:show",

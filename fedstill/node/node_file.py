@@ -69,7 +69,7 @@ class NodeFile(CheckedOptions):
 
     online: bool = True
     """Join a live federation. false: respond only to files of queries, which are carried to the node
-    (`fedstill offline respond`)."""
+    (`fedstill offline answer`)."""
 
     data: NodeDataConfig = field(default_factory=NodeDataConfig)
     """Your data. They never leave this machine."""
