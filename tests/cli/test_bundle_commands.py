@@ -417,10 +417,10 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
             "invalid method.levels = 100 (expected 200, as in the queries",
         ),
         ("--method.predictions", 1, "invalid method.predictions = 1 (expected 2, as in the queries"),
-        ("--seed", 4, "invalid seed = 4 (expected 3, which the queries were made with"),
-        ("--public.share", 0.3, "invalid public.share = 0.3 (expected 0.2, which"),
-        ("--nodes.local.epochs", 99, "invalid nodes.local.epochs = 99.0 (expected 10.0, which"),
-        ("--link.inputs", "int8", "invalid link.inputs = 'int8' (expected 'float32', which"),
+        ("--seed", 4, "invalid seed = 4 (expected 3, as in the queries"),
+        ("--public.share", 0.3, "invalid public.share = 0.3 (expected 0.2, as in the queries"),
+        ("--nodes.local.epochs", 99, "invalid nodes.local.epochs = 99.0 (expected 10.0, as in the queries"),
+        ("--link.inputs", "int8", "invalid link.inputs = 'int8' (expected 'float32', as in the queries"),
     ):
         assert said in refused(command(*COMBINE[:-2], "other", option, value))
         assert not Path("other").exists()
