@@ -1,4 +1,4 @@
-"""How much longer a run takes next to other work, with threads that sleep or spin while they wait.
+"""Slowdown of a run by other work, with threads that sleep or spin while they wait.
 
     python benchmarks/busy.py --preset digits-fedavg --busy 1
 
@@ -23,7 +23,7 @@ WAYS = ("ours", "PASSIVE", "ACTIVE", "default")
 
 
 def seconds(preset: str, way: str, busy: int, options: list[str]) -> float:
-    """How long a run takes next to so many busy processes."""
+    """Return the seconds of a run next to a number of busy processes."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
     }

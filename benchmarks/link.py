@@ -1,4 +1,4 @@
-"""What reaching a node costs: seconds and bytes of a two-way query, by engine and by shape of the inputs.
+"""Cost of reaching a node: seconds and bytes of a two-way query, by engine and by shape of the inputs.
 
     python benchmarks/link.py                       # all engines, three shapes, three nodes
     python benchmarks/link.py --engines in-process flare-poc --nodes 3 --queries 20

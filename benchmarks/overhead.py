@@ -1,4 +1,4 @@
-"""What the library itself costs a query: what it calls, copies and writes, counted and timed.
+"""Overhead of the library per query: calls, copies and writes, counted and timed.
 
 The query is free to answer: a node slices its input. It goes down and its gradient comes back, through
 federation, request handler, gate and audit log. Counts are the same on every machine, so that a test can
@@ -41,7 +41,7 @@ COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # of torch's operations
 
 @dataclass(frozen=True)
 class Options:
-    """What a query costs that is free to answer."""
+    """Overhead of a query whose response costs nothing to compute."""
 
     nodes: int = 20
     """How many are asked."""
@@ -53,7 +53,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Counts:
-    """What happens for one node and one query, there and back."""
+    """One query to one node, there and back."""
 
     calls: float
     """Python functions."""

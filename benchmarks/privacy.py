@@ -1,4 +1,4 @@
-"""What privacy costs: milliseconds of gate, noise and audit log a query, and DP-SGD's time over plain.
+"""Cost of privacy: milliseconds of gate, noise and audit log a query, and DP-SGD's time over plain.
 
     python benchmarks/privacy.py                  # both, one thread
     python benchmarks/privacy.py --save
@@ -77,7 +77,7 @@ def make_node(shape: tuple[int, ...], model: str = "mlp:8") -> Node:
 def query_seconds(
     shape: tuple[int, ...], privacy: PrivacyConfig | None, times: int, folder: Path
 ) -> list[float]:
-    """Of so many queries, each: what the gate takes."""
+    """Return the time that the gate takes for each query."""
     compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
     config = FedIOD(steps=times, batch=ROWS)
     setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)

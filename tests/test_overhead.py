@@ -1,4 +1,4 @@
-"""What the library itself does for a query, counted: it must not grow unseen."""
+"""Overhead of the library per query, counted: it must not grow unseen."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def print_totals(
         cells += [f"{format_count(bare, 'release')} without guarantee"] if bare else []
         units = sorted(audit.totals.units(payer))
         apart = f", of which units add up to nothing ({', '.join(units)})" if len(units) > 1 else ""
-        console.print(f"Paid in all for {payer}: {', '.join(cells) or 'nothing'}{apart}.")
+        console.print(f"Total cost for {payer}: {', '.join(cells) or 'nothing'}{apart}.")
 
 
 def _limited(privacy: PrivacyConfig | None) -> bool:

@@ -126,7 +126,7 @@ options of the command:
 )
 COMPARE = Command(
     "fedstill.cli.compare:compare",
-    "Run several methods on the same data, split and seeds, and write tables with confidence intervals.",
+    "Run several methods on the same data, split and seeds, with confidence intervals.",
     (
         "METHOD|PRESET|FILE.toml ... [--seeds N] [--base PRESET|FILE.toml] [--OPTION VALUE ...] "
         "[--only NAME ...] [--data NAME] [--leakage] [--out DIR] [--quiet] [--json]",
@@ -177,7 +177,7 @@ options:
 )
 ATTACK = Command(
     "fedstill.cli.attack:main",
-    "Attack a finished run with what left its nodes: membership inference, gradient inversion and more.",
+    "Attack a finished run with what left its nodes: membership inference, inversion and more.",
     ("RUN [--quick] [--quiet] [--json] [--OPTION VALUE ...]",),
     """
 arguments:
@@ -247,7 +247,7 @@ options:
 )
 EXPORT = Command(
     "fedstill.cli.student:export",
-    "Export the student with its preprocessing to ONNX, TorchScript or Hugging Face, with a model card.",
+    "Export the student with its preprocessing to ONNX, TorchScript or Hugging Face.",
     ("RUN --format onnx|torchscript|huggingface [--out FILE] [--model NAME] [--json]",),
     """
 arguments:
@@ -294,7 +294,7 @@ options:
 )
 DASHBOARD = Command(
     "fedstill.cli.dashboard:dashboard",
-    "Serve a live page of a node, a server, a run or a folder of runs to a browser on this machine.",
+    "Serve a live page of a node, a server or runs to a browser on this machine.",
     ("DIR [--port N]",),
     """
 arguments:
@@ -306,7 +306,7 @@ options:
     "fedstill dashboard runs",
 )
 DATA = CommandGroup(
-    "Prepare data.",
+    "Draft the schema of a table.",
     {
         "schema": Command(
             "fedstill.cli.schema:schema",
@@ -668,27 +668,6 @@ SECTIONS: Mapping[str, Mapping[str, Command | CommandGroup]] = {
 COMMANDS: Mapping[str, Command | CommandGroup] = {
     name: command for section in SECTIONS.values() for name, command in section.items()
 }
-SHORT = {  # for the overview, where the first line of a help page is too long
-    "run": "run one federation, simulated or deployed, and write its report",
-    "compare": "run several methods on the same data, split and seeds",
-    "attack": "attack a finished run with what left its nodes",
-    "reproduce": "rerun a table or figure of the papers",
-    "predict": "write the student's predictions for new data",
-    "evaluate": "evaluate the student on other data",
-    "export": "export the student to ONNX, TorchScript or Hugging Face",
-    "node": "set up, check and run a node; approve runs",
-    "audit": "show, verify and export what left a node",
-    "privacy": "plan epsilon before training; audit mechanisms",
-    "server": "create a federation and run its server",
-    "offline": "federated distillation with files carried by hand",
-    "list": "list methods, tasks, data sets, models and presets",
-    "config": "print the complete configuration of a run as TOML",
-    "report": "rewrite a report, or write its figures for a paper",
-    "dashboard": "serve a live page of a node, a server or runs",
-    "data": "draft the schema of a table",
-    "doctor": "show versions, devices and missing extras",
-    "completion": "print a completion script for a shell",
-}
 
 
 def overview() -> str:
@@ -702,6 +681,6 @@ def overview() -> str:
     ]
     for section, commands in SECTIONS.items():
         lines.append(f"{section}:")
-        lines += [f"  {name:<11} {SHORT[name]}" for name in commands]
+        lines += [f"  {name:<11} {command.summary}" for name, command in commands.items()]
     lines.append("Run `fedstill COMMAND --help` for usage, options and an example; `fedstill --version`.")
     return "\n".join(lines) + "\n"

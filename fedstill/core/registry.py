@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 from fedstill.core.errors import ArgumentError, PluginError, UnknownName
 from fedstill.core.options import CheckedOptions
 
-# Errors that custom code may raise.
-USER_CODE_ERRORS = (
+# Errors that a computation of custom code may raise, such as a module's forward with an unsuitable input.
+COMPUTATION_ERRORS = (
     RuntimeError,
     ValueError,
     TypeError,
@@ -30,9 +30,8 @@ USER_CODE_ERRORS = (
     AttributeError,
     AssertionError,
     ArithmeticError,
-    ImportError,
-    OSError,
 )
+USER_CODE_ERRORS = (*COMPUTATION_ERRORS, ImportError, OSError)
 
 
 def is_object_path(spec: str) -> bool:

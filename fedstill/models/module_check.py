@@ -10,20 +10,11 @@ from torch import nn
 
 from fedstill.core.dataset import Form
 from fedstill.core.errors import ModelError
-from fedstill.core.registry import first_line
+from fedstill.core.registry import COMPUTATION_ERRORS, first_line
 from fedstill.core.seeds import seeded
 from fedstill.models.module_utils import deep_copy, in_mode
 
-# Raised by a module's forward if an input does not fit.
-FORWARD_ERRORS = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-)
+FORWARD_ERRORS = COMPUTATION_ERRORS  # raised by a module's forward if an input does not fit
 
 
 def example_inputs(shape: tuple[int, ...], form: Form = "images", count: int = 2) -> torch.Tensor:
@@ -152,7 +143,7 @@ def _check_training(model: nn.Module, x: torch.Tensor, outputs: tuple[int, ...],
     """Check a copy of the network in training mode."""
     try:
         copy = deep_copy(model).train()
-    except (*FORWARD_ERRORS, NotImplementedError) as error:
+    except FORWARD_ERRORS as error:
         raise ModelError(f"{subject} cannot be copied: {first_line(error)}") from error
     try:
         with seeded(0, "try"), torch.enable_grad():

@@ -96,10 +96,11 @@ def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Captu
         "autumn",
         "predict_logits 0,",
         "predict_logits 1,",
+        "response",
         "critic 256 B, logits",
     ):
         assert what in words
-    assert "Paid in all for clinic: 3 x gaussian(4), 6 x laplace(10)." in words
+    assert "Total cost for clinic: 3 x gaussian(4), 6 x laplace(10)." in words
     assert words.count("A logits clamped to 5, Laplace noise of scale 100") == 1  # said once, for three rows
     assert "NOT SOUND" not in out
 
@@ -223,7 +224,7 @@ def test_shows_no_epsilon_after_a_release_without_guarantee(clinic: Path, capsys
     out = said(capsys, "show", clinic)
     lines = [line for line in out.splitlines() if line.startswith("clinic")]
     assert ["no guarantee" in line for line in lines] == [False, True, True]
-    paid = "Paid in all for clinic: 4 x gaussian(4), 8 x laplace(10), 1 release without guarantee."
+    paid = "Total cost for clinic: 4 x gaussian(4), 8 x laplace(10), 1 release without guarantee."
     assert paid in " ".join(out.split())
 
 
@@ -324,7 +325,7 @@ def test_a_node_s_audit_log_reads_well_though_it_names_no_node(clinic: Path, cap
     assert max(map(len, out.splitlines()[1:])) <= 80
     assert "run, node" not in out
     words = " ".join(out.split())
-    assert "Paid in all for these data: 2 x gaussian(4), 4 x laplace(10)." in words
+    assert "Total cost for these data: 2 x gaussian(4), 4 x laplace(10)." in words
     lines = [line.split() for line in out.splitlines() if line.startswith("these data")]
     assert [line[2:-1] for line in lines] == [
         ["spring", "1", "0"],

@@ -287,7 +287,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --seeds 0", "invalid --seeds = '0' (expected how many: 1 or more"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
         ("compare fedavg fedavg", "invalid methods = 'fedavg, fedavg' (expected each once"),
-        ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz'"),
+        ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz' (expected --fedavg.rounds"),
         ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help-all` lists all"),
         ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
         ("compare fedavg --split.alpha few", "invalid split.alpha = 'few' (expected a number"),

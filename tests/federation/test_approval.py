@@ -26,7 +26,7 @@ OWNERS = '[nodes.policy]\napprove = "each run"\nmin_records = 100\nmin_nodes = 3
 
 
 def run(here: Sites, name: str = "first") -> str | dict[str, object]:
-    """What becomes of the run at a server that is restarted."""
+    """Outcome of the run at a server that is restarted."""
     here.served = here.folder / f"server-{name}"
     here.served.mkdir(exist_ok=True)
     here.begin()

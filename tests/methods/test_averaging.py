@@ -219,7 +219,7 @@ PERSONAL = [
 
 
 def occurs(needle: torch.Tensor, hay: torch.Tensor) -> bool:
-    """Whether three neighboring values of one vector are anywhere in another one."""
+    """Return whether three neighboring values of one vector occur in another one."""
     if hay.numel() < 3 or not hay.is_floating_point():
         return False
     here, there = needle.flatten().unfold(0, 3, 1), hay.flatten().unfold(0, 3, 1)

@@ -56,7 +56,7 @@ def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
 
 
 def sums_of(data: TensorData) -> torch.Tensor:
-    """What the query's handler reads of a node's records."""
+    """Return the tensors that the query's handler computes from a node's records."""
     query, _ = asked()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.for_query = lambda setting, number: SimpleNamespace(**vars(group), setting=setting)

@@ -344,4 +344,4 @@ def test_models_get_measured_images() -> None:
 def test_it_is_for_tasks_with_maps_and_plain_fediod_for_the_others() -> None:
     assert unmet_need(FedIODMaps().needs(), TASK) is unmet_need(FedIOD().needs(), Classification(2)) is None
     assert "has none" in str(unmet_need(FedIODMaps().needs(), Classification(2)))
-    assert "label maps" in str(unmet_need(FedIOD().needs(), TASK))
+    assert "generates them from label maps" in str(unmet_need(FedIOD().needs(), TASK))

@@ -1,4 +1,4 @@
-"""Where maps come from, and what of that leaves a node."""
+"""Sources of label maps, and their releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server remembers of its queries."""
+"""Replay memory of the server's queries."""
 
 from __future__ import annotations
 

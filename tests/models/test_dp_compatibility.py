@@ -1,4 +1,4 @@
-"""Which networks DP-SGD can train, and the errors that name unsuitable layers and replacements."""
+"""Networks that DP-SGD can train, and the errors that name unsuitable layers and replacements."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
 
 
 def released(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
-    """What the query's handler reads of a node's records."""
+    """Return the tensors that the query's handler computes from a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.for_query = lambda setting, number: SimpleNamespace(
         **vars(group), setting=setting, query_number=number

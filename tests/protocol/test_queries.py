@@ -1,4 +1,4 @@
-"""What a query takes from a handler: a part a node, of the form that was declared."""
+"""Outputs that a query accepts from a handler: a part for each node, of the declared form."""
 
 from __future__ import annotations
 

@@ -161,7 +161,10 @@ def test_run_waits_for_missing_node(server: Server) -> None:
     with pytest.raises(FedstillError):
         begin()
     server.there.remove("node-2")
-    away = r"not connected to the server at localhost:8002: node-2\. The run .*--resume out resumes it"
+    away = (
+        r"not connected to the server at localhost:8002: node-2\. "
+        r"The run .*fedstill run --resume out resumes it"
+    )
     with pytest.raises(DeployError, match=away):
         run.resume(Path("out"), progress=False)
     assert len(server.handed_in) == 1

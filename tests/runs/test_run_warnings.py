@@ -1,4 +1,4 @@
-"""What a run accepts and its reader should know of: each caution where it is due, and not where it is not."""
+"""Warnings of a run: each is given if it applies, and only then."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def box(top: int, bottom: int, left: int, right: int) -> Mask:
-    """Of 8 x 12 pixels, rows top..bottom and columns left..right, ends not included."""
+    """Mask of 8 x 12 pixels with rows top..bottom and columns left..right, ends excluded."""
     mask = np.zeros((8, 12), dtype=bool)
     mask[top:bottom, left:right] = True
     return mask
