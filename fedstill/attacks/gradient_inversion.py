@@ -302,7 +302,9 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
     single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands extra_loss the task's loss yet
     victims = []
     for name, part in zip(names, victim_data, strict=True):
-        extra_loss = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
+        extra_loss = (
+            "" if single_gradient else experiment.side.queries[releases[name].query].details.extra_loss
+        )
         victims.append(_make_victim(deep_copy(initial_model), releases[name], schedule, part, extra_loss))
     return victims
 

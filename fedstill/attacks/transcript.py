@@ -367,7 +367,7 @@ class _ObservedEngine(InProcess):
     def _notify(
         self, node: str, released: Tensors, query: str, number: int, part: str, sent: Tensors
     ) -> None:
-        kinds, shift_name = self.queries[query].released_kinds(), self.queries[query].shift_seed
+        kinds, shift_name = self.queries[query].released_kinds(), self.queries[query].details.shift_seed
         query_kinds = self.queries[query].sends if part == RESPONSE else {}
         # Copies, as the server later changes its tensors in place.
         tensors, received = (

@@ -168,7 +168,7 @@ class Federation(SumAggregation):
         self.number = max(self.number, number + 1)
         declared = self.queries[query]
         tensors: dict[str, torch.Tensor] = {
-            name: json_to_tensor(value) if name in declared.json_values else value
+            name: json_to_tensor(value) if name in declared.details.json_values else value
             for name, value in inputs.items()
         }
         needs_grad = torch.is_grad_enabled() and any(
@@ -192,7 +192,7 @@ class Federation(SumAggregation):
     @staticmethod
     def _unstacked_values(query: Query, name: str, responses: Mapping[str, Tensors]) -> tuple[Any, ...]:
         """Return an output that is not stacked, one entry per node."""
-        read = json_from_tensor if name in query.json_values else torch.Tensor.detach
+        read = json_from_tensor if name in query.details.json_values else torch.Tensor.detach
         return tuple(read(each[name]) for each in responses.values())
 
     def state_dict(self) -> dict[str, Any]:

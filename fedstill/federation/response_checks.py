@@ -38,7 +38,7 @@ def find_faults(
     Raises:
         NodeFault: nodes differ, and it is unknown which one is wrong.
 
-    >>> asked = Query("predict", handler=None, releases={"logits": "logits"})
+    >>> asked = Query(None, releases={"logits": "logits"}, name="predict")
     >>> good, bad = torch.ones(2, 3), torch.tensor([[1.0, float("nan"), 1.0]] * 2)
     >>> find_faults({"a": {"logits": good}, "b": {"logits": bad}}, asked, 100.0)
     {'b': 'logits hold NaN or infinity (2 of 6 numbers)'}
@@ -183,7 +183,7 @@ def _malformed_json(responses: Mapping[str, Tensors], query: Query) -> dict[str,
     """Return the faults of nodes with malformed JSON values."""
     found: dict[str, str] = {}
     for node, response in responses.items():
-        for name in query.unstacked.intersection(query.json_values):
+        for name in query.unstacked.intersection(query.details.json_values):
             try:
                 json_from_tensor(response[name])
             except DataError as error:

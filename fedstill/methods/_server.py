@@ -120,7 +120,9 @@ class Server:
                 "none, as init_state runs before training and at each resume: query in step, where t is 0"
             )
             raise ArgumentError(f"query in init_state of {self.name}", query, expected)
-        json_values = self.federation.queries[query].json_values if query in self.federation.queries else ()
+        json_values = (
+            self.federation.queries[query].details.json_values if query in self.federation.queries else ()
+        )
         sent: dict[str, Any] = {
             name: value if name in json_values else torch.as_tensor(value) for name, value in inputs.items()
         }

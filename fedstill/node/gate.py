@@ -149,7 +149,7 @@ class Gate:
             DataError: a value is not JSON.
         """
         max_bytes = self.policy.max_header
-        for name in query.json_values:
+        for name in query.details.json_values:
             if max_bytes and name in tensors and tensors[name].numel() > max_bytes:
                 rule = f"max_header: {max_bytes}, and {name} has {tensors[name].numel()} bytes"
                 raise QueryRefused(self.node, query.name, rule)
@@ -267,8 +267,8 @@ class Gate:
             self._check_scores(query, tensors, sent)
         noised, cost, max_cost, rule, bounded_digest = self._protect(received, part, tensors, query)
         postprocessed = noised
-        if part == RESPONSE and query.postprocess is not None:
-            postprocessed = query.postprocess(noised, sent)
+        if part == RESPONSE and query.details.postprocess is not None:
+            postprocessed = query.details.postprocess(noised, sent)
         outgoing = (wire or WireConfig()).compress(postprocessed, kinds)
         # Without budgets nothing is charged, and a query repeated after a stop counts once.
         release_hash = ""

@@ -69,11 +69,11 @@ def limit_parameters(side: NodeSide, limit: int, node: str) -> NodeSide:
             side.prepare(nodes)
 
     def guard(query: Query) -> Handler:
-        def handler(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
+        def function(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
             with limiting(query.name):
-                return query.handler(*args, **inputs)
+                return query.function(*args, **inputs)
 
-        return handler if GENERATOR_PARAMETERS in query.sends.values() else query.handler
+        return function if GENERATOR_PARAMETERS in query.sends.values() else query.function
 
-    queries = {name: replace(declared, handler=guard(declared)) for name, declared in side.queries.items()}
+    queries = {name: replace(declared, function=guard(declared)) for name, declared in side.queries.items()}
     return replace(side, queries=queries, prepare=prepare)

@@ -16,6 +16,7 @@ from fedstill.core.seeds import torch_generator
 from fedstill.models.module_utils import detach_computed
 from fedstill.node.gate import Gate
 from fedstill.privacy.dpsgd import DPParameters
+from fedstill.protocol.local_config import set_lr
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -37,6 +38,7 @@ class Node:
         modules: networks by role; ``"model"`` is the task model.
         frozen: names of the parameters that are not trained, by role.
         optimizers: optimizers by role.
+        learning_rates: learning rate by the number of steps taken, by role, where it is not constant.
         history_hash: hash of all that the node's state depends on: numbers and contents of the queries that
             it has responded to, in order, and all privately learned weights, to the last bit.
         pretraining_hash: the part of ``history_hash`` for private training before the first query.
@@ -57,6 +59,7 @@ class Node:
             "model": frozen_parameter_names(model)
         }  # parameters that their owner does not want trained
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.learning_rates: dict[str, Callable[[int], float]] = {}
         # Fingerprints of all that its state follows from: numbers and contents of what it has answered, in
         # order, and what it has learned privately, to the last bit.
         self.history_hash = ""
@@ -96,17 +99,35 @@ class Node:
         """Nodes whose models are trained on this node's data: the node itself, or its teachers."""
         return self.teachers or [self]
 
-    def add_module(self, role: str, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    def add_module(
+        self,
+        role: str,
+        module: nn.Module,
+        make_optimizer: MakeOptimizer,
+        learning_rate: Callable[[int], float] | None = None,
+    ) -> None:
         """Add a network that the node trains, for example its critic.
 
         Args:
             role: key in ``modules``.
             module: the network; it is moved to the device of the node's data.
             make_optimizer: returns the network's optimizer.
+            learning_rate: learning rate of the optimizer by the number of steps taken; None: constant.
         """
         self.modules[role] = module.to(self.data.inputs.device)
         self.frozen[role] = frozen_parameter_names(module)
         self.optimizers[role] = make_optimizer(module)
+        if learning_rate is not None:
+            self.learning_rates[role] = learning_rate
+
+    def set_learning_rates(self, roles: Sequence[str]) -> None:
+        """Set the learning rates of the next step of these networks, and count the step."""
+        for role in roles:
+            if role in self.learning_rates:
+                options = self.optimizers[role].param_groups[0]
+                taken = options.setdefault("steps taken", 0)
+                set_lr(self.optimizers[role], self.learning_rates[role](taken))
+                options["steps taken"] = taken + 1
 
     def private_state(self) -> dict[str, torch.Tensor]:
         """Return the current parameters and buffers of all networks that train with DP-SGD."""

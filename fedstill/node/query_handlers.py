@@ -1,43 +1,92 @@
-"""Calls of query handlers, on a GPU as captured CUDA graphs."""
+"""Calls of the functions of queries: node by node, stacked, or on a GPU as captured CUDA graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
+
+import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
-from fedstill.node.node_group import NodeGroup
-from fedstill.protocol.queries import Query
+from fedstill.node.node_group import NodeGroup, stack_tensors
+from fedstill.node.node_view import NodeView, QuerySamples, map_nodes
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.wire_format import Tensors
 
 
 class QueryHandlers:
-    """Query handlers of one group of nodes, captured as CUDA graphs if query and networks allow it."""
+    """Functions of queries for one group of nodes, captured as CUDA graphs if query and networks allow it."""
 
-    def __init__(self, group: NodeGroup, compute: Compute) -> None:
-        self.group, self.compute = group, compute
+    def __init__(self, group: NodeGroup, setting: NodeSetting | None, compute: Compute) -> None:
+        self.group, self.setting, self.compute = group, setting, compute
+        self._samples: dict[str, QuerySamples] = {}  # by query name
         self._graphs: dict[str, CudaGraphStep | None] = {}  # by query name; None: called without a graph
 
     def __call__(
         self, query: Query, number: int, inputs: Tensors, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Return a handler's outputs for tensors ``(G, ...)`` and plain values."""
-        sampled = {} if query.sampler is None else query.sampler(self.group, number, **inputs, **values)
+        """Return the outputs for tensors ``(G, ...)`` and plain values."""
         if query.name not in self._graphs:
             self._graphs[query.name] = self._capture(query, number)
         graph = self._graphs[query.name]
+        if query.grouped:
+            sampled = {} if query.sampler is None else query.sampler(self.group, number, **inputs, **values)
+            if graph is None:
+                return query.function(self.group, number, **inputs, **values, **sampled)
+            return graph(**inputs, **sampled)
         if graph is None:
-            return query.handler(self.group, number, **inputs, **values, **sampled)
-        return graph(**inputs, **sampled)
+            return self._call(query, number, inputs, values)
+        for node in self.group.nodes:
+            node.set_learning_rates(query.trains)
+        return graph(**inputs, **self._samples[query.name].take(self.group, number))
+
+    def _call(
+        self,
+        query: Query,
+        number: int,
+        inputs: Tensors,
+        values: Mapping[str, Any],
+        samples: QuerySamples | None = None,
+    ) -> Mapping[str, Any]:
+        # The server sends all nodes the same. Inputs with gradients are copied, as each node has its own.
+        copied = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+        shared = {name: tensor[0] for name, tensor in inputs.items() if name not in copied}
+        setting = self.setting
+        assert setting is not None
+        if query.stackable:
+
+            def one(node: NodeView, **tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
+                return query.function(node, **shared, **tensors, **values)
+
+            outputs: Mapping[str, Any] = map_nodes(one, self.group, setting, number, copied, samples)
+            return outputs
+        responses = []
+        for row, node in enumerate(self.group.nodes):
+            view = NodeView(NodeGroup([node]), setting, number)
+            own = {name: tensor[row] for name, tensor in copied.items()}
+            responses.append(query.function(view, **shared, **own, **values))
+        return {
+            name: [response[name] for response in responses]
+            if name in query.unstacked
+            else stack_tensors([response[name] for response in responses])
+            for name in responses[0]
+        }
 
     def _capture(self, query: Query, number: int) -> CudaGraphStep | None:
         nodes = self.group.nodes
         modules = [module for node in nodes for module in node.modules.values()]
-        if nodes[0].private_steps or not (query.capturable and self.compute.uses_cuda_graphs(*modules)):
+        if nodes[0].private_steps or not (query.is_capturable and self.compute.uses_cuda_graphs(*modules)):
             return None
         optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
         for optimizer in optimizers:
             make_capturable(optimizer)
-        return CudaGraphStep(partial(query.handler, self.group, number), StaticBuffers(modules, optimizers))
+        samples = self._samples[query.name] = QuerySamples()
+
+        def step(**tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            if query.grouped:
+                return query.function(self.group, number, **tensors)
+            samples.put(tensors)
+            return self._call(query, number, tensors, {}, samples)
+
+        return CudaGraphStep(step, StaticBuffers(modules, optimizers))

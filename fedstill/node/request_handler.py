@@ -59,7 +59,7 @@ class RequestHandler:
         self._last_numbers = {node.name: -1 for node in group.nodes} if last_numbers is None else last_numbers
         self._exchanges = RecentExchanges()
         self._pending: Exchange | None = None
-        self._call_handler = QueryHandlers(group, compute)
+        self._call_handler = QueryHandlers(group, side.setting, compute)
         self._failed_query = ""  # query at which private training may have stopped half-way
 
     def require_complete_training(self, operation: str) -> None:
@@ -371,7 +371,11 @@ class RequestHandler:
         }
         first_node = self.group.nodes[0]
         # Sums of responses with few digits, such as bfloat16's, reveal more than sums of precise ones.
-        compute = self.compute.as_float32 if query.finite_differences or query.sums_outputs else self.compute
+        compute = (
+            self.compute.as_float32
+            if query.details.finite_differences or query.sums_outputs
+            else self.compute
+        )
         for node in self.group.nodes:
             node.query_context_hash = chain_digest(
                 node.history_hash, f"{number} {exchange.content_hash} {attempt}"
@@ -411,7 +415,7 @@ def _receive(
     if budgets is not None and "model" in node.private_steps and not node.history_hash:
         node.pretraining_hash = budgets.fingerprint("origin", node.model.state_dict())
         node.history_hash = node.pretraining_hash  # all responses depend on this
-    history_hash = "" if query.constant else node.history_hash
+    history_hash = "" if query.details.constant else node.history_hash
     return ReceivedQuery(
         number, query.name, content_hash, history_hash, received_bytes, node.pretraining_hash
     )

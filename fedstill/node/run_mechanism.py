@@ -112,9 +112,9 @@ class PrivacyMechanism:
         elif self.protects and unprotected:
             detail = f"it trains {', '.join(unprotected)} without noise"
             rule = f"mechanism {self.name} cannot protect it: {detail}"
-        elif "model" in self.config.dp_trained and query.span is not None and query.extra_loss:
+        elif "model" in self.config.dp_trained and query.span is not None and query.details.extra_loss:
             kinds = ", ".join(sorted(set(query.releases.values()))) or "it"
-            detail = f"its model is also trained on {query.extra_loss}, and noise covers the task's loss only"
+            detail = f"its model is also trained on {query.details.extra_loss}, and noise covers the task's loss only"
             rule = f"mechanism {self.name} cannot protect {kinds}: {detail}"
         else:
             rule = self.config.refusal(query, self.task)
@@ -260,7 +260,7 @@ class PrivacyMechanism:
         Raises:
             NodeDataError: the server does not learn the shape, which nobody has paid for.
         """
-        width = query.width or self.task.classes
+        width = query.details.width or self.task.classes
         if name not in query.releases or query.releases[name].category != "rows" or not shape:
             return
         rule = self.rule(query, name)
@@ -325,7 +325,7 @@ class PrivacyMechanism:
         classes = self.task.classes
         response: dict[str, Shape] = {}
         for name, kind in query.releases.items():
-            width = query.width or classes if kind.category == "rows" else classes
+            width = query.details.width or classes if kind.category == "rows" else classes
             response[name] = (rows, width) if kind.category in ("scores", "rows") else (rows,)
             if kind.by_class:
                 response[name] = (classes,)

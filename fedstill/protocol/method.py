@@ -15,7 +15,7 @@ from fedstill.core.text_format import brief_repr
 from fedstill.data.public import PublicData
 from fedstill.protocol.digests import chain_digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query, declared_queries
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query, checked_declarations, declared_queries
 from fedstill.tasks import Task
 
 SECURE_AGGREGATION_NOTE = (
@@ -198,7 +198,7 @@ class Method(Registrable):
         """Return the part of the method that runs at the nodes."""
         has_preview = type(self).preview_responses is not Method.preview_responses
         return NodeSide(
-            {query.name: query for query in self.queries(setting)},
+            {query.name: query for query in checked_declarations(self, self.queries(setting))},
             prepare=lambda nodes: self.prepare(nodes, setting),
             preview_responses=(lambda nodes, x, z: self.preview_responses(nodes, x, z, setting))
             if has_preview
@@ -206,6 +206,7 @@ class Method(Registrable):
             initial_training=self.initial_training,
             trains_models=self.trains_models,
             notes=(*self.notes(setting), *((SECURE_AGGREGATION_NOTE,) if setting.secure_aggregation else ())),
+            setting=setting,
         )
 
     # --- at the server ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ A method declares a query with the decorator :func:`query` on the function that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from threading import RLock
@@ -36,9 +36,45 @@ from fedstill.tasks import Task
 
 T = TypeVar("T")
 Handler = Callable[..., Mapping[str, torch.Tensor]]
+Postprocess = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 SEALED: WeakSet[Handler] = WeakSet()  # handlers of queries that are declared as sealed
 COUNT_KINDS = (LABEL_COUNTS, DATA_SIZES)  # kinds of weights; they are no statistic of a response
 WEIGHT_KINDS = {"mean": DATA_SIZES, "size": DATA_SIZES, "counts": LABEL_COUNTS}  # kind of the summed weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryDetails:
+    """Rare properties of a :class:`Query`.
+
+    Args:
+        constant: the response depends on the node's data only, not on earlier queries. A repeated query is
+            the same release.
+        width: values in each row of a released tensor of category "rows"; the privacy cost depends on it. 0:
+            the number of classes.
+        gradients: payload kind of the released gradients.
+        extra_loss: description of the terms that its training adds to the task's loss from the second step or
+            round on. An attack that assumes the task's loss alone is weaker for it.
+        postprocess: function of response and sent tensors, applied after the gate's noise and before the
+            response is sent, such as a quantizer. It never sees private values.
+        owner_only: tensors of the request that are sent only to the node whose releases they come from.
+        shift_seed: name of the sent number that seeds the shift of the public inputs; 0 shifts none.
+        ragged: tensors of the response whose shape differs between nodes. The server reads them with
+            :meth:`Responses.by_node`.
+        json_values: parts of request or response that are JSON values in place of tensors.
+        finite_differences: the server subtracts nearly equal responses, which bfloat16 would round away. They
+            are then computed in float32, whatever the run's precision.
+    """
+
+    constant: bool = False
+    width: int = 0
+    gradients: PayloadKind = GRADIENTS
+    extra_loss: str = ""
+    postprocess: Postprocess | None = None
+    owner_only: tuple[str, ...] = ()
+    shift_seed: str = ""
+    ragged: tuple[str, ...] = ()
+    json_values: tuple[str, ...] = ()
+    finite_differences: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,84 +82,61 @@ class Query:
     """Declaration of one request that a method sends to nodes.
 
     Args:
-        name: name in policies and audit logs.
-        handler: called as ``handler(group, number, **inputs)``. Inputs and outputs have the group's nodes as
-            first axis, ``(G, ...)``.
+        function: function that a node runs for it, ``function(node, **inputs)``, where ``node`` is a
+            :class:`fedstill.node.node_view.NodeView`. It returns the response, a tensor for each name in
+            ``releases``. A sent tensor without dimensions arrives as a number.
         sends: payload kind of each tensor of the request, by name.
         releases: payload kind of each tensor of the response, by name.
         differentiable: inputs for which the server can request gradients. These gradients are releases, too.
         times: number of these queries in a run. A node with a limit refuses by it before any training. 0:
             unknown.
-        constant: the response depends on the node's data only, not on earlier queries. A repeated query is
-            the same release.
         rows: largest number of inputs in a query, if known in advance; the privacy cost depends on it.
-        width: values in each row of a released tensor of category "rows"; the privacy cost depends on it. 0:
-            the number of classes.
         depends_on_records: tensors of the response that are computed from the node's records directly. All
             others are outputs of its networks. None: not declared, so that no mechanism can protect any.
         trains: networks other than the model that take one training step on the node's records for each
             response.
         span: part of the local training that the query includes, as a function of the sent tensors; None:
             none.
-        extra_loss: description of the terms that its training adds to the task's loss from the second step or
-            round on. An attack that assumes the task's loss alone is weaker for it.
-        postprocess: function of response and sent tensors, applied after the gate's noise and before the
-            response is sent, such as a quantizer. It never sees private values.
-        gradients: payload kind of the released gradients.
-        owner_only: tensors of the request that are sent only to the node whose releases they come from.
-        shift_seed: name of the sent number that seeds the shift of the public inputs; 0 shifts none.
-        ragged: tensors of the response whose shape differs between nodes. The handler returns a list of them,
-            one for each node, and the server reads them with :meth:`Responses.by_node`.
-        json_values: parts of request or response that are JSON values in place of tensors. The handler gets
-            the value, and returns a list of values, one for each node.
         sums: how each part of the response is added over nodes under secure aggregation
             (:mod:`fedstill.protocol.secure_aggregation`). Empty otherwise, and for responses that cannot be
             added.
-        sampler: returns the handler's sampled inputs, ``(G, ...)`` each, by name. It is called like the
-            handler and before it. The handler then samples nothing itself, and ignores the query's number.
-        capturable: the handler reads no tensor's values on the CPU, so that a CUDA graph can capture it
-            (:mod:`fedstill.core.cuda_graphs`).
-        finite_differences: the server subtracts nearly equal responses, which bfloat16 would round away. They
-            are then computed in float32, whatever the run's precision.
+        stackable: one call of the function can serve several nodes (:mod:`fedstill.node.node_view`), and, if
+            only tensors are sent, a CUDA graph can capture it. The function then uses no property of a single
+            node, such as its name or data, and no value of a tensor in Python.
+        name: name in policies and audit logs; the function's name by default.
+        details: rare properties.
 
     Raises:
         ArgumentError: parts of the declaration that contradict each other.
     """
 
-    name: str
-    handler: Handler
+    function: Callable[..., Mapping[str, Any]]
     sends: Mapping[str, PayloadKind] = field(default_factory=dict)
     releases: Mapping[str, PayloadKind] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     times: int = 0
-    constant: bool = False
     rows: int = 0
-    width: int = 0
     depends_on_records: tuple[str, ...] | None = None
     trains: tuple[str, ...] = ()
     span: Callable[[Mapping[str, torch.Tensor]], Span] | None = None
-    extra_loss: str = ""
-    postprocess: Callable[
-        [Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]
-    ] | (None) = None
-    gradients: PayloadKind = GRADIENTS
-    owner_only: tuple[str, ...] = ()
-    shift_seed: str = ""
-    ragged: tuple[str, ...] = ()
-    json_values: tuple[str, ...] = ()
     sums: Mapping[str, SumWeighting] = field(default_factory=dict)
+    stackable: bool = False
+    name: str = ""
+    details: QueryDetails = QueryDetails()
+    grouped: bool = False
     sampler: Handler | None = None
     capturable: bool = False
-    finite_differences: bool = False
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):
             named = {name: payload_kind(kind) for name, kind in getattr(self, part).items()}
             object.__setattr__(self, part, named)
-        object.__setattr__(self, "gradients", payload_kind(self.gradients))
-        if self.gradients.category != "gradients":
-            raise ArgumentError(f"gradients of query {self.name}", self.gradients, "a kind of gradients")
-        undeclared = {*self.ragged} - self.releases.keys() | {*self.json_values} - {
+        object.__setattr__(self, "name", self.name or self.function.__name__)
+        gradients = payload_kind(self.details.gradients)
+        object.__setattr__(self, "details", replace(self.details, gradients=gradients))
+        if gradients.category != "gradients":
+            raise ArgumentError(f"gradients of query {self.name}", gradients, "a kind of gradients")
+        undeclared = {*self.details.ragged} - self.releases.keys() | {*self.details.json_values} - {
             *self.sends,
             *self.releases,
         }
@@ -135,15 +148,25 @@ class Query:
         if len(statistics) > 1:
             expected = "one statistic besides counts: several reveal single nodes' responses"
             raise ArgumentError(f"sums of query {self.name}", statistics, expected)
-        if self.capturable and (self.ragged or self.json_values or SCHEDULE in self.sends.values()):
+        if self.capturable and (
+            self.details.ragged or self.details.json_values or SCHEDULE in self.sends.values()
+        ):
             raise ArgumentError(
                 f"query {self.name}", "capturable", "False with ragged tensors, JSON values or a schedule"
             )
-        if self.differentiable and (self.ragged or self.json_values):
-            parts = [*self.ragged, *self.json_values]
+        if self.differentiable and (self.details.ragged or self.details.json_values):
+            parts = [*self.details.ragged, *self.details.json_values]
             raise ArgumentError(
                 f"query {self.name}", parts, "no ragged tensors or JSON values in a differentiable query"
             )
+
+    @property
+    def is_capturable(self) -> bool:
+        """Return whether a CUDA graph may capture the function: tensors in, tensors out."""
+        only_tensors = not (
+            self.details.ragged or self.details.json_values or SCHEDULE in self.sends.values()
+        )
+        return self.capturable or (self.stackable and only_tensors)
 
     @property
     def weighting(self) -> tuple[PayloadKind, SumWeighting] | None:
@@ -174,12 +197,12 @@ class Query:
 
         Decided by the handler itself, not by other parts of the declaration.
         """
-        return self.handler in SEALED
+        return self.function in SEALED
 
     @property
     def unstacked(self) -> frozenset[str]:
         """Parts of the response that are not stacked over nodes."""
-        return frozenset((*self.ragged, *self.json_values)) & self.releases.keys()
+        return frozenset((*self.details.ragged, *self.details.json_values)) & self.releases.keys()
 
     def check_inputs(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Check the received tensors of a request against the declaration.
@@ -203,7 +226,10 @@ class Query:
         Raises:
             DataError: an invalid JSON value.
         """
-        return {name: json_from_tensor(t) if name in self.json_values else t for name, t in tensors.items()}
+        return {
+            name: json_from_tensor(t) if name in self.details.json_values else t
+            for name, t in tensors.items()
+        }
 
     def encode_response(self, response: object, nodes: int) -> dict[str, Any]:
         """Return the handler's output for ``nodes`` nodes as it is sent: JSON values as text tensors.
@@ -223,9 +249,9 @@ class Query:
             else:
                 is_valid = isinstance(value, list | tuple) and len(value) == nodes
                 is_valid = is_valid and (
-                    name in self.json_values or all(isinstance(t, torch.Tensor) for t in value)
+                    name in self.details.json_values or all(isinstance(t, torch.Tensor) for t in value)
                 )
-                items = "values" if name in self.json_values else "tensors"
+                items = "values" if name in self.details.json_values else "tensors"
                 expected = f"a list of {nodes} {items}, one for each node"
             if not is_valid:
                 is_tensor = isinstance(value, torch.Tensor)
@@ -235,7 +261,7 @@ class Query:
                     expected += "; a list with one item for each node if ragged or json_values names it"
                 raise ArgumentError(f"{name} of query {self.name}", found, expected)
         return {
-            name: [json_to_tensor(item) for item in value] if name in self.json_values else value
+            name: [json_to_tensor(item) for item in value] if name in self.details.json_values else value
             for name, value in response.items()
         }
 
@@ -248,13 +274,14 @@ class Query:
                 for name, weighting in self.sums.items()
                 if weighting in WEIGHT_KINDS
             },
-            **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.gradients),
+            **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.details.gradients),
         }
 
     def from_package(self, package: str) -> Query:
         """Return the same query of a plug-in's method, with its released kinds named after the package."""
         releases = {name: kind.for_package(package) for name, kind in self.releases.items()}
-        return replace(self, releases=releases, gradients=self.gradients.for_package(package))
+        details = replace(self.details, gradients=self.details.gradients.for_package(package))
+        return replace(self, releases=releases, details=details)
 
 
 _CACHE_LOCK = RLock()  # reentrant: making one cached object may need another
@@ -321,6 +348,7 @@ class NodeSide:
         sum_source: method and options that choose the summed statistic, for plug-ins' methods, in which any
             option may choose it.
         notes: messages for the user about parts that are switched off.
+        setting: environment of the method.
 
     Raises:
         ArgumentError: queries that sum one statistic with different weightings.
@@ -335,6 +363,7 @@ class NodeSide:
     trains_models: bool = True
     sum_source: str = ""
     notes: tuple[str, ...] = ()
+    setting: NodeSetting | None = None
 
     def __post_init__(self) -> None:
         if not self.trains_models:  # no training is done, and none is charged
@@ -411,6 +440,7 @@ def score_shape_fault(
     return None
 
 
+DETAILS = {part.name for part in fields(QueryDetails)}
 F = TypeVar("F", bound=Callable[..., Any])
 QUERY_ATTRIBUTE = "__query__"  # attribute of a decorated function
 
@@ -436,7 +466,7 @@ def query(**declaration: Any) -> Callable[[F], F]:
     Raises:
         TypeError: an unknown field.
     """
-    known = {part.name for part in fields(Query)} | {"when", "name", "sealed"}
+    known = {part.name for part in fields(Query)} | {"when", "name", "sealed"} | DETAILS
     unknown = sorted(set(declaration) - known)
     if unknown:
         raise TypeError(f"a query has no {', '.join(unknown)}")
@@ -460,6 +490,25 @@ def declared_queries(method: Any, setting: NodeSetting) -> list[Query]:
 def query_names(method: type) -> frozenset[str]:
     """Return the names of all queries that a method can declare, whatever its options."""
     return frozenset(parts.get("name", name) for name, (_, parts) in _decorated_functions(method).items())
+
+
+def checked_declarations(method: Any, queries: Iterable[Query]) -> list[Query]:
+    """Return a method's queries without promises that a subclass may break.
+
+    A subclass that overrides the function of a query, but not ``queries``, inherits the declaration of
+    another function. Its response may depend on anything, so that no mechanism can protect it.
+    """
+    classes = type(method).__mro__
+
+    def defining(name: str) -> int:
+        return next((index for index, each in enumerate(classes) if name in vars(each)), len(classes))
+
+    checked = []
+    for declared in queries:
+        if not declared.grouped and defining(declared.function.__name__) < defining("queries"):
+            declared = replace(declared, depends_on_records=None, stackable=False)
+        checked.append(declared)
+    return checked
 
 
 def _decorated_functions(method: type) -> dict[str, tuple[Callable[..., Any], Mapping[str, Any]]]:
@@ -508,7 +557,8 @@ def _build_query(
     sealed = values.pop("sealed", False)
     if sealed and _is_builtin(function):
         SEALED.add(handler)
-    return Query(parts.get("name", name), handler, **values)
+    rare = {key: values.pop(key) for key in [*values] if key in DETAILS}
+    return Query(handler, **values, name=parts.get("name", name), details=QueryDetails(**rare), grouped=True)
 
 
 def _is_builtin(thing: Any) -> bool:

@@ -336,7 +336,7 @@ class Run(ABC):
                 for kind in self.side.transmitted_kinds()
             },
             "returned": sorted(
-                {each.sends[name] for each in self.side.queries.values() for name in each.owner_only}
+                {each.sends[name] for each in self.side.queries.values() for name in each.details.owner_only}
             ),
             "iteration_unit": self.server.unit,
             "iterations": self.server.total_steps,

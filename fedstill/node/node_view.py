@@ -1,0 +1,501 @@
+"""A node as a method's functions see it: one node, which may stand for several that compute together.
+
+A method's functions are written for one node. The engine calls such a function for each node by itself. If
+the function is declared as ``stackable``, one call serves all nodes of one architecture: each tensor then
+holds the values of all these nodes (:func:`torch.func.vmap`), and each network computes them with one kernel.
+The function cannot see the difference, and the results are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import vmap
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.data.public import PublicData
+from fedstill.node import local_training
+from fedstill.node.node import MakeOptimizer, Node
+from fedstill.node.node_group import NodeGroup, StackedModules, stack_tensors
+from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.protocol.queries import NodeSetting
+from fedstill.tasks import Task
+
+# One training step of a node: node, number of the step in this round, inputs (B, ...) and targets (B, ...),
+# and the tensors that were given to NodeView.train; returns the loss ().
+NodeTrainStep = Callable[..., torch.Tensor]
+PUBLIC_BATCH = 250  # public inputs that each node of a group computes at once, and fewer where they are large
+
+
+class NodeView:
+    """A node as a function of a method sees it.
+
+    Args:
+        group: the node, or the nodes of one architecture that one call of the function computes.
+        setting: environment of the method.
+        number: number of the query.
+        index: row of the node in the group, inside of a stacked call; None outside.
+        samples: samples that were taken before the call.
+    """
+
+    def __init__(
+        self,
+        group: NodeGroup,
+        setting: NodeSetting,
+        number: int = 0,
+        *,
+        index: torch.Tensor | None = None,
+        count: int | None = None,
+        samples: QuerySamples | None = None,
+    ) -> None:
+        self._group, self.setting, self.query_number = group, setting, number
+        self._index, self._samples = index, samples
+        self._count = len(group) if count is None else count
+
+    # --- networks and training ----------------------------------------------------------------------------
+
+    @property
+    def model(self) -> NetworkView:
+        """The node's model T_k: ``node.model(x)`` maps inputs ``(B, ...)`` to outputs ``(B, C, ...)``."""
+        return self.module("model")
+
+    def module(self, role: str) -> NetworkView:
+        """Return the node's network of a role, such as ``"model"`` or ``"critic"``.
+
+        Raises:
+            ArgumentError: at the first call, the node has no network of this role.
+        """
+        return NetworkView(self, role)
+
+    def add_module(self, role: str, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
+        """Add a network that the node trains; see :meth:`fedstill.node.node.Node.add_module`."""
+        self._node.add_module(role, module, make_optimizer)
+
+    def step(self, role: str, loss: torch.Tensor) -> None:
+        """Take one optimizer step of the node's network on its own loss, a scalar.
+
+        Raises:
+            QueryRefused: the network trains privately, and this step has no noise.
+            ArgumentError: the network has no optimizer now, or the loss is not a scalar.
+        """
+
+        def run(losses: torch.Tensor) -> torch.Tensor:
+            for node in self._group.nodes[: len(losses)] if self._samples is None else ():
+                node.set_learning_rates([role])  # a captured step has them set before it
+            self._group.step(role, losses)
+            return losses.detach()
+
+        self.on_group(run, loss)
+
+    def loss(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the task's loss of outputs ``(B, C, ...)`` for targets ``(B, ...)``, as local training uses
+        it.
+        """
+        smoothing = self.setting.local.smoothing
+        loss: torch.Tensor = self.on_group(lambda z, y: self.task.loss(z, y, smoothing), z, y)
+        return loss
+
+    def train(
+        self,
+        span: Span,
+        step: NodeTrainStep | None = None,
+        *,
+        roles: Sequence[str] = ("model",),
+        purpose: str = "local",
+        **tensors: torch.Tensor,
+    ) -> None:
+        """Train on the node's own data for a part of its local training.
+
+        The model's optimizer starts with a new state, since the old state belongs to weights that were
+        replaced. The optimizers of other networks keep theirs.
+
+        Args:
+            span: the part of the local training.
+            step: one training step, ``step(node, number, x, y, **tensors)``: it calls :meth:`step` and
+                returns the loss. None: a step of the model on the task's loss.
+            roles: networks in training mode during a step.
+            purpose: name of the random streams of batches and augmentation.
+            tensors: tensors of the node that ``step`` needs.
+
+        Example::
+
+            def train(self, node, parameters, round):
+                node.load_parameters(parameters)
+                node.train(Span.part(round, self.rounds))
+                return {"parameters": node.parameters()}
+        """
+        nodes, setting = self._group.nodes[: self._count], self.setting
+
+        def run(*values: torch.Tensor) -> torch.Tensor:
+            given, calls = dict(zip(tensors, values, strict=True)), itertools.count()
+            rows = {node.name: row for row, node in enumerate(nodes)}
+
+            def train_step(group: NodeGroup, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                order = [rows[node.name] for node in group.nodes[: len(x)]]
+                mine = {name: tensor[order] for name, tensor in given.items()}
+                call = next(calls)
+
+                def one_step(node: NodeView, x: torch.Tensor, y: torch.Tensor, **mine: torch.Tensor) -> Any:
+                    assert step is not None
+                    return step(node, call, x, y, **mine)
+
+                losses: torch.Tensor = map_nodes(
+                    one_step, group, setting, self.query_number, {"x": x, "y": y, **mine}
+                )
+                return losses
+
+            if "model" in roles:
+                local_training.make_optimizers(nodes, setting.local)
+            arguments = (nodes, setting.task, setting.local, setting.compute)
+            local_training.train(
+                *arguments,
+                span=span,
+                train_step=None if step is None else train_step,
+                roles=roles,
+                purpose=purpose,
+            )
+            for node in nodes if "model" in roles else ():
+                node.optimizers.pop("model", None)
+            return torch.zeros(len(nodes))
+
+        self.on_group(run, *tensors.values())
+
+    def train_on(
+        self,
+        x: torch.Tensor,
+        targets: torch.Tensor,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        *purpose: str | int,
+        epochs: int,
+        batch: int,
+        lr: float,
+    ) -> None:
+        """Train the node's model on given examples in place of its own, with a new Adam.
+
+        Args:
+            x: inputs ``(N, ...)``.
+            targets: their targets ``(N, ...)``.
+            loss: maps outputs ``(B, C, ...)`` and targets ``(B, ...)`` to a scalar.
+            purpose: names the random stream of the order.
+            epochs: passes over the examples.
+            batch: examples in a batch.
+            lr: learning rate.
+        """
+        nodes, compute = self._group.nodes[: self._count], self.setting.compute
+        config = LocalConfig(optimizer="adam", lr=lr)
+
+        def run(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            model, first = self._group.module("model"), nodes[0]
+            model.train(True)
+            optimizers = [
+                local_training.make_optimizer([w for w in node.model.parameters() if w.requires_grad], config)
+                for node in nodes
+            ]
+            for epoch in range(epochs):
+                orders = [
+                    shuffled_batches(x.shape[1], batch, node.generator(*purpose, epoch)) for node in nodes
+                ]
+                for step, rows in enumerate(zip(*orders, strict=True)):
+                    chosen = [each.to(x.device) for each in rows]
+                    inputs = stack_tensors([x[row][mine] for row, mine in enumerate(chosen)])
+                    wanted = stack_tensors([targets[row][mine] for row, mine in enumerate(chosen)])
+                    with torch.enable_grad(), compute.step(first.seed, first.name, *purpose, epoch, step):
+                        z = model(inputs)
+                        losses = vmap(loss)(z, wanted) if len(z) > 1 else loss(z[0], wanted[0]).unsqueeze(0)
+                        model.backward(losses)
+                    for optimizer in optimizers:
+                        optimizer.step()
+            model.train(False)
+            return torch.zeros(len(nodes))
+
+        self.on_group(run, x, targets)
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the model's outputs for many inputs ``(N, ...)``, computed in batches: ``(N, C, ...)``."""
+        size = min(PUBLIC_BATCH, local_training.inference_batch_size(x))
+        return torch.cat([self.model(part) for part in torch.split(x, size)])
+
+    def parameters(self, part: str = "", role: str = "model") -> torch.Tensor:
+        """Return the parameters and buffers of a network, or of one submodule, as one vector: ``(P,)``."""
+        vector: torch.Tensor = self.on_group(lambda: self._group.parameter_vectors(role, part)[: self._count])
+        return vector
+
+    def load_parameters(self, vector: torch.Tensor, part: str = "", role: str = "model") -> None:
+        """Load a vector ``(P,)`` into a network, or into one submodule."""
+
+        def run(vectors: torch.Tensor) -> torch.Tensor:
+            self._group.load_parameters(role, vectors, part)
+            return vectors.new_zeros(len(vectors))
+
+        self.on_group(run, vector)
+
+    # --- data and random numbers --------------------------------------------------------------------------
+
+    def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample own examples with replacement: inputs ``(size, ...)`` and targets ``(size, ...)``.
+
+        Each query has samples of its own.
+        """
+        inputs, targets = self.on_group(lambda: self._group_sample(size, purpose))
+        return inputs, targets
+
+    def random(self, sample: Callable[[torch.Generator], torch.Tensor], *purpose: str | int) -> torch.Tensor:
+        """Return random numbers of the node: ``sample`` of its generator for one purpose.
+
+        Example::
+
+            z = node.random(lambda generator: torch.randn(64, 100, generator=generator), "z", step)
+        """
+        nodes = self._group.nodes[: self._count]
+        numbers: torch.Tensor = self.on_group(
+            lambda: stack_tensors([sample(node.generator(*purpose)) for node in nodes]).to(self.device)
+        )
+        return numbers
+
+    # --- properties of the environment --------------------------------------------------------------------
+
+    @property
+    def task(self) -> Task:
+        """Losses and metrics."""
+        return self.setting.task
+
+    @property
+    def public(self) -> PublicData:
+        """Public data.
+
+        Raises:
+            ArgumentError: there are none.
+        """
+        if self.setting.public is None:
+            raise ArgumentError("public", None, "public data")
+        return self.setting.public
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the node's data."""
+        return self._group.device
+
+    # --- properties of a node by itself -------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name of the node. Not in a stacked call."""
+        return self._node.name
+
+    @property
+    def data(self) -> TensorData:
+        """The node's own data. Not in a stacked call."""
+        return self._node.data
+
+    @property
+    def seed(self) -> int:
+        """Seed of the node's generators. Not in a stacked call."""
+        return self._node.seed
+
+    def network(self, role: str = "model") -> nn.Module:
+        """Return a network itself, for hooks and submodules. Not in a stacked call."""
+        return self._node.modules[role]
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Return the node's generator for one purpose. Not in a stacked call."""
+        return self._node.generator(*purpose)
+
+    def trains_privately(self, role: str) -> bool:
+        """Return whether a network of the node trains with DP-SGD. Such a node computes by itself."""
+        return role in self._group.nodes[0].private_steps
+
+    @property
+    def _node(self) -> Node:
+        if self._index is not None or self._count != 1:
+            raise TypeError(
+                "a stacked call has no properties of single nodes; use node.separately, or declare the query "
+                "without stackable"
+            )
+        return self._group.nodes[0]
+
+    # --- computing for several nodes ----------------------------------------------------------------------
+
+    def separately(self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+        """Return ``function(node, *tensors)``, computed for each node by itself also in a stacked call.
+
+        For parts that use the node's data, its name, or values of tensors. The result must have the same
+        shape at all nodes, and has no gradient.
+        """
+        nodes = self._group.nodes[: self._count]
+
+        def run(*values: torch.Tensor) -> torch.Tensor:
+            views = [NodeView(NodeGroup([node]), self.setting, self.query_number) for node in nodes]
+            with torch.no_grad():
+                return stack_tensors(
+                    [function(view, *(value[row] for value in values)) for row, view in enumerate(views)]
+                )
+
+        result: torch.Tensor = self.on_group(run, *tensors)
+        return result
+
+    def on_group(self, run: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """Return the node's part of ``run``, a function of the tensors of all nodes ``(G, ...)``.
+
+        The hook for building blocks that compute a group faster than node by node.
+        """
+        if self._index is None:
+            outputs = run(*(tensor.unsqueeze(0) for tensor in tensors))
+            return tuple(output[0] for output in outputs) if isinstance(outputs, tuple) else outputs[0]
+        return _OnGroup.apply(lambda _, *values: run(*values), self._index, *tensors)  # type: ignore[no-untyped-call]
+
+    def _group_sample(self, size: int, purpose: tuple[str | int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._samples is not None:
+            return self._samples.get(self._group, self.query_number, size, purpose)
+        return NodeGroup(self._group.nodes[: self._count]).sample(size, *purpose, self.query_number)
+
+
+class NetworkView:
+    """A node's network of one role."""
+
+    def __init__(self, view: NodeView, role: str) -> None:
+        self._view, self._role = view, role
+
+    def __call__(self, x: torch.Tensor, submodule: str = "") -> torch.Tensor:
+        """Return the outputs for inputs ``(B, ...)`` in float32; ``submodule`` names a part, such as
+        ``"head"``.
+        """
+        output: torch.Tensor = self._view.on_group(lambda x: self._stacked(x, submodule), x)
+        return output
+
+    def train(self, mode: bool = True) -> None:
+        """Switch to training mode with gradients of the parameters, or to evaluation mode without."""
+
+        def run() -> torch.Tensor:
+            self._view._group.module(self._role).train(mode)
+            return torch.zeros(self._view._count)
+
+        self._view.on_group(run)
+
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the trained parameters by name, with gradients."""
+        names: list[str] = []
+
+        def run() -> tuple[torch.Tensor, ...]:
+            parameters = self._view._group.module(self._role).trainable_parameters(self._view._count)
+            names.extend(parameters)
+            return tuple(parameters.values())
+
+        return dict(zip(names, self._view.on_group(run), strict=True))
+
+    def _stacked(self, x: torch.Tensor, submodule: str) -> torch.Tensor:
+        return self._view._group.module(self._role)(x, submodule)
+
+
+class QuerySamples:
+    """Samples of the nodes' own examples that a query's function takes, so that they can be taken before it.
+
+    A captured CUDA graph runs no Python. The samples that its function asked for in its first call are
+    taken before each later call.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[int, tuple[str | int, ...]]] = []
+        self._taken: dict[tuple[int, tuple[str | int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def get(
+        self, group: NodeGroup, number: int, size: int, purpose: tuple[str | int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a sample, which is taken now unless it was taken before."""
+        if (size, purpose) in self._taken:
+            return self._taken[size, purpose]
+        if (size, purpose) not in self.requests:
+            self.requests.append((size, purpose))
+        return group.sample(size, *purpose, number)
+
+    def take(self, group: NodeGroup, number: int) -> dict[str, torch.Tensor]:
+        """Return the samples of all known requests as named tensors, ``(G, size, ...)`` each."""
+        tensors: dict[str, torch.Tensor] = {}
+        for index, (size, purpose) in enumerate(self.requests):
+            tensors[f"sampled inputs {index}"], tensors[f"sampled targets {index}"] = group.sample(
+                size, *purpose, number
+            )
+        return tensors
+
+    def put(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take the samples out of the named tensors, for the next call."""
+        self._taken = {
+            request: (tensors.pop(f"sampled inputs {index}"), tensors.pop(f"sampled targets {index}"))
+            for index, request in enumerate(self.requests)
+            if f"sampled inputs {index}" in tensors
+        }
+
+
+class _OnGroup(torch.autograd.Function):
+    """Leaves a stacked call: its ``vmap`` rule gets the tensors of all nodes, ``(G, ...)`` each."""
+
+    @staticmethod
+    def forward(run: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        raise NotImplementedError("on_group outside of a stacked call")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Any], *tensors: Any) -> Any:
+        rows = [
+            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
+            if dim is None
+            else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
+        ]
+        outputs = run(*rows)
+        return outputs, tuple(0 for _ in outputs) if isinstance(outputs, tuple) else 0
+
+
+def map_nodes(
+    function: Callable[..., Any],
+    group: NodeGroup,
+    setting: NodeSetting,
+    number: int,
+    tensors: Mapping[str, torch.Tensor],
+    samples: QuerySamples | None = None,
+) -> Any:
+    """Return ``function(node, **tensors)`` of the first nodes of a group in one stacked call.
+
+    Args:
+        function: function of a node view and of that node's tensors; returns tensors.
+        group: the nodes.
+        setting: environment of the method.
+        number: number of the query.
+        tensors: ``(G, ...)`` each, G at most the size of the group; all nodes without tensors.
+        samples: samples taken before.
+    """
+    count = min((len(tensor) for tensor in tensors.values()), default=len(group))
+    if count == 1:
+        view = NodeView(group, setting, number, count=1, samples=samples)
+        result = function(view, **{name: tensor[0] for name, tensor in tensors.items()})
+        if isinstance(result, Mapping):
+            return {name: value.unsqueeze(0) for name, value in result.items()}
+        return result.unsqueeze(0)
+
+    def call(index: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
+        view = NodeView(group, setting, number, index=index, count=count, samples=samples)
+        return function(view, **tensors)
+
+    return vmap(call)(torch.arange(count), {**tensors})
+
+
+def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Return one shuffled pass over ``count`` rows, in batches of nearly equal size up to ``batch``.
+
+    Batch norm cannot train on one row: if ``batch`` is 2 and ``count`` odd, one batch has 3.
+
+    >>> sorted(len(rows) for rows in shuffled_batches(10, 4, torch.Generator()))
+    [3, 3, 4]
+    >>> sorted(len(rows) for rows in shuffled_batches(5, 2, torch.Generator()))
+    [2, 3]
+    """
+    order = torch.randperm(count, generator=generator)
+    pieces = -(-count // batch)
+    return torch.tensor_split(order, min(pieces, max(count // 2, 1)) if batch > 1 else pieces)
