@@ -19,16 +19,19 @@ from fedstill.methods._label_histogram import (
     HistogramState,
     LabelHistogram,
     Tensors,
+    count_labels_query,
+    count_samples_query,
 )
 from fedstill.methods._server import Server, adam, descend
 from fedstill.node.local_training import TrainStep, predict, train_round
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stack_tensors
+from fedstill.node.node_view import NodeView
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, cosine_lr, set_lr
 from fedstill.protocol.method import Method, Needs, QueryCall
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query, query
+from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, query
 
 __all__ = [
     "ArgumentError",
@@ -42,10 +45,12 @@ __all__ = [
     "NodeFault",
     "NodeGroup",
     "NodeSetting",
+    "NodeView",
     "PayloadKind",
     "PublicData",
     "Query",
     "QueryCall",
+    "QueryDetails",
     "Responses",
     "Server",
     "Span",
@@ -54,6 +59,8 @@ __all__ = [
     "TrainStep",
     "adam",
     "cosine_lr",
+    "count_labels_query",
+    "count_samples_query",
     "descend",
     "payload_kinds",
     "predict",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from fedstill.core.text_format import brief_repr
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting, query
+from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, query, seal
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -21,6 +23,47 @@ Tensors = Mapping[str, torch.Tensor]
 def sample_counts(nodes: NodeGroup) -> torch.Tensor:
     """Return the number of examples of each node: ``(G,)``."""
     return torch.tensor([float(len(node.data)) for node in nodes.nodes], device=nodes.device)
+
+
+@seal
+def count_samples(node: NodeView) -> Tensors:
+    """Return n_k, the node's number of examples, as ``sizes`` ()."""
+    return {"sizes": torch.tensor(float(len(node.data)), device=node.device)}
+
+
+@seal
+def count_labels(node: NodeView) -> Tensors:
+    """Return the node's number of examples, ``counts`` (C,) by class and, if those do not give it, ``sizes``
+    ()."""
+    counts = {"counts": node.task.counts(node.data)}
+    return {**counts, **count_samples(node)} if _is_multi_label(node.setting) else counts
+
+
+def count_samples_query() -> Query:
+    """Return the query for each node's number of examples n_k."""
+    return Query(
+        count_samples,
+        releases={"sizes": DATA_SIZES},
+        times=1,
+        depends_on_records=("sizes",),
+        sums={"sizes": "sum"},
+    )
+
+
+def count_labels_query(setting: NodeSetting) -> Query:
+    """Return the query for each node's number of examples of each class.
+
+    If counts give no sizes, sizes are released too, at their own privacy cost.
+    """
+    releases_sizes = _is_multi_label(setting)
+    return Query(
+        count_labels,
+        releases={"counts": LABEL_COUNTS, "sizes": DATA_SIZES if releases_sizes else LABEL_COUNTS},
+        times=1,
+        depends_on_records=("counts", "sizes") if releases_sizes else ("counts",),
+        sums={"counts": "sum", "sizes": "sum"},
+        details=QueryDetails(postprocess=partial(_add_sizes, None)),
+    )
 
 
 class CountsSamples:

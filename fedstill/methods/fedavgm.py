@@ -7,7 +7,6 @@ weighted mean of w - w_k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -16,9 +15,8 @@ from annotated_types import Interval
 
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import HistogramState, Server
-from fedstill.methods._averaging import Averaging
+from fedstill.methods.fedavg import FedAvg
 from fedstill.models.module_utils import to_vector, weighted_mean
-from fedstill.protocol.secure_aggregation import SumWeighting
 
 
 @dataclass
@@ -30,7 +28,7 @@ class FedAvgMState(HistogramState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM(Averaging):
+class FedAvgM(FedAvg):
     """FedAvgM's options."""
 
     title: ClassVar[str] = "FedAvgM"
@@ -46,14 +44,11 @@ class FedAvgM(Averaging):
             v=torch.zeros_like(to_vector(server.student)), is_parameter=parameter_mask(server.student)
         )
 
-    def sum_weightings(self) -> Mapping[str, SumWeighting]:
-        return self.round_sum_weightings()  # momentum needs the mean of all w_k only
-
-    def combine(
-        self, state: FedAvgMState, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor
+    def aggregate(
+        self, state: FedAvgMState, w: torch.Tensor, w_k: torch.Tensor, n_k: torch.Tensor
     ) -> torch.Tensor:
         """Return ``w - server_lr v``; buffers are averaged, as momentum could make a variance negative."""
-        mean = weighted_mean(updates, n)
+        mean = weighted_mean(w_k, n_k)
         state.v = self.beta * state.v + (w - mean)
         return torch.where(state.is_parameter, w - self.server_lr * state.v, mean)
 

@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import NodeGroup, TrainStep
-from fedstill.methods._averaging import Averaging
+from fedstill.methods import NodeView, Span
+from fedstill.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Averaging):
+class FedProx(FedAvg):
     """FedProx's options."""
 
     title: ClassVar[str] = "FedProx"
@@ -27,29 +27,18 @@ class FedProx(Averaging):
     mu: NonNegativeFloat = 0.01
     """Weight of the proximal term mu/2 ||w - w^t||^2; 0 is FedAvg."""
 
-    def make_train_step(self, nodes: NodeGroup) -> TrainStep:
-        """Return a step on F_k(w) + mu/2 ||w - w^t||^2."""
-        task, smoothing = nodes.setting.task, nodes.setting.local.smoothing
-        sent: dict[str, torch.Tensor] = {}  # w^t, by name (G, ...)
+    def train_locally(self, node: NodeView, round: int) -> None:
+        """Descend F_k(w) + mu/2 ||w - w^t||^2 (Eq. 2), from w = w^t on."""
+        w_t = {name: w.detach().clone() for name, w in node.model.named_parameters().items()}
+        node.train(Span.part(round, self.rounds), self.train_step, given=w_t)
 
-        def train_step(
-            group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor
-        ) -> torch.Tensor:
-            model = group.module("model")
-            if not sent:  # before the first step the models are as they were sent
-                parameters = model.trainable_parameters(len(group))
-                sent.update({name: w.detach().clone() for name, w in parameters.items()})
-            losses: torch.Tensor = task.loss(model(inputs), targets, smoothing)  # F_k(w)  (G,)
-            total = losses + self.mu / 2 * squared_distance(
-                model.trainable_parameters(len(inputs)), sent
-            )  # Eq. 2
-            group.step("model", total)
-            return losses
-
-        return train_step
-
-
-def squared_distance(w: dict[str, torch.Tensor], sent: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return ||w - w^t||^2 of G models, from parameters by name ``(G, ...)``, as ``(G,)``."""
-    squares = [(now - sent[name][: len(now)]).square().flatten(1).sum(1) for name, now in w.items()]
-    return torch.stack(squares).sum(0)
+    def train_step(
+        self, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor, **w_t: torch.Tensor
+    ) -> torch.Tensor:
+        """Take one step of the model."""
+        F_k = node.loss(node.model(x), y)
+        distance = [
+            (w - w_t[name]).square().flatten().sum() for name, w in node.model.named_parameters().items()
+        ]
+        node.step("model", F_k + self.mu / 2 * torch.stack(distance).sum())
+        return F_k

@@ -176,9 +176,9 @@ class StackedModules:
             return {
                 name: parameter.unsqueeze(0)
                 for name, parameter in self._module_parameters[0].items()
-                if parameter.requires_grad
+                if name not in self.frozen
             }
-        return {name: tensor[:count] for name, tensor in self._parameters.items() if tensor.requires_grad}
+        return {name: tensor[:count] for name, tensor in self._parameters.items() if name not in self.frozen}
 
     def is_current(self) -> bool:
         """Return whether the parameters still lie here; a later stack of the same modules moves them."""

@@ -19,15 +19,16 @@ from torch.func import vmap
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
+from fedstill.models.module_utils import integer_mask
 from fedstill.node import local_training
 from fedstill.node.node import MakeOptimizer, Node
-from fedstill.node.node_group import NodeGroup, StackedModules, stack_tensors
+from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import Task
 
 # One training step of a node: node, number of the step in this round, inputs (B, ...) and targets (B, ...),
-# and the tensors that were given to NodeView.train; returns the loss ().
+# and the tensors that NodeView.train was given; returns the loss ().
 NodeTrainStep = Callable[..., torch.Tensor]
 PUBLIC_BATCH = 250  # public inputs that each node of a group computes at once, and fewer where they are large
 
@@ -107,7 +108,7 @@ class NodeView:
         *,
         roles: Sequence[str] = ("model",),
         purpose: str = "local",
-        **tensors: torch.Tensor,
+        given: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Train on the node's own data for a part of its local training.
 
@@ -116,11 +117,11 @@ class NodeView:
 
         Args:
             span: the part of the local training.
-            step: one training step, ``step(node, number, x, y, **tensors)``: it calls :meth:`step` and
+            step: one training step, ``step(node, number, x, y, **given)``: it calls :meth:`step` and
                 returns the loss. None: a step of the model on the task's loss.
             roles: networks in training mode during a step.
             purpose: name of the random streams of batches and augmentation.
-            tensors: tensors of the node that ``step`` needs.
+            given: further tensors of the node that ``step`` needs, by name.
 
         Example::
 
@@ -129,15 +130,15 @@ class NodeView:
                 node.train(Span.part(round, self.rounds))
                 return {"parameters": node.parameters()}
         """
-        nodes, setting = self._group.nodes[: self._count], self.setting
+        nodes, setting, given = self._group.nodes[: self._count], self.setting, given or {}
 
         def run(*values: torch.Tensor) -> torch.Tensor:
-            given, calls = dict(zip(tensors, values, strict=True)), itertools.count()
+            by_name, calls = dict(zip(given, values, strict=True)), itertools.count()
             rows = {node.name: row for row, node in enumerate(nodes)}
 
             def train_step(group: NodeGroup, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
                 order = [rows[node.name] for node in group.nodes[: len(x)]]
-                mine = {name: tensor[order] for name, tensor in given.items()}
+                mine = {name: tensor[order] for name, tensor in by_name.items()}
                 call = next(calls)
 
                 def one_step(node: NodeView, x: torch.Tensor, y: torch.Tensor, **mine: torch.Tensor) -> Any:
@@ -163,7 +164,7 @@ class NodeView:
                 node.optimizers.pop("model", None)
             return torch.zeros(len(nodes))
 
-        self.on_group(run, *tensors.values())
+        self.on_group(run, *given.values())
 
     def train_on(
         self,
@@ -386,6 +387,18 @@ class NetworkView:
             return tuple(parameters.values())
 
         return dict(zip(names, self._view.on_group(run), strict=True))
+
+    def has_submodule(self, name: str) -> bool:
+        """Return whether the network has a submodule of a name, such as ``"extractor.encoder"``."""
+        return any(name == each for each, _ in self._first.named_modules())
+
+    def integer_mask(self, submodule: str = "") -> torch.Tensor:
+        """Return which entries of :meth:`NodeView.parameters` are integers, ``(P,)``."""
+        return integer_mask(self._first.get_submodule(submodule)).to(self._view.device)
+
+    @property
+    def _first(self) -> nn.Module:
+        return self._view._group.nodes[0].modules[self._role]
 
     def _stacked(self, x: torch.Tensor, submodule: str) -> torch.Tensor:
         return self._view._group.module(self._role)(x, submodule)

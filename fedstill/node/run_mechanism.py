@@ -114,7 +114,8 @@ class PrivacyMechanism:
             rule = f"mechanism {self.name} cannot protect it: {detail}"
         elif "model" in self.config.dp_trained and query.span is not None and query.details.extra_loss:
             kinds = ", ".join(sorted(set(query.releases.values()))) or "it"
-            detail = f"its model is also trained on {query.details.extra_loss}, and noise covers the task's loss only"
+            extra = query.details.extra_loss
+            detail = f"its model is also trained on {extra}, and noise covers the task's loss only"
             rule = f"mechanism {self.name} cannot protect {kinds}: {detail}"
         else:
             rule = self.config.refusal(query, self.task)

@@ -198,7 +198,7 @@ class Method(Registrable):
         """Return the part of the method that runs at the nodes."""
         has_preview = type(self).preview_responses is not Method.preview_responses
         return NodeSide(
-            {query.name: query for query in checked_declarations(self, self.queries(setting))},
+            {query.name: query for query in checked_declarations(self, self.queries(setting), setting)},
             prepare=lambda nodes: self.prepare(nodes, setting),
             preview_responses=(lambda nodes, x, z: self.preview_responses(nodes, x, z, setting))
             if has_preview

@@ -492,8 +492,17 @@ def query_names(method: type) -> frozenset[str]:
     return frozenset(parts.get("name", name) for name, (_, parts) in _decorated_functions(method).items())
 
 
-def checked_declarations(method: Any, queries: Iterable[Query]) -> list[Query]:
-    """Return a method's queries without promises that a subclass may break.
+def seal(function: F) -> F:
+    """Mark a function of this package as one whose response no method can change.
+
+    A plug-in's method that declares it may release the payload kinds of this package.
+    """
+    SEALED.add(function)
+    return function
+
+
+def checked_declarations(method: Any, queries: Iterable[Query], setting: NodeSetting) -> list[Query]:
+    """Return a method's queries without promises that a subclass may break, and without unused sums.
 
     A subclass that overrides the function of a query, but not ``queries``, inherits the declaration of
     another function. Its response may depend on anything, so that no mechanism can protect it.
@@ -505,9 +514,10 @@ def checked_declarations(method: Any, queries: Iterable[Query]) -> list[Query]:
 
     checked = []
     for declared in queries:
-        if not declared.grouped and defining(declared.function.__name__) < defining("queries"):
+        is_method = getattr(declared.function, "__self__", None) is method
+        if is_method and defining(declared.function.__name__) < defining("queries"):
             declared = replace(declared, depends_on_records=None, stackable=False)
-        checked.append(declared)
+        checked.append(declared if setting.secure_aggregation else replace(declared, sums={}))
     return checked
 
 
