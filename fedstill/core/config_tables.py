@@ -179,11 +179,35 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "", lenien
             raise ArgumentError(
                 prefix + part.name, _Missing() if lenient else "", describe_type(fields[part.name])
             )
-    values = {key: read_value(fields[key], value, prefix + key, lenient) for key, value in table.items()}
+    # A part that is a dataclass keeps the defaults of this configuration for what its table leaves out.
+    defaults = {} if lenient else {name: _default(plain, name) for name in table}
+    values = {
+        key: read_value(fields[key], _with_defaults(defaults.get(key), value), prefix + key, lenient)
+        for key, value in table.items()
+    }
     try:
         return kind(**values)
     except ArgumentError as error:
         raise with_full_name(error, [prefix + name for name in fields]) from error
+
+
+def _default(kind: Any, name: str) -> Any:
+    """Return the default of a field; None: it has none."""
+    part = next(each for each in dataclasses.fields(kind) if each.name == name)
+    if part.default_factory is not dataclasses.MISSING:
+        return part.default_factory()
+    return None if part.default is dataclasses.MISSING else part.default
+
+
+def _with_defaults(default: Any, value: Any) -> Any:
+    """Return the table of a part, completed from the part's default if that is a plain dataclass."""
+    is_plain = dataclasses.is_dataclass(default) and not isinstance(default, (type, Registrable))
+    if not is_plain or not isinstance(value, Mapping):
+        return value
+    known = {name: inner for name, inner in to_table(default).items() if name not in value}
+    return known | {
+        name: _with_defaults(getattr(default, name, None), inner) for name, inner in value.items()
+    }
 
 
 def resolve_class(base: type[Registrable], table: Mapping[str, Any], prefix: str = "") -> Any:

@@ -8,48 +8,55 @@ belong to no node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from fedstill.core.options import NonNegativeFloat, PositiveInt
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import flip_and_rotate
 from fedstill.methods import (
     ArgumentError,
-    Method,
-    Needs,
-    Node,
     NodeFault,
-    NodeGroup,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
     Server,
     TensorData,
     Tensors,
 )
-from fedstill.methods._generated_inputs import GeneratorBatch
+from fedstill.methods._input_generators import GeneratorBatch
 from fedstill.models.generators import ConditionalGenerator
+from fedstill.models.vgg import perceptual_loss
 from fedstill.protocol import payload_kinds
-from fedstill.protocol.queries import NodeSetting, query
+from fedstill.protocol.payload_kinds import SOURCES, PayloadKind
 from fedstill.tasks import Task
 
 NO_OWNER = -1  # owner of a map that is of no node
-LABEL_MAPS = payload_kinds.LABEL_MAPS.with_opt_out('with method.conditions = "drawn" none is asked for')
-DIFFERENCE = payload_kinds.DIFFERENCE.with_opt_out('with method.conditions = "drawn" none is compared')
+LABEL_MAPS = payload_kinds.LABEL_MAPS.with_opt_out(
+    'with method.generator.conditions = "drawn" none is asked for'
+)
+DIFFERENCE = payload_kinds.DIFFERENCE.with_opt_out(
+    'with method.generator.conditions = "drawn" none is compared'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratesFromMaps(Method):
-    """Options of a generator G of images from label maps."""
+class MapGenerator(CheckedOptions):
+    """Options of a generator G of images x from label maps."""
+
+    section: ClassVar[str] = "method.generator"
 
     conditions: Literal["nodes", "drawn", "public"] = "nodes"
     """Source of the maps. nodes: the nodes release theirs, as kind "label maps" (policy label_maps). drawn:
     random shapes, without any release. public: the labels of the public data.
     """
-    map_augment: Literal["none", "mirror", "turn"] = "none"
+    augment: Literal["none", "mirror", "turn"] = "none"
     """Augmentation of a map before an image is generated from it: none, mirror (half the time), or turn
     (mirrored and rotated by quarter turns).
     """
@@ -61,34 +68,25 @@ class GeneratesFromMaps(Method):
     pixel: NonNegativeFloat = 1.0
     """Weight of the mean absolute difference of the same two images. With both weights 0 none are compared.
     """
-    generator_width: PositiveInt = 64
+    width: PositiveInt = 64
     """Channels of G's first convolution (published: 64)."""
-
-    def needs(self) -> Needs:
-        return Needs(images=True, label_maps=True)
+    lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate for G, falling on a cosine to lr_end."""
+    lr_end: NonNegativeFloat = 1e-4
+    """Learning rate of G's last step."""
 
     def compares_images(self, task: Task) -> bool:
-        """Return whether nodes compare images with their own."""
+        """Return whether nodes compare generated images with their own."""
         return (
             bool(task.condition_channels) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
         )
 
-    # --- at the nodes -----------------------------------------------------------------------------------
-
-    @query(
-        releases={"maps": LABEL_MAPS},
-        times=1,
-        constant=True,
-        depends_on_records=("maps",),
-        when=lambda self, setting: self.conditions == "nodes",
-    )
-    def send_label_maps(self, nodes: NodeGroup) -> Tensors:
-        """Return a node's maps ``(n, H, W)`` uint8. Nodes have different numbers: query one at a time."""
-        node, map_cache = (
-            nodes.nodes[0],
-            nodes.setting.cached("map cache", lambda: ImageMapCache(nodes.setting.task)),
-        )
-        return {"maps": map_cache.get(node.data).targets[map_order(node)].unsqueeze(0)}
+    def sends(self, task: Task, *, is_judged: bool) -> Mapping[str, PayloadKind]:
+        """Return the payload kinds of the tensors that are sent with x: its map for critics, its source for
+        the node that owns it.
+        """
+        maps = {"maps": LABEL_MAPS} if is_judged else {}
+        return {**maps, **({"source": SOURCES} if self.compares_images(task) else {})}
 
     def notes(self, setting: NodeSetting) -> tuple[str, ...]:
         """Return a note if the perceptual loss is off because the nodes have no VGG features."""
@@ -97,14 +95,72 @@ class GeneratesFromMaps(Method):
         why = "nodes have no VGG features: nodes.perceptual names a file of them"
         return (f"perceptual loss is off ({why})",) if self.conditions == "nodes" else ()
 
+    def map_query(self) -> Query:
+        """Return the query for the nodes' label maps, for conditions of the nodes."""
+        return Query(
+            send_label_maps,
+            releases={"maps": LABEL_MAPS},
+            times=1,
+            depends_on_records=("maps",),
+            details=QueryDetails(constant=True),
+        )
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def pairs(self, setting: NodeSetting) -> Callable[[TensorData], TensorData]:
+        """Return the function from a node's data to images and label maps."""
+        return image_map_cache(setting).get
+
+    def difference(self, node: NodeView, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Return the distance of images from the real ones of the same maps: ``(B,)``, 0 for other owners'
+        maps.
+
+        Args:
+            node: the node.
+            x: images ``(B, channels, H, W)``.
+            source: owner, row and pose of their maps ``(B, 3)`` int64.
+        """
+        check_rows("source", source, (len(x), 3))
+        mine = map_order(node)
+        owner, row, pose = source.long().unbind(1)
+        # Ignore rows that this node did not send.
+        rows = torch.nonzero((owner == owner_id(node.name)) & (row >= 0) & (row < len(mine))).flatten()
+        difference = x.new_zeros(len(x))
+        if not len(rows):
+            return difference
+        images = image_map_cache(node.setting).get(node.data).inputs
+        real, generated = flip_and_rotate(images[mine[row[rows]]], pose[rows]), x[rows]
+        found = self.pixel * (generated - real).abs().flatten(1).mean(1)
+        if self.perceptual and node.setting.perceptual is not None:
+            found = found + self.perceptual * perceptual_loss(node.setting.perceptual, generated, real)
+        return difference.index_put((rows,), found)
+
     # --- at the server ----------------------------------------------------------------------------------
 
-    def source(self, server: Server) -> Any:
+    def source(self, server: Server) -> MapSource:
+        """Return the source of label maps."""
         return MapSource(self, server)
 
-    def generator(self, server: Server) -> nn.Module:
+    def network(self, server: Server) -> nn.Module:
+        """Return the network G."""
         conditions, channels = server.task.condition_channels, server.shape[0]
-        return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
+        return ConditionalGenerator(conditions, channels, self.width, server.mean, server.std)
+
+
+def send_label_maps(node: NodeView) -> Tensors:
+    """Return the node's maps ``(n, H, W)`` uint8. Nodes have different numbers: query one at a time."""
+    return {"maps": image_map_cache(node.setting).get(node.data).targets[map_order(node)]}
+
+
+def check_rows(name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> None:
+    """Check that a server sent one map, or source, for each input.
+
+    Raises:
+        ArgumentError: another shape.
+    """
+    if tuple(tensor.shape[: len(expected)]) != expected:
+        allowed = f"one for each of {expected[0]} inputs"
+        raise ArgumentError(f"shape of {name}", tuple(tensor.shape), allowed)
 
 
 def owner_id(name: str) -> int:
@@ -128,7 +184,12 @@ class ImageMapCache:
         return found
 
 
-def map_order(node: Node) -> torch.Tensor:
+def image_map_cache(setting: NodeSetting) -> ImageMapCache:
+    """Return the cache of a run."""
+    return setting.cached("map cache", lambda: ImageMapCache(setting.task))
+
+
+def map_order(node: NodeView) -> torch.Tensor:
     """Return the order in which a node sends its maps: indices ``(n,)``, the same at each call."""
     order = torch.randperm(len(node.data), generator=node.generator("maps told"))  # quote
     return order.to(node.data.inputs.device)
@@ -142,7 +203,7 @@ class MapSource:
         ArgumentError: no public labels to take maps from, or quarter turns of images that are not square.
     """
 
-    config: GeneratesFromMaps
+    config: MapGenerator
     server: Server
     pool: torch.Tensor | None = None  # (M, H, W) uint8
     owner: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
@@ -150,14 +211,14 @@ class MapSource:
 
     def __post_init__(self) -> None:
         height, width = self.server.shape[-2:]
-        if self.config.map_augment == "turn" and height != width:
+        if self.config.augment == "turn" and height != width:
             allowed = f"none or mirror, as images are {height} x {width}"
-            raise ArgumentError("method.map_augment", "turn", allowed)
+            raise ArgumentError("method.generator.augment", "turn", allowed)
         public = self.server.public
         if self.config.conditions == "public":
             if public is None or public.labels is None:
                 allowed = "nodes or drawn, as there are no public data with labels"
-                raise ArgumentError("method.conditions", "public", allowed)
+                raise ArgumentError("method.generator.conditions", "public", allowed)
             maps = self.server.task.label_maps(TensorData(public.inputs, public.labels))
             self._store([(NO_OWNER, maps)])
 
@@ -196,7 +257,7 @@ class MapSource:
         alone."""
         draw, task = torch_generator(self.server.seed, "maps", *purpose), self.server.task
         device, (height, width) = self.server.device, self.server.shape[-2:]
-        poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
+        poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.augment]
         owner, row = torch.full((count,), NO_OWNER), torch.zeros(count, dtype=torch.int64)
         if self.pool is None:
             maps = task.sample_maps(count, height, width, draw)

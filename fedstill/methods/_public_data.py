@@ -54,6 +54,19 @@ class WeightedState:
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
 
 
+def logit_sums(ensemble: str, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
+    """Return the weighting of summed logits under secure aggregation.
+
+    Raises:
+        ArgumentError: an ensemble that is not a weighted mean of logits. Probabilities and their logarithms
+            saturate: for inputs that a server chooses, all nodes but one add exactly 0.
+    """
+    if ensemble != "logits":
+        expected = "logits, as saturated probabilities of extreme inputs reveal single responses"
+        raise ArgumentError("method.ensemble", ensemble, expected)
+    return {"logits": weighting}
+
+
 class LogitEnsemble(Method):
     """Base class of methods whose nodes return logits, which are combined as option ``ensemble`` says."""
 

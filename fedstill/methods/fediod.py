@@ -15,34 +15,47 @@ many steps on one query; a consensus ensemble; weaker adversaries. For images ge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
 
-from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fedstill.core.options import (
+    Finite,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveOrInf,
+)
 from fedstill.methods import (
     ArgumentError,
+    LabelHistogram,
+    Method,
     Needs,
-    NodeGroup,
+    Node,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
     Responses,
     Server,
-    cosine_lr,
-    descend,
-    query,
-    set_lr,
+    Tensors,
+    count_labels_query,
 )
-from fedstill.methods._generated_inputs import GeneratesFromNoise, GeneratesInputs, GeneratorBatch
-from fedstill.methods._importance_weights import ImportanceWeighting
-from fedstill.methods._label_histogram import LabelHistogram, Tensors
+from fedstill.methods._discriminators import Discriminators, join_pairs, sample_real
+from fedstill.methods._importance_weights import Importance, importance_weights
+from fedstill.methods._input_generators import GeneratorBatch, GeneratorTraining, InputGenerator
+from fedstill.methods._label_maps import DIFFERENCE, check_rows
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._student import LabeledBatch, Student
+from fedstill.methods._public_data import logit_sums
+from fedstill.methods._replay_training import LabeledBatch, ReplayTraining, Student
 from fedstill.methods._zeroth_order import query_with_differences
-from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
 from fedstill.protocol.secure_aggregation import SUM, SumWeighting
+from fedstill.tasks import Ensemble, Task
 from fedstill.tasks.classification import SoftmaxTask
 
 
@@ -50,27 +63,40 @@ from fedstill.tasks.classification import SoftmaxTask
 class FedIODState:
     """Server state of the method."""
 
-    histogram: LabelHistogram  # who holds how many examples of which class
-    source: Any  # of what x is made: noise or maps
-    generator: nn.Module  # G
-    adam: torch.optim.Optimizer  # G's
-    student: Student  # S, with what it remembers
+    generator: GeneratorTraining  # G, and what its inputs are made of: noise or maps
+    student: Student  # S, with its replay memory
+    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # |X'_k|, by class and in all
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
+class FedIOD(Method):
     """FedIOD. The preset ``paper`` holds the published options."""
 
     title: ClassVar[str] = "FedIOD"
     paper: ClassVar[str] = "Gong et al., AAAI 2024"
     unit: ClassVar[Literal["step"]] = "step"
+    has_ensemble: ClassVar[bool] = True
     length_options: ClassVar[tuple[str, ...]] = ("steps",)
+    batch_options: ClassVar[tuple[str, ...]] = ("batch", "student.batch")
 
     steps: PositiveInt = 400
     """Distillation steps, each with one query to all nodes."""
-    critic_batch: NonNegativeInt = 32
-    """Generated inputs of a query that D_k trains on, with as many of the node's own; 0: all (published). A
-    critic that trains privately takes all.
+    batch: PositiveInt = 64
+    """Inputs x in a query."""
+    ensemble: Ensemble = "consensus"
+    """Combination of the responses: logits (Eq. 9), log_probs, probs, consensus, which follows the nodes that
+    know the classes an input shows, or a custom one.
+    """
+    importance: Importance = "counts"
+    """pi_k(x): counts: Eq. 8 by class counts alone (published code). fakeness: times D_k(x)/E D_k(x') (as
+    printed). realness: times the same ratio of 1 - D_k. odds: data size times D_k's odds that x is the node's
+    own, with ensemble = probs (FedGO). size: data size alone (Table 6, three stars).
+    """
+    gan: NonNegativeFloat = 1.0
+    """Weight of L_gan (Eq. 2); 0: the nodes have no critics, unless importance needs them."""
+    gan_weights: Literal["size", "average", "expertise"] = "size"
+    """Weights of the critics in L_gan: by data size (pi_k), equal, or by which node holds the classes that x
+    shows (in pretraining by data size).
     """
     conf: NonNegativeFloat = 0.2
     """Weight of L_conf (Eq. 3)."""
@@ -78,17 +104,20 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     """Weight of L_unique (Eq. 5); below 0 G seeks inputs on which nodes agree, as in the published code."""
     mimic: NonNegativeFloat = 0.02
     """Weight of L_mimic in the generator's loss (Eq. 10)."""
+    tau: PositiveOrInf = 1.0
+    """Temperature of L_mimic, S's distance to the ensemble; inf is its l2 limit (Eq. 10)."""
     balance: NonNegativeFloat = 10.0
     """Weight of the class balance, in the published code but not in the paper."""
     label_shift: bool = False
     """Correct responses for the class shares of the nodes' own data before S trains on them; for tasks with
     classes. Beyond the paper.
     """
+    student_inputs: Literal["replayed", "fresh"] = "replayed"
+    """Inputs that S trains on: replayed queries, or (published code) a fresh query for each step."""
     backpropagate: bool = True
     """Backpropagate losses through the nodes. false: they return outputs only, and G trains on S (and on
     losses that do not need the nodes), for models without gradients, or gates that withhold them.
     """
-
     directions: NonNegativeInt = 0
     """With backpropagate = false: random directions for finite differences of the responses (FedZGE's q;
     published: 10), each with as many further inputs in a query; 0: none.
@@ -96,169 +125,285 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     epsilon: PositiveFloat = 1e-3
     """Step along these directions."""
 
+    generator: InputGenerator = field(default_factory=InputGenerator)
+    """The generator G."""
+    critic: Discriminators = field(default_factory=partial(Discriminators, batch=32))
+    """The critics D_k."""
+    student: ReplayTraining = field(default_factory=ReplayTraining)
+    """The training of the student S."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.student.check_memory(self.batch)
+        if self.importance == "odds" and self.critic.loss == "eq2":
+            allowed = "bce where importance = odds: what else critics learn says nothing of odds"
+            raise ArgumentError("method.critic.loss", self.critic.loss, allowed)
         if not self.backpropagate and self.mimic == 0 and not self.directions:
             allowed = "above 0, where nothing else teaches the generator"
             raise ArgumentError("method.mimic", self.mimic, allowed)
         if self.backpropagate and self.directions:
             raise ArgumentError("method.directions", self.directions, "0 where backpropagate = true")
 
-    def needs(self) -> Needs:
-        return Needs(generates_inputs=True, no_label_maps=True)
-
     @property
     def total_steps(self) -> int:
         return self.steps
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    @property
+    def rates_inputs(self) -> bool:
+        """True if pi_k(x) compares the critic's values of x with those of the node's own data."""
+        return self.importance in ("fakeness", "realness")
 
-    @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
-        releases=lambda self, setting: {
-            "logits": LOGITS,
-            **self.critics(setting).releases,
-            **self.rating_kinds,
-        },
-        differentiable=lambda self, setting: ("x",) if self.backpropagate else (),
-        times=lambda self, setting: self.steps,
-        rows=lambda self, setting: (1 + self.directions) * self.batch,
-        depends_on_records=lambda self, setting: (
-            *(("critic_real",) if self.compares_with_real else ()),
-            *self.critics(setting).depends_on_records,
-        ),
-        trains=lambda self, setting: ("critic",) if self.has_critics else (),
-        sums=lambda self, setting: self.sum_weightings(setting),
-        sampler=lambda self, nodes, x, **about: {
-            **self.critics(nodes.setting).sample_inputs(nodes, nodes.query_number, x),
-            **self.sample_real_inputs(nodes, x),
-        },
-        capturable=lambda self, setting: not self.critics(setting).compares_images,
-        finite_differences=lambda self, setting: bool(self.directions),
-    )
-    def predict_logits(
-        self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
-    ) -> Tensors:
-        """Return z_k = T_k(x), and D_k(x) after one step of D_k on x and as many own inputs."""
-        response = self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
-        z = nodes.module("model")(nodes.setting.task.observe(x))
-        own = {} if known is None else {"known": known}
-        return {"logits": z, **response, **self.rate_real(nodes, x, **own)}
+    @property
+    def weighs_by_critics(self) -> bool:
+        """True if pi_k(x) needs the critics."""
+        return self.rates_inputs or self.importance == "odds"
+
+    @property
+    def has_critics(self) -> bool:
+        """True if the nodes have critics."""
+        return self.gan > 0 or self.weighs_by_critics
+
+    def needs(self) -> Needs:
+        return Needs(generates_inputs=True, no_label_maps=True)
+
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        sums = self.sum_weightings(setting)
+        about_x = self.generator.sends(setting.task, is_judged=self.has_critics)
+        critic = {"critic": CRITIC} if self.has_critics else {}
+        rating = {"critic_real": CRITIC} if self.rates_inputs else {}
+        difference = {"difference": DIFFERENCE} if self.generator.compares_images(setting.task) else {}
+        yield count_labels_query(setting)
+        if self.student_inputs == "fresh":
+            maps = {"maps": about_x["maps"]} if self.weighs_by_critics and "maps" in about_x else {}
+            yield Query(
+                self.predict,
+                sends={"x": INPUTS, **maps},
+                releases={"logits": LOGITS, **(critic if self.weighs_by_critics else {}), **rating},
+                times=self.steps,
+                rows=self.student.steps * self.batch,
+                depends_on_records=tuple(rating),
+                sums=sums,
+                stackable=True,
+            )
+        yield Query(
+            self.predict_logits,
+            sends={"x": INPUTS, **about_x},
+            releases={"logits": LOGITS, **critic, **difference, **rating},
+            differentiable=("x",) if self.backpropagate else (),
+            times=self.steps,
+            rows=(1 + self.directions) * self.batch,
+            depends_on_records=(*rating, *difference),
+            trains=tuple(critic),
+            sums=sums,
+            stackable=True,
+            details=QueryDetails(finite_differences=bool(self.directions), reads_values=bool(difference)),
+        )
 
     def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Return the weighting of the summed logits: by class counts or by size.
+        """Return the weighting of summed logits under secure aggregation, as in Eq. 9: by class counts or by
+        size.
 
         Raises:
-            ArgumentError: options that need more of a response than its logits. Entropies (Eq. 3, 5) and
-                critic values (Eq. 2) of the same inputs are further equations for each node's response.
+            ArgumentError: options that compare nodes with each other, or that need more of a response than
+                its logits. Entropies (Eq. 3, 5) and critic values (Eq. 2) of the same inputs are further
+                equations for each node's response.
         """
+        if not setting.secure_aggregation:
+            return {}
         changes = [f"method.{name} = 0" for name in ("gan", "conf", "unique") if getattr(self, name)]
         if changes:
             changes += ['method.ensemble = "logits"'] if self.ensemble != "logits" else []
             expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
             raise ArgumentError("link.secure_aggregation", True, expected)
-        return super().sum_weightings(setting)
+        summed = logit_sums(self.ensemble, "size" if self.importance == "size" else "counts")
+        if self.weighs_by_critics:
+            allowed = "counts or size where link.secure_aggregation: others compare the nodes' critics"
+            raise ArgumentError("method.importance", self.importance, allowed)
+        if self.generator.compares_images(setting.task):
+            allowed = "false for images made from label maps: who owns which map is each node's own"
+            raise ArgumentError("link.secure_aggregation", True, allowed)
+        return summed
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+        """Add a critic D_k, if the method has critics."""
+        self.critic.check_table_batches(setting.task, self.batch)
+        if self.has_critics:
+            judges_pairs = self.generator.pairs(setting) is not None
+            self.critic.add_to(node, setting.task, self.total_steps, judges_pairs=judges_pairs)
+
+    def predict_logits(
+        self,
+        node: NodeView,
+        x: torch.Tensor,
+        maps: torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
+    ) -> Tensors:
+        """Return z_k = T_k(x), and D_k(x) after one step of D_k on x and as many own inputs."""
+        critic = self.train_critic(node, x, maps)
+        difference = self.difference(node, x, source)
+        z_k = node.model(node.task.observe(x))
+        return {"logits": z_k, **critic, **difference, **self.rate_real(node, len(x))}
+
+    def train_critic(self, node: NodeView, x: torch.Tensor, maps: torch.Tensor | None) -> Tensors:
+        """Take a step of D_k (Eq. 2), and return D_k(x) ``(B, h, w)``."""
+        if not self.has_critics:
+            return {}
+        seen = self.critic_input(node.task, x, maps)
+        self.critic.train_step(node, seen.detach(), self.batch, self.generator.pairs(node.setting))
+        return {"critic": node.module("critic")(seen)}
+
+    def difference(self, node: NodeView, x: torch.Tensor, source: torch.Tensor | None) -> Tensors:
+        """Return the distance of x from the node's own images of the same maps ``(B,)``."""
+        if source is None:
+            return {}
+        return {"difference": node.separately(self.generator.difference, x, source)}
+
+    def rate_real(self, node: NodeView, size: int) -> Tensors:
+        """Return E D_k(x'_k), over a sample of the node's own inputs, if pi_k(x) needs it."""
+        if not self.rates_inputs:
+            return {}
+        d = node.module("critic")(sample_real(node, size, self.generator.pairs(node.setting)))
+        return {"critic_real": d.sigmoid().flatten().mean()}
+
+    def predict(self, node: NodeView, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
+        """Return z_k = T_k(x), and what pi_k(x) needs; nothing is trained (published code)."""
+        return {"logits": node.model(node.task.observe(x)), **self.critic_values(node, x, maps)}
+
+    def critic_values(self, node: NodeView, x: torch.Tensor, maps: torch.Tensor | None) -> Tensors:
+        """Return the critic's values that pi_k(x) needs."""
+        if not self.weighs_by_critics:
+            return {}
+        d = node.module("critic")(self.critic_input(node.task, x, maps))
+        return {"critic": d, **self.rate_real(node, len(x))}
+
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        """Return the response of :meth:`predict` to inputs whose label maps are unknown."""
+        is_known = not node.task.condition_channels
+        return {"logits": z, **(self.critic_values(node, x, None) if is_known else {})}
+
+    def critic_input(self, task: Task, x: torch.Tensor, maps: torch.Tensor | None) -> torch.Tensor:
+        """Return what D_k sees of x: the image, or the pair of label map and image."""
+        if maps is None:
+            return x
+        check_rows("maps", maps, (len(x),))
+        return join_pairs(task, x, maps)
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> FedIODState:
-        source, G, task = self.source(server), self.init_generator(server), server.task
-        if self.label_shift and not isinstance(task, SoftmaxTask):
-            raise ArgumentError(
-                "method.label_shift", True, f"false, as task {task.name} has no shares of classes"
-            )
-        shift = LabelShift(task.classes, server.device) if self.label_shift else None
-        return FedIODState(LabelHistogram(), source, *G, Student(self, server, shift))
+        if self.label_shift and not isinstance(server.task, SoftmaxTask):
+            allowed = f"false, as task {server.task.name} has no shares of classes"
+            raise ArgumentError("method.label_shift", True, allowed)
+        generator = GeneratorTraining(self.generator, server)
+        shift = LabelShift(server.task.classes, server.device) if self.label_shift else None
+        return FedIODState(generator, Student(self.student, server, self.tau, shift))
 
     def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
         """Run one distillation step (second loop of Algorithm 1): one query, one step of G, some of S."""
-        task = server.task
+        task, G, S = server.task, state.generator, state.student
         state.histogram.fetch(server)
-        state.source.fetch(server)
-        set_lr(state.adam, cosine_lr(t, self.total_steps, self.generator_lr, self.generator_lr_end))
+        G.source.fetch(server)
+        G.set_lr(t, self.total_steps)
 
         # Input distillation
-        w = state.source.sample(self.batch, "w", t)
+        w = G.source.sample(self.batch, "w", t)
         with server.compute.step(server.seed, "server", t):
             x, responses = self.query_teachers(server, state, "predict_logits", w)
             sizes = state.histogram.select(responses.nodes).sizes  # |X'_k|  (K,)
-            pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
+            share = sizes / sizes.sum()  # |X'_k| / sum |X'_k|
             z_k = responses["logits"]  # (K, B, classes, ...)
-            weights = self.weights(server, state, responses)
-            z_bar = task.ensemble(z_k, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
-            L_gan = self.gan_loss(task, responses, pi, z_bar, weights)  # Eq. 2
-            L_conf, L_unique = self.confidence_uniqueness(server, responses, pi)  # Eq. 3 and 5
-            L_balance = task.balance_loss(z_bar)
-            if (shift := state.student.shift) is not None:
-                shift.expect(state.histogram.counts.sum(0))
-                shift.count(z_bar)
-            z_S, z = state.student.evaluate(x), state.student.corrected_target(z_bar)
-            L_mimic = task.distillation_loss(z_S, z, self.tau).mean()  # Eq. 10
+            pi = importance_weights(self.importance, task, state.histogram, responses)  # (K, B or 1, classes)
+            z_bar = task.ensemble(z_k, pi, self.ensemble)  # Eq. 9  (B, classes, ...)
+            losses = {"gan": self.gan_loss(task, responses, share, z_bar, pi)}  # Eq. 2
+            if responses.nodes == (SUM,):  # secure aggregation: no single z_k
+                losses["conf"] = losses["unique"] = torch.zeros((), device=server.device)
+            else:
+                losses["conf"] = task.confidence_loss(z_k, share)  # Eq. 3
+                losses["unique"] = task.uniqueness_loss(z_k, share)  # Eq. 5
+            if S.shift is not None:
+                S.shift.expect(state.histogram.counts.sum(0))
+                S.shift.count(z_bar)
+            losses["balance"] = task.balance_loss(z_bar)
+            z_hat, target = S.evaluate(x), S.corrected_target(z_bar)
+            losses["mimic"] = task.distillation_loss(z_hat, target, self.tau).mean()  # Eq. 10
             L_G = (
-                self.gan * L_gan
-                + self.conf * L_conf
-                + self.unique * L_unique
-                - self.mimic * L_mimic
-                + self.balance * L_balance
+                self.gan * losses["gan"]
+                + self.conf * losses["conf"]
+                + self.unique * losses["unique"]
+                - self.mimic * losses["mimic"]
+                + self.balance * losses["balance"]
             )  # Eq. 11
-            losses = {
-                "gan": L_gan,
-                "conf": L_conf,
-                "unique": L_unique,
-                "mimic": L_mimic,
-                "balance": L_balance,
-            }
             if "difference" in responses.tensors:  # of the one node that owns each map
                 losses["difference"] = responses["difference"].sum(0).mean()
                 L_G = L_G + losses["difference"]
-        descend(state.adam, L_G)
+        G.step(L_G)
 
         # Output distillation
-        if self.student_inputs == "remembered":
-            state.student.replay.add(x.detach(), z_bar.detach())
-        fresh = self.query_fresh_batch(server, state, t) if self.student_inputs == "fresh" else []
-        since = t - (self.total_steps - self.steps)
-        losses["student"] = state.student.train(since, self.steps, fresh)
+        if self.student_inputs == "replayed":
+            S.replay.add(x.detach(), z_bar.detach())
+        fresh = self.query_fresh_batches(server, state, t) if self.student_inputs == "fresh" else []
+        losses["student"] = S.train(t - (self.total_steps - self.steps), self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def confidence_uniqueness(
-        self, server: Server, responses: Responses, pi: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return L_conf and L_unique of all z_k; 0 if the server sees the sum of the z_k only."""
-        if responses.nodes == (SUM,):
-            return torch.zeros((), device=server.device), torch.zeros((), device=server.device)
-        z_k = responses["logits"]
-        return server.task.confidence_loss(z_k, pi), server.task.uniqueness_loss(z_k, pi)
+    def gan_loss(
+        self, task: Task, responses: Responses, share: torch.Tensor, z_bar: torch.Tensor, pi: torch.Tensor
+    ) -> torch.Tensor:
+        """Return L_gan as G descends it (Eq. 2): the critics' losses, weighted over nodes.
+
+        Args:
+            task: the task.
+            responses: the nodes' responses.
+            share: shares of the data ``(K,)``.
+            z_bar: ensembled logits ``(B, classes)``.
+            pi: weights of the nodes in z_bar ``(K, B or 1, classes)``.
+        """
+        if not self.has_critics:
+            return torch.zeros((), device=z_bar.device)
+        each = self.critic.generator_loss(responses["critic"])  # (K, B)
+        if self.gan_weights == "expertise":
+            return (task.expertise(z_bar.detach(), pi) * each).sum(0).mean()
+        return each.mean() if self.gan_weights == "average" else share @ each.mean(1)
 
     def query_teachers(
         self, server: Server, state: FedIODState, query: str, w: GeneratorBatch
     ) -> tuple[torch.Tensor, Responses]:
         """Return x = G(w) and the nodes' responses to it."""
-        x = state.generator(w.generator_input).float()  # (B, C, H, W)
+        x, names = state.generator(w), state.histogram.names  # x (B, C, H, W)
         sent = w.query_tensors(server.federation.queries[query])
-        x_sent = x if self.backpropagate else x.detach()
-        names = state.histogram.names
         if self.directions:
             differences = self.directions, self.epsilon, server.completed_steps
             return x, query_with_differences(server, query, x, *differences, nodes=names, **sent)
-        return x, server.query(query, nodes=names, x=x_sent, **sent)
+        return x, server.query(query, nodes=names, x=x if self.backpropagate else x.detach(), **sent)
 
-    def query_fresh_batch(self, server: Server, state: FedIODState, t: int) -> list[LabeledBatch]:
+    def query_fresh_batches(self, server: Server, state: FedIODState, t: int) -> list[LabeledBatch]:
         """Return new inputs and their ensembled responses for all steps of S in this step: one more query.
 
         G does not train between these steps, so that one query serves them all.
         """
-        generator_batches, batches = [], []
-        for index in range(self.student_steps):
-            generator_batches.append(state.source.sample(self.batch, "fresh w", t, index))
+        arguments, batches = [], []
+        for index in range(self.student.steps):
+            arguments.append(state.generator.source.sample(self.batch, "fresh w", t, index))
             with torch.no_grad(), server.compute.step(server.seed, "fresh", t, index):
-                batches.append(state.generator(generator_batches[-1].generator_input).float())  # (B, C, H, W)
-        x, maps = torch.cat(batches), [batch.maps for batch in generator_batches if batch.maps is not None]
-        sent = GeneratorBatch(x, torch.cat(maps) if maps else None).query_tensors(
-            server.federation.queries["predict"]
-        )
+                batches.append(state.generator(arguments[-1]))  # (B, C, H, W)
+        x, maps = torch.cat(batches), [w.maps for w in arguments if w.maps is not None]
+        w = GeneratorBatch(x, torch.cat(maps) if maps else None)
+        sent = w.query_tensors(server.federation.queries["predict"])
         with torch.no_grad():
             responses = server.query("predict", nodes=state.histogram.names, x=x, **sent)
-            weights = self.weights(server, state, responses)
-            z = server.task.ensemble(responses["logits"], weights, self.ensemble)
+            pi = importance_weights(self.importance, server.task, state.histogram, responses)
+            z = server.task.ensemble(responses["logits"], pi, self.ensemble)
         return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))
+
+    def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
+        if not state.histogram.names:
+            raise ArgumentError("histogram", None, "known after the first step")
+        pi = importance_weights(self.importance, server.task, state.histogram, responses)
+        return server.task.ensemble(responses["logits"], pi, self.ensemble)
+
+    def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+        return state.generator.preview_samples(count)
+
+    def preview_maps(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+        return state.generator.preview_maps(count)

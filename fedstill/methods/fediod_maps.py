@@ -9,22 +9,21 @@ Beyond the paper: pretraining of generator and critics alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
 from fedstill.core.options import NonNegativeInt
-from fedstill.methods import ArgumentError, NodeGroup, Server, Tensors, cosine_lr, descend, query, set_lr
-from fedstill.methods._critics import generator_gan_loss
-from fedstill.methods._label_maps import GeneratesFromMaps
+from fedstill.methods import ArgumentError, Needs, NodeSetting, NodeView, Query, QueryDetails, Server, Tensors
+from fedstill.methods._label_maps import DIFFERENCE, MapGenerator
 from fedstill.methods.fediod import FedIOD, FedIODState
-from fedstill.protocol.payload_kinds import INPUTS
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIODMaps(GeneratesFromMaps, FedIOD):
+class FedIODMaps(FedIOD):
     """FedIOD with the options of label maps."""
 
     title: ClassVar[str] = "FedIOD"  # the same method, of another input
@@ -32,6 +31,8 @@ class FedIODMaps(GeneratesFromMaps, FedIOD):
 
     pretrain: NonNegativeInt = 0
     """Initial steps of generator and critics alone."""
+    generator: MapGenerator = field(default_factory=MapGenerator)  # type: ignore[assignment]
+    """The generator G."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,38 +44,63 @@ class FedIODMaps(GeneratesFromMaps, FedIOD):
     def total_steps(self) -> int:
         return self.pretrain + self.steps
 
-    @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
-        releases=lambda self, setting: self.critics(setting).releases,
-        differentiable=("x",),
-        times=lambda self, setting: self.pretrain,
-        rows=lambda self, setting: self.batch,
-        depends_on_records=lambda self, setting: self.critics(setting).depends_on_records,
-        trains=("critic",),
-        when=lambda self, setting: self.pretrain > 0,
-    )
-    def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
-        """Return D_k(x) after a step, and the distance of x from the node's own image."""
-        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
+    def needs(self) -> Needs:
+        return Needs(images=True, label_maps=True)
+
+    def notes(self, setting: NodeSetting) -> tuple[str, ...]:
+        return self.generator.notes(setting)
+
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        if self.generator.conditions == "nodes":
+            yield self.generator.map_query()
+        yield from super().queries(setting)
+        if self.pretrain:
+            compares = self.generator.compares_images(setting.task)
+            difference = {"difference": DIFFERENCE} if compares else {}
+            yield Query(
+                self.score_with_critic,
+                sends={"x": INPUTS, **self.generator.sends(setting.task, is_judged=True)},
+                releases={"critic": CRITIC, **difference},
+                differentiable=("x",),
+                times=self.pretrain,
+                rows=self.batch,
+                depends_on_records=tuple(difference),
+                trains=("critic",),
+                stackable=True,
+                details=QueryDetails(reads_values=compares),
+            )
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def score_with_critic(
+        self,
+        node: NodeView,
+        x: torch.Tensor,
+        maps: torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
+    ) -> Tensors:
+        """Return D_k(x) after a step, and the distance of x from the node's own images."""
+        return {**self.train_critic(node, x, maps), **self.difference(node, x, source)}
+
+    # --- at the server ----------------------------------------------------------------------------------
 
     def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
         """Run a step of G and the critics alone, or a distillation step."""
         if t >= self.pretrain:
             return super().step(server, state, t)
+        G = state.generator
         state.histogram.fetch(server)
-        state.source.fetch(server)
-        set_lr(state.adam, cosine_lr(t, self.total_steps, self.generator_lr, self.generator_lr_end))
+        G.source.fetch(server)
+        G.set_lr(t, self.total_steps)
         with server.compute.step(server.seed, "server", t):
-            w = state.source.sample(self.batch, "w", t)
+            w = G.source.sample(self.batch, "w", t)
             _, responses = self.query_teachers(server, state, "score_with_critic", w)
             sizes = state.histogram.select(responses.nodes).sizes
-            losses = {
-                "gan": self.weighted_gan_loss(
-                    generator_gan_loss(responses["critic"], self.gan_form), sizes / sizes.sum()
-                )
-            }
+            each = self.critic.generator_loss(responses["critic"])  # (K, B)
+            share = sizes / sizes.sum()
+            losses = {"gan": each.mean() if self.gan_weights == "average" else share @ each.mean(1)}
             if "difference" in responses.tensors:
                 losses["difference"] = responses["difference"].sum(0).mean()
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
-        descend(state.adam, L_G)
+        G.step(L_G)
         return {name: loss.item() for name, loss in losses.items()}

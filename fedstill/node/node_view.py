@@ -8,6 +8,7 @@ The function cannot see the difference, and the results are the same.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,13 +21,17 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
 from fedstill.models.module_utils import integer_mask
-from fedstill.node import local_training
+from fedstill.node import dp_training, local_training
 from fedstill.node.node import MakeOptimizer, Node
 from fedstill.node.node_group import NodeGroup, stack_tensors
+from fedstill.privacy.dpsgd import sampling_rate
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import Task
 
+Purpose = tuple[str | int, ...]
+View = Callable[[TensorData], TensorData]
+SampleRequest = tuple[int, Purpose, View | None]
 # One training step of a node: node, number of the step in this round, inputs (B, ...) and targets (B, ...),
 # and the tensors that NodeView.train was given; returns the loss ().
 NodeTrainStep = Callable[..., torch.Tensor]
@@ -78,18 +83,23 @@ class NodeView:
         self._node.add_module(role, module, make_optimizer)
 
     def step(self, role: str, loss: torch.Tensor) -> None:
-        """Take one optimizer step of the node's network on its own loss, a scalar.
+        """Take one optimizer step of the node's network on its own loss.
+
+        Args:
+            role: role of the network.
+            loss: a scalar, or losses of any shape, whose mean is taken.
 
         Raises:
             QueryRefused: the network trains privately, and this step has no noise.
-            ArgumentError: the network has no optimizer now, or the loss is not a scalar.
+            ArgumentError: the network has no optimizer now.
         """
 
         def run(losses: torch.Tensor) -> torch.Tensor:
             for node in self._group.nodes[: len(losses)] if self._samples is None else ():
                 node.set_learning_rates([role])  # a captured step has them set before it
-            self._group.step(role, losses)
-            return losses.detach()
+            means = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+            self._group.step(role, means)
+            return means.detach()
 
         self.on_group(run, loss)
 
@@ -216,6 +226,37 @@ class NodeView:
 
         self.on_group(run, x, targets)
 
+    def private_step(
+        self,
+        role: str,
+        private_loss: Callable[..., torch.Tensor],
+        public_loss: Callable[[nn.Module], torch.Tensor],
+        *,
+        batch: int,
+        data: View | None = None,
+    ) -> None:
+        """Take one DP-SGD step of a network that trains privately. Not in a stacked call.
+
+        Args:
+            role: role of the network.
+            private_loss: loss of each example, of the network, inputs and targets.
+            public_loss: loss of the network that is added to the mean of the private one; costs nothing.
+            batch: mean number of sampled examples.
+            data: returns other data of the same examples, from which to sample; None: the node's data.
+        """
+        node = self._node
+        node.set_learning_rates([role])
+        dp_training.private_step(
+            node if data is None else with_data(node, data(node.data)),
+            role,
+            node.private_steps[role],
+            sampling_rate(len(node.data), batch),
+            self.query_number,
+            private_loss=private_loss,
+            public_loss=public_loss,
+            batch=min(len(node.data), batch),
+        )
+
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Return the model's outputs for many inputs ``(N, ...)``, computed in batches: ``(N, C, ...)``."""
         size = min(PUBLIC_BATCH, local_training.inference_batch_size(x))
@@ -237,12 +278,19 @@ class NodeView:
 
     # --- data and random numbers --------------------------------------------------------------------------
 
-    def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(
+        self, size: int, *purpose: str | int, data: View | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample own examples with replacement: inputs ``(size, ...)`` and targets ``(size, ...)``.
 
         Each query has samples of its own.
+
+        Args:
+            size: number of examples.
+            purpose: names the random stream, besides the query's number.
+            data: returns other data of the same examples, from which to sample; None: the node's data.
         """
-        inputs, targets = self.on_group(lambda: self._group_sample(size, purpose))
+        inputs, targets = self.on_group(lambda: self._sample_group(size, purpose, data))
         return inputs, targets
 
     def random(self, sample: Callable[[torch.Generator], torch.Tensor], *purpose: str | int) -> torch.Tensor:
@@ -325,16 +373,15 @@ class NodeView:
         """Return ``function(node, *tensors)``, computed for each node by itself also in a stacked call.
 
         For parts that use the node's data, its name, or values of tensors. The result must have the same
-        shape at all nodes, and has no gradient.
+        shape at all nodes.
         """
         nodes = self._group.nodes[: self._count]
 
         def run(*values: torch.Tensor) -> torch.Tensor:
             views = [NodeView(NodeGroup([node]), self.setting, self.query_number) for node in nodes]
-            with torch.no_grad():
-                return stack_tensors(
-                    [function(view, *(value[row] for value in values)) for row, view in enumerate(views)]
-                )
+            return stack_tensors(
+                [function(view, *(value[row] for value in values)) for row, view in enumerate(views)]
+            )
 
         result: torch.Tensor = self.on_group(run, *tensors)
         return result
@@ -349,10 +396,11 @@ class NodeView:
             return tuple(output[0] for output in outputs) if isinstance(outputs, tuple) else outputs[0]
         return _OnGroup.apply(lambda _, *values: run(*values), self._index, *tensors)  # type: ignore[no-untyped-call]
 
-    def _group_sample(self, size: int, purpose: tuple[str | int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._samples is not None:
-            return self._samples.get(self._group, self.query_number, size, purpose)
-        return NodeGroup(self._group.nodes[: self._count]).sample(size, *purpose, self.query_number)
+    def _sample_group(
+        self, size: int, purpose: Purpose, data: View | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        samples = QuerySamples() if self._samples is None else self._samples
+        return samples.get(self._group.nodes[: self._count], self.query_number, (size, purpose, data))
 
 
 class NetworkView:
@@ -412,26 +460,25 @@ class QuerySamples:
     """
 
     def __init__(self) -> None:
-        self.requests: list[tuple[int, tuple[str | int, ...]]] = []
-        self._taken: dict[tuple[int, tuple[str | int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.requests: list[SampleRequest] = []
+        self._taken: dict[SampleRequest, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def get(
-        self, group: NodeGroup, number: int, size: int, purpose: tuple[str | int, ...]
+        self, nodes: Sequence[Node], number: int, request: SampleRequest
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a sample, which is taken now unless it was taken before."""
-        if (size, purpose) in self._taken:
-            return self._taken[size, purpose]
-        if (size, purpose) not in self.requests:
-            self.requests.append((size, purpose))
-        return group.sample(size, *purpose, number)
+        if request in self._taken:
+            return self._taken[request]
+        if request not in self.requests:
+            self.requests.append(request)
+        return _sample(nodes, number, *request)
 
-    def take(self, group: NodeGroup, number: int) -> dict[str, torch.Tensor]:
+    def take(self, nodes: Sequence[Node], number: int) -> dict[str, torch.Tensor]:
         """Return the samples of all known requests as named tensors, ``(G, size, ...)`` each."""
         tensors: dict[str, torch.Tensor] = {}
-        for index, (size, purpose) in enumerate(self.requests):
-            tensors[f"sampled inputs {index}"], tensors[f"sampled targets {index}"] = group.sample(
-                size, *purpose, number
-            )
+        for index, request in enumerate(self.requests):
+            inputs, targets = _sample(nodes, number, *request)
+            tensors |= {f"sampled inputs {index}": inputs, f"sampled targets {index}": targets}
         return tensors
 
     def put(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -441,6 +488,22 @@ class QuerySamples:
             for index, request in enumerate(self.requests)
             if f"sampled inputs {index}" in tensors
         }
+
+
+def _sample(
+    nodes: Sequence[Node], number: int, size: int, purpose: Purpose, data: View | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return examples of each node, ``(G, size, ...)`` inputs and targets."""
+    views = [node if data is None else with_data(node, data(node.data)) for node in nodes]
+    parts = [view.sample(size, *purpose, number) for view in views]
+    return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
+
+
+def with_data(node: Node, data: TensorData) -> Node:
+    """Return a copy of the node with other data, record by record."""
+    view = copy.copy(node)
+    view.data = data
+    return view
 
 
 class _OnGroup(torch.autograd.Function):

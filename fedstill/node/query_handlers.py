@@ -39,7 +39,7 @@ class QueryHandlers:
             return self._call(query, number, inputs, values)
         for node in self.group.nodes:
             node.set_learning_rates(query.trains)
-        return graph(**inputs, **self._samples[query.name].take(self.group, number))
+        return graph(**inputs, **self._samples[query.name].take(self.group.nodes, number))
 
     def _call(
         self,

@@ -113,6 +113,7 @@ class Method(Registrable):
         trains_models: the nodes' own models are trained at all.
         one_round: all queries are known before the first response (:meth:`planned_queries`), so that they can
             be exchanged as files.
+        has_ensemble: the nodes' responses to any inputs can be combined (:meth:`ensemble_responses`).
         needs_float32: ``engine.precision = "auto"`` is float32 for this method, which loses accuracy in
             bfloat16.
         length_options: options that set the number of queries, as far as the method has them.
@@ -143,6 +144,7 @@ class Method(Registrable):
     trains_models: ClassVar[bool] = True
     one_round: ClassVar[bool] = False
     needs_float32: ClassVar[bool] = False
+    has_ensemble: ClassVar[bool] = False
     length_options: ClassVar[tuple[str, ...]] = ("rounds",)
     server_only_options: ClassVar[tuple[str, ...]] = ()
     batch_options: ClassVar[tuple[str, ...]] = ()
@@ -173,6 +175,24 @@ class Method(Registrable):
 
     def prepare(self, nodes: Any, setting: NodeSetting) -> None:
         """Prepare all nodes before anything else, for example by adding networks."""
+        for node in nodes:
+            self.prepare_node(node, setting)
+
+    def prepare_node(self, node: Any, setting: NodeSetting) -> None:
+        """Prepare a node before anything else, for example by adding networks."""
+
+    def preview_response(self, node: Any, x: torch.Tensor, z: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of a node's response to inputs ``(B, ...)``.
+
+        Used for evaluation in a simulation only: nothing is trained, released or counted. A method with
+        ``has_ensemble`` implements it.
+
+        Args:
+            node: the node.
+            x: inputs.
+            z: outputs of the node's model for ``x``: ``(B, C, ...)``.
+        """
+        return {}
 
     def preview_responses(
         self, nodes: Any, x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
@@ -207,6 +227,7 @@ class Method(Registrable):
             trains_models=self.trains_models,
             notes=(*self.notes(setting), *((SECURE_AGGREGATION_NOTE,) if setting.secure_aggregation else ())),
             setting=setting,
+            preview_response=self.preview_response if self.has_ensemble else None,
         )
 
     # --- at the server ----------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ class QueryDetails:
         json_values: parts of request or response that are JSON values in place of tensors.
         finite_differences: the server subtracts nearly equal responses, which bfloat16 would round away. They
             are then computed in float32, whatever the run's precision.
+        reads_values: the function reads values of tensors in ``node.separately``, so that no CUDA graph can
+            capture it.
     """
 
     constant: bool = False
@@ -75,6 +77,7 @@ class QueryDetails:
     ragged: tuple[str, ...] = ()
     json_values: tuple[str, ...] = ()
     finite_differences: bool = False
+    reads_values: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,9 @@ class Query:
     @property
     def is_capturable(self) -> bool:
         """Return whether a CUDA graph may capture the function: tensors in, tensors out."""
-        only_tensors = not (
-            self.details.ragged or self.details.json_values or SCHEDULE in self.sends.values()
-        )
-        return self.capturable or (self.stackable and only_tensors)
+        rare = self.details
+        only_tensors = not (rare.reads_values or rare.ragged or rare.json_values)
+        return self.capturable or (self.stackable and only_tensors and SCHEDULE not in self.sends.values())
 
     @property
     def weighting(self) -> tuple[PayloadKind, SumWeighting] | None:
@@ -364,6 +366,7 @@ class NodeSide:
     sum_source: str = ""
     notes: tuple[str, ...] = ()
     setting: NodeSetting | None = None
+    preview_response: Callable[[Any, torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
 
     def __post_init__(self) -> None:
         if not self.trains_models:  # no training is done, and none is charged

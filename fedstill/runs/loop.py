@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class Run(ABC):
             ArgumentError: naming the option, or the public data.
         """
         sources_of_one = [
-            f"method.{name}" for name in self.method.batch_options if getattr(self.method, name) == 1
+            f"method.{name}" for name in self.method.batch_options if attrgetter(name)(self.method) == 1
         ]
         needed = self.needs.public or self.needs.public_labels
         if needed and self.method.batch_options and self.public is not None and len(self.public) == 1:

@@ -20,6 +20,8 @@ from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
+from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import FULL_TRAINING
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums, sum_contributions
@@ -200,8 +202,9 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         Args:
             node_outputs: outputs of nodes' models on these inputs, as far as known.
         """
-        teachers = self._teachers() if self.side.preview_responses is not None else []
-        if self.side.preview_responses is None or not teachers:
+        has_ensemble = self.side.preview_responses or self.side.preview_response
+        teachers = self._teachers() if has_ensemble else []
+        if not teachers:
             return None
         known_outputs = dict(node_outputs or {})
         for node in teachers:
@@ -212,7 +215,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             for start in range(0, len(inputs), size):
                 rows = slice(start, start + size)
                 z = torch.stack([known_outputs[node.name][rows] for node in teachers])  # (K, B, C, ...)
-                responses: object = self.side.preview_responses(teachers, inputs[rows], z)
+                responses: object = self._preview(teachers, inputs[rows], z)
                 if not isinstance(responses, Mapping):
                     raise ArgumentError(
                         f"preview_responses of {self.method.title}",
@@ -224,6 +227,14 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                     return None
                 parts.append(part)
         return torch.cat(parts)
+
+    def _preview(self, teachers: Sequence[Node], x: torch.Tensor, z: torch.Tensor) -> object:
+        if self.side.preview_response is None:
+            assert self.side.preview_responses is not None
+            return self.side.preview_responses(teachers, x, z)
+        views = [NodeView(NodeGroup([node]), self.at_nodes) for node in teachers]
+        each = [self.side.preview_response(view, x, z_k) for view, z_k in zip(views, z, strict=True)]
+        return {name: torch.stack([response[name] for response in each]) for name in each[0]}
 
     def _teachers(self) -> list[Node]:
         """Return the nodes of the ensemble: those that take part and, if weights need label counts, sent

@@ -1,0 +1,207 @@
+"""Student that trains on ensembled responses: from a replay memory, or (published code) from fresh
+queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fedstill.core.compute import copy_to_device, match_parameter_layout
+from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
+from fedstill.data.augmentation import flip_and_rotate, random_shift
+from fedstill.methods import ArgumentError, Server, cosine_lr, descend, set_lr, torch_generator
+from fedstill.methods._label_shift import LabelShift
+from fedstill.tasks import Task
+
+Augment = Literal["none", "shift", "shift-flip", "turn"]
+# Inputs (B, C, H, W) and their ensembled responses (B, classes, ...).
+LabeledBatch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayTraining(CheckedOptions):
+    """Options of the student S, which trains on ensembled responses to generated inputs."""
+
+    section: ClassVar[str] = "method.student"
+
+    steps: PositiveInt = 5
+    """Training steps of the student after each query."""
+    batch: PositiveInt = 64
+    """Replayed inputs in a batch of the student."""
+    memory: PositiveInt = 100_000
+    """Size of the replay memory of inputs with their ensembled responses; at least one query's."""
+    augment: Augment = "none"
+    """Augmentation of replayed inputs, and of responses that are maps: none, shift (by up to an eighth of the
+    image), shift-flip (also mirrored half the time), or turn (quarter turns and mirror images).
+    """
+    lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate for S, falling on a cosine to lr_end."""
+    lr_end: NonNegativeFloat = 1e-6
+    """Learning rate of S's last step."""
+
+    def check_memory(self, batch: int) -> None:
+        """Check that one query of ``batch`` inputs fits into the replay memory.
+
+        Raises:
+            ArgumentError: it does not.
+        """
+        if self.memory < batch:
+            raise ArgumentError("method.student.memory", self.memory, f"at least method.batch ({batch})")
+
+
+class Student:
+    """Student S with its optimizer and replay memory.
+
+    Args:
+        options: its options.
+        server: the server, whose student is S.
+        tau: temperature of S's distance to the ensemble; inf is its l2 limit.
+        shift: corrects ensembled logits before S trains on them; None: no correction.
+
+    Raises:
+        ArgumentError: an augmentation that does not suit the task or the shape.
+    """
+
+    def __init__(
+        self, options: ReplayTraining, server: Server, tau: float, shift: LabelShift | None = None
+    ) -> None:
+        self.options, self.server, self.S, self.tau, self.shift = options, server, server.student, tau, shift
+        self.replay = Replay(options.memory, options.augment, server.task, server.shape, server.seed)
+        # Frozen parameters stay unchanged.
+        self.trainable = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
+        self.adam = torch.optim.Adam(self.trainable, options.lr, fused=True)
+        # On a GPU both are captured as CUDA graphs.
+        self.uses_cuda_graphs = server.compute.uses_cuda_graphs(self.S)
+        memory = StaticBuffers([self.S], [self.adam])
+        self._captured_step, self._captured_evaluate = (
+            CudaGraphStep(self.step, memory),
+            CudaGraphStep(self._evaluate, memory),
+        )
+
+    def evaluate(self, x: torch.Tensor) -> torch.Tensor:
+        """Return S(x) with gradients to x only; S and its running statistics do not change."""
+        return (self._captured_evaluate if self.uses_cuda_graphs else self._evaluate)(x=x)["z_hat"]
+
+    def _evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self._set_trainable(False)
+        z_hat = self.S(self.server.task.observe(x)).float()
+        self._set_trainable(True)
+        return {"z_hat": z_hat}
+
+    def corrected_target(self, z: torch.Tensor) -> torch.Tensor:
+        """Return S's target for ensembled logits z ``(B, classes, ...)``."""
+        return z if self.shift is None else self.shift.corrected(z)
+
+    def mimic_loss(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """Return L_mimic as S descends it (Eq. 10)."""
+        z_hat = self.S(self.server.task.observe(x)).float()
+        return self.server.task.distillation_loss(z_hat, z, self.tau).mean()
+
+    def train(self, t: int, of: int, fresh: Sequence[LabeledBatch]) -> torch.Tensor:
+        """Run the steps of S after query ``t`` of ``of``, on fresh or replayed responses, and return the last
+        loss."""
+        options, server, done = self.options, self.server, self.server.completed_steps
+        set_lr(self.adam, cosine_lr(t, of, options.lr, options.lr_end))
+        L_S = torch.zeros((), device=server.device)
+        if self.uses_cuda_graphs:
+            make_capturable(self.adam)
+        for index in range(options.steps):
+            x, z = fresh[index] if fresh else self.replay.sample(options.batch, done, index)
+            with server.compute.step(server.seed, "student", done, index):
+                z = self.corrected_target(z)
+                L_S = (self._captured_step if self.uses_cuda_graphs else self.step)(x=x, z=z)["loss"]
+        return L_S
+
+    def step(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Take one step of S."""
+        loss = self.mimic_loss(x, z)
+        with torch.autocast(x.device.type, enabled=False):  # backward runs in the precision of forward
+            descend(self.adam, loss)
+        return {"loss": loss.detach()}
+
+    def state_dict(self) -> dict[str, Any]:
+        decided = None if self.shift is None else self.shift.decided
+        return {"adam": self.adam.state_dict(), "replay": self.replay.state_dict(), "decided": decided}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.adam.load_state_dict(state["adam"])
+        match_parameter_layout(self.adam)
+        self.replay.load_state_dict(state["replay"], device)
+        if self.shift is not None:
+            self.shift.decided = state["decided"].to(device)
+
+    def _set_trainable(self, mode: bool) -> None:
+        self.S.train(mode)
+        for parameter in self.trainable:
+            parameter.requires_grad_(mode)
+
+
+class Replay:
+    """Ring buffer of the last ``size`` inputs with their ensembled responses.
+
+    Inputs are augmented when they are sampled, together with responses that are maps of their pixels.
+
+    Raises:
+        ArgumentError: an augmentation that does not suit the task or the shape.
+    """
+
+    def __init__(self, size: int, augment: Augment, task: Task, shape: tuple[int, ...], seed: int) -> None:
+        name = "method.student.augment"
+        if augment != "none" and task.form != "images":
+            raise ArgumentError(name, augment, f"none, as {task.form} have no direction to be moved in")
+        if augment != "none" and task.kind == "image":
+            raise ArgumentError(name, augment, "none, as an image that is moved was never measured")
+        if augment == "turn" and shape[-2] != shape[-1]:
+            raise ArgumentError(name, augment, f"not turn, as images are {shape[-2]} x {shape[-1]}")
+        self.size, self.augment, self.seed = size, augment, seed
+        self.added = 0
+        self._x = self._z = torch.zeros(0)
+
+    def __len__(self) -> int:
+        return min(self.added, self.size)
+
+    def add(self, x: torch.Tensor, z: torch.Tensor) -> None:
+        """Add inputs and responses in place of the oldest."""
+        self._x, self._z = self._grow(self._x, x), self._grow(self._z, z)
+        slots = (self.added + torch.arange(len(x), device=x.device)) % self.size
+        self._x[slots], self._z[slots] = x, z
+        self.added += len(x)
+
+    def sample(self, count: int, *purpose: str | int) -> LabeledBatch:
+        """Return ``count`` augmented pairs, sampled with replacement, or all if there are no more."""
+        draw = torch_generator(self.seed, "memory", *purpose)
+        x, z = self._x[: len(self)], self._z[: len(self)]
+        if count < len(self):
+            chosen = torch.randint(len(self), (count,), generator=draw)
+            chosen = copy_to_device(chosen, x.device)
+            x, z = x[chosen], z[chosen]
+        if self.augment == "none":
+            return x, z
+        maps = z.ndim == x.ndim  # augment responses that are maps with their images
+        images = torch.cat([x, z], 1) if maps else x
+        if self.augment == "turn":
+            images = flip_and_rotate(images, torch.randint(8, (len(x),), generator=draw))
+        else:
+            images = random_shift(images, draw, flip=self.augment == "shift-flip")
+        return (images[:, : x.shape[1]], images[:, x.shape[1] :]) if maps else (images, z)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"added": self.added, "x": self._x[: len(self)], "z": self._z[: len(self)]}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.added = state["added"]
+        self._x, self._z = state["x"].to(device), state["z"].to(device)
+
+    def _grow(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        # Doubles up to its size, so that a short run uses little memory.
+        wanted = min(self.size, self.added + len(new))
+        if len(kept) >= wanted:
+            return kept
+        grown = new.new_empty((min(self.size, max(wanted, 2 * len(kept))), *new.shape[1:]))
+        if len(kept):
+            grown[: len(kept)] = kept
+        return grown
