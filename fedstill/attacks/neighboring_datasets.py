@@ -91,7 +91,7 @@ class AuditedNode:
         is_linear = self.model == "linear"
         network = zero_linear(self.classes) if is_linear else build(self.model, SHAPE, self.classes, 0)
         self.node = Node(NODE_NAME, self.data, network, gate, 0)
-        method = AuditMethod(batch=self.rows, gan=float(self.critics))
+        method = AuditMethod(batch=self.rows, critics=self.critics)
         setting = NodeSetting(self.task, self.local, self.compute)
         side = method.node_side(setting)  # of this package, although the method is not registered
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)

@@ -5,7 +5,7 @@ For inputs that are generated from label maps see ``_label_maps``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -22,6 +22,7 @@ from fedstill.methods import (
     NodeView,
     Query,
     Server,
+    TensorData,
     adam,
     cosine_lr,
     descend,
@@ -136,8 +137,9 @@ class InputGenerator(CheckedOptions):
         """Return whether nodes compare generated images with their own: no."""
         return False
 
-    def pairs(self, setting: NodeSetting) -> None:
+    def pairs(self, setting: NodeSetting) -> Callable[[TensorData], TensorData] | None:
         """Return the function from a node's data to images and label maps: none."""
+        return None
 
     def difference(self, node: NodeView, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Return the distance of images from the node's own images ``(B,)``; not without label maps."""

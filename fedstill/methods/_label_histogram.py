@@ -16,6 +16,7 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, query, seal
+from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -132,11 +133,15 @@ class LabelHistogram:
     """Nodes' numbers of examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are queried.
 
     For nodes that release sizes only, C is 0.
+
+    Args:
+        equal: count one example of each class at each node, without a query, so that all have equal weights.
     """
 
     names: tuple[str, ...] = ()
     counts: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     sizes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    equal: bool = False
 
     __repr__ = brief_repr
 
@@ -144,7 +149,7 @@ class LabelHistogram:
     def uniform(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:
         """Return one example of each class for each node, for methods that weight nodes equally."""
         ones = torch.ones(len(names), classes, device=device)
-        return cls(tuple(names), ones, ones.sum(1))
+        return cls(tuple(names), ones, ones.sum(1), equal=True)
 
     @staticmethod
     def find_in(state: Any) -> LabelHistogram | None:
@@ -152,7 +157,13 @@ class LabelHistogram:
         return next((each for each in vars(state).values() if isinstance(each, LabelHistogram)), None)
 
     def fetch(self, server: Server) -> None:
-        """Query every node, unless that is done."""
+        """Query every node, unless that is done or not needed."""
+        if not self.names and self.equal:
+            federation = server.federation
+            is_summed = federation.link.secure_aggregation
+            names = federation.response_sources if is_summed else federation.nodes
+            even = self.uniform(names, server.task.classes, server.device)
+            self.names, self.counts, self.sizes = even.names, even.counts, even.sizes
         if not self.names:
             by_class = "count_labels" in server.federation.queries
             responses = server.query("count_labels" if by_class else "count_samples")
@@ -173,7 +184,11 @@ class LabelHistogram:
             return self
         places = {name: place for place, name in enumerate(self.names)}
         rows = [places[name] for name in nodes]
-        return LabelHistogram(tuple(nodes), self.counts[rows], self.sizes[rows])
+        return LabelHistogram(tuple(nodes), self.counts[rows], self.sizes[rows], self.equal)
+
+    def weights(self, task: Task, nodes: Sequence[str]) -> torch.Tensor:
+        """Return the weights of some nodes by class: ``(K, 1, C)``, summing to 1 over the nodes."""
+        return task.importance_weights(self.select(nodes).counts)
 
     def state_dict(self) -> dict[str, Any]:
         return {"names": self.names, "counts": self.counts, "sizes": self.sizes}

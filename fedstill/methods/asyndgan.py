@@ -8,44 +8,79 @@ trained on pairs (G(x), x). The nodes train no task networks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Interval
-from torch import nn
 
-from fedstill.core.options import NonNegativeFloat, PositiveInt
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, sample_augmentation
-from fedstill.methods import NodeFault, NodeGroup, Responses, Server, descend, query, torch_generator
-from fedstill.methods._critics import CriticOptions, generator_gan_loss
-from fedstill.methods._generated_inputs import GeneratesInputs, generate
-from fedstill.methods._label_histogram import CountsSamples, LabelHistogram, Tensors
-from fedstill.methods._label_maps import GeneratesFromMaps, MapSource
+from fedstill.methods import (
+    LabelHistogram,
+    Method,
+    Needs,
+    Node,
+    NodeFault,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
+    Responses,
+    Server,
+    Tensors,
+    cosine_lr,
+    count_samples_query,
+    descend,
+    set_lr,
+    torch_generator,
+)
+from fedstill.methods._discriminators import Discriminators, join_pairs
+from fedstill.methods._input_generators import GeneratorBatch, GeneratorTraining
+from fedstill.methods._label_maps import DIFFERENCE, MapGenerator, check_rows
 from fedstill.methods._public_data import make_student_optimizer
-from fedstill.protocol.local_config import cosine_lr, set_lr
-from fedstill.protocol.payload_kinds import INPUTS
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS
+
+critic_options = partial(Discriminators, width=64, lr=2e-4)
+generator_options = partial(MapGenerator, lr=2e-4, lr_end=2e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTraining(CheckedOptions):
+    """Options of the task network, which trains on generated pairs."""
+
+    section: ClassVar[str] = "method.student"
+
+    steps: PositiveInt = 1000
+    """Steps of the task network, after the generator's training."""
+    batch: PositiveInt = 16
+    """Generated pairs in a batch of the task network."""
+    augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
+    """Augmentation of generated pairs, as local.augment."""
+    lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate for the task network, falling on a cosine to lr_end."""
+    lr_end: NonNegativeFloat = 1e-6
+    """Learning rate of its last step."""
 
 
 @dataclass
 class AsynDGANState:
     """Server state of the method."""
 
-    source: MapSource  # label maps x
-    generator: nn.Module  # G
-    g_adam: torch.optim.Optimizer
+    generator: GeneratorTraining  # G, with the source of label maps x
     s_adam: torch.optim.Optimizer  # the task network's
-    histogram: LabelHistogram  # examples by node
+    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # examples by node
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs):
+class AsynDGAN(Method):
     """AsynDGAN's options."""
 
     title: ClassVar[str] = "AsynDGAN"
-    batch_options: ClassVar[tuple[str, ...]] = ("student_batch",)
+    batch_options: ClassVar[tuple[str, ...]] = ("student.batch",)
     paper: ClassVar[str] = "Chang et al., CVPR 2020"
     unit: ClassVar[Literal["step"]] = "step"
     initial_training: ClassVar[None] = None
@@ -56,65 +91,74 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
     """Steps of the generator, each with one query to every node."""
     batch: PositiveInt = 8
     """Images in a query. With conditions = nodes each node gets as many, of its own maps."""
-    critic_width: PositiveInt = 64
-    """Channels of D_j's first convolution (published: 64)."""
     gan: Annotated[float, Interval(gt=0, lt=inf), "above 0, as there is nothing but critics"] = 1.0
     """Weight of the critics' part in the generator's loss, a mean over patches."""
-    generator_lr: NonNegativeFloat = 2e-4
-    """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
-    generator_lr_end: NonNegativeFloat = 2e-5
-    """Learning rate of G's last step."""
-    critic_lr: NonNegativeFloat = 2e-4
-    """Adam's learning rate for each D_j."""
-
-    student_steps: PositiveInt = 1000
-    """Steps of the task network, after the generator's training."""
-    student_batch: PositiveInt = 16
-    """Generated pairs in a batch of the task network."""
-    student_augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
-    """Augmentation of generated pairs, as local.augment."""
-    student_lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for the task network, falling on a cosine to student_lr_end."""
-    student_lr_end: NonNegativeFloat = 1e-6
-    """Learning rate of its last step."""
+    generator: MapGenerator = field(default_factory=generator_options)
+    """The generator G."""
+    critic: Discriminators = field(default_factory=critic_options)
+    """The critics D_j."""
+    student: PairTraining = field(default_factory=PairTraining)
+    """The training of the task network."""
 
     @property
     def total_steps(self) -> int:
-        return self.steps + self.student_steps
+        return self.steps + self.student.steps
 
-    @property
-    def critic_steps(self) -> int:
-        return self.steps
+    def needs(self) -> Needs:
+        return Needs(images=True, label_maps=True)
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def notes(self, setting: NodeSetting) -> tuple[str, ...]:
+        return self.generator.notes(setting)
 
-    @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
-        releases=lambda self, setting: self.critics(setting).releases,
-        differentiable=("x",),
-        times=lambda self, setting: self.steps,
-        rows=lambda self, setting: self.batch,
-        depends_on_records=lambda self, setting: self.critics(setting).depends_on_records,
-        trains=("critic",),
-        owner_only=lambda self, setting: (
-            tuple(self.critics(setting).sends) if self.conditions == "nodes" else ()
-        ),
-    )
-    def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        of_nodes = self.generator.conditions == "nodes"
+        if of_nodes:
+            yield self.generator.map_query()
+        yield count_samples_query()
+        about_x = self.generator.sends(setting.task, is_judged=True)
+        compares = self.generator.compares_images(setting.task)
+        difference = {"difference": DIFFERENCE} if compares else {}
+        yield Query(
+            self.score_with_critic,
+            sends={"x": INPUTS, **about_x},
+            releases={"critic": CRITIC, **difference},
+            differentiable=("x",),
+            times=self.steps,
+            rows=self.batch,
+            depends_on_records=tuple(difference),
+            trains=("critic",),
+            stackable=True,
+            details=QueryDetails(owner_only=tuple(about_x) if of_nodes else (), reads_values=compares),
+        )
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+        """Add a critic D_j."""
+        self.critic.add_to(node, setting.task, self.steps, judges_pairs=True)
+
+    def score_with_critic(
+        self, node: NodeView, x: torch.Tensor, maps: torch.Tensor, source: torch.Tensor | None = None
+    ) -> Tensors:
         """Return D_j(x) after one step of D_j on x and as many own images, and the distance of x from the own
         images."""
-        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
+        check_rows("maps", maps, (len(x),))
+        pairs = join_pairs(node.task, x, maps)
+        self.critic.train_step(node, pairs.detach(), self.batch, self.generator.pairs(node.setting))
+        response = {"critic": node.module("critic")(pairs)}
+        if source is not None:
+            response["difference"] = node.separately(self.generator.difference, x, source)
+        return response
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> AsynDGANState:
-        G, g_adam = self.init_generator(server)
-        s_adam = make_student_optimizer(server.student, self.student_lr)
-        return AsynDGANState(self.source(server), G, g_adam, s_adam, LabelHistogram())
+        s_adam = make_student_optimizer(server.student, self.student.lr)
+        return AsynDGANState(GeneratorTraining(self.generator, server), s_adam)
 
     def step(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
         state.histogram.fetch(server)
-        state.source.fetch(server)
+        state.generator.source.fetch(server)
         if t < self.steps:
             return self.generate(server, state, t)
         return self.train_on_pairs(server, state, t - self.steps)
@@ -122,12 +166,12 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
     def generate(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
         """Take a step of G on sum_j pi_j of D_j's loss and of the distance to node j's images (Eq. 2 and
         3)."""
-        set_lr(state.g_adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
+        state.generator.set_lr(t, self.steps)
         with server.compute.step(server.seed, "server", t):
             gan, differences, names = [], [], list[str]()
             for responses in self.responses(server, state, t):
                 d = responses["critic"]  # (1 or K, B, h, w)
-                gan.append(generator_gan_loss(d, self.gan_form).mean(1) / d[0, 0].numel())  # (1 or K,)
+                gan.append(self.critic.generator_loss(d).mean(1) / d[0, 0].numel())  # (1 or K,)
                 names += responses.nodes
                 if "difference" in responses.tensors:
                     differences.append(responses["difference"].mean(1))
@@ -138,7 +182,7 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
             if differences:
                 losses["difference"] = pi @ torch.cat(differences)
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
-        descend(state.g_adam, L_G)
+        state.generator.step(L_G)
         return {name: loss.item() for name, loss in losses.items()}
 
     def responses(self, server: Server, state: AsynDGANState, t: int) -> list[Responses]:
@@ -147,17 +191,17 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
         known = [
             name
             for name in state.histogram.present_nodes(server.federation)
-            if state.source.has_maps_of(name)
+            if state.generator.source.has_maps_of(name)
         ]
         if not known:
             raise NodeFault(", ".join(present), "score_with_critic", "no node has sent its size and maps")
         query = server.federation.queries["score_with_critic"]
-        if self.conditions != "nodes":
-            w = state.source.sample(self.batch, "w", t)
-            x = state.generator(w.generator_input).float()  # (B, C, H, W)
+        if self.generator.conditions != "nodes":
+            w = state.generator.source.sample(self.batch, "w", t)
+            x = state.generator(w)  # (B, C, H, W)
             return [server.query("score_with_critic", nodes=known, x=x, **w.query_tensors(query))]
-        batches = [state.source.sample(self.batch, "w", t, name, node=name) for name in known]
-        x = state.generator(torch.cat([w.generator_input for w in batches])).float()  # (K B, C, H, W)
+        batches = [state.generator.source.sample(self.batch, "w", t, name, node=name) for name in known]
+        x = state.generator(GeneratorBatch(torch.cat([w.generator_input for w in batches])))  # (K B, C, H, W)
         received = [
             server.query_or_none("score_with_critic", nodes=[name], x=x_j, **w.query_tensors(query))
             for name, w, x_j in zip(known, batches, torch.split(x, self.batch), strict=True)
@@ -169,19 +213,25 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
 
     def train_on_pairs(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
         """Take step ``t`` of the task network on generated pairs (G(x), x) and return its loss."""
-        set_lr(state.s_adam, cosine_lr(t, self.student_steps, self.student_lr, self.student_lr_end))
-        task, w = server.task, state.source.sample(self.student_batch, "student", t)
+        set_lr(state.s_adam, cosine_lr(t, self.student.steps, self.student.lr, self.student.lr_end))
+        task, w = server.task, state.generator.source.sample(self.student.batch, "student", t)
         assert w.maps is not None
         with server.compute.step(server.seed, "student", t):
-            x = generate(state.generator, w)
+            x = state.generator.evaluate(w)
             targets = task.targets_from_maps(w.maps, x)
-            if self.student_augment == "none":
+            if self.student.augment == "none":
                 x = task.observe(x)
             else:
                 draws = sample_augmentation(len(x), torch_generator(server.seed, "augment", t))
-                x, targets = augment_examples(task, x, targets, draws, self.student_augment)
+                x, targets = augment_examples(task, x, targets, draws, self.student.augment)
             server.student.train()
             outputs = server.student(x).float()
             loss = task.loss(outputs.unsqueeze(0), targets.unsqueeze(0))[0]
         descend(state.s_adam, loss)
         return {"student": loss.item()}
+
+    def preview_samples(self, server: Server, state: AsynDGANState, count: int) -> torch.Tensor | None:
+        return state.generator.preview_samples(count)
+
+    def preview_maps(self, server: Server, state: AsynDGANState, count: int) -> torch.Tensor | None:
+        return state.generator.preview_maps(count)

@@ -6,7 +6,7 @@ Upper bound of a comparison, with the local training's optimizer and as many pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,13 +16,14 @@ from fedstill.methods import (
     Method,
     Needs,
     Node,
-    NodeGroup,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
     Server,
     Span,
     TensorData,
     Tensors,
-    query,
-    stack_tensors,
 )
 from fedstill.methods._public_data import require_labeled
 from fedstill.node import local_training
@@ -97,13 +98,13 @@ class Centralized(Method):
     def needs(self) -> Needs:
         return Needs(public=self.public, public_labels=self.public)
 
-    @query(releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}, times=1, constant=True)
-    def upload_data(self, nodes: NodeGroup) -> Tensors:
-        """Return the data."""
-        return {
-            "inputs": stack_tensors([node.data.inputs for node in nodes.nodes]),
-            "targets": stack_tensors([node.data.targets for node in nodes.nodes]),
-        }
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield Query(
+            upload_data,
+            releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA},
+            times=1,
+            details=QueryDetails(constant=True),
+        )
 
     def init_state(self, server: Server) -> CentralizedState:
         return CentralizedState(CentralTrainer("centralised"))
@@ -122,3 +123,8 @@ class Centralized(Method):
             parts.append((public.inputs, public.targets))
         inputs, targets = zip(*parts, strict=True)
         return TensorData(torch.cat(inputs), torch.cat(targets))
+
+
+def upload_data(node: NodeView) -> Tensors:
+    """Return the node's data."""
+    return {"inputs": node.data.inputs, "targets": node.data.targets}

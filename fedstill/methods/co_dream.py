@@ -12,24 +12,30 @@ to completion first. Dreams receive the sum of the nodes' gradients only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     LabelHistogram,
+    Method,
     Needs,
+    NodeSetting,
+    NodeView,
+    Query,
     Responses,
     Server,
+    Tensors,
+    count_labels_query,
     descend,
     torch_generator,
 )
-from fedstill.methods._public_data import WeightsNodes
-from fedstill.methods._student import Student
-from fedstill.methods._teacher_queries import QueriesTeachers
+from fedstill.methods._replay_training import ReplayTraining, Student
+from fedstill.methods._teachers import teacher_query
 from fedstill.tasks import Ensemble
 
 
@@ -37,20 +43,25 @@ from fedstill.tasks import Ensemble
 class CoDreamState:
     """Server state of the method."""
 
-    student: Student  # f_S, with the dreams that it remembers
-    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # who counts how much in a label
+    student: Student  # f_S, with dreams in its replay memory
+    histogram: LabelHistogram  # weights of the nodes in a label
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoDream(WeightsNodes, QueriesTeachers):
+class CoDream(Method):
     """Co-Dream's options."""
 
     title: ClassVar[str] = "Co-Dream"
     paper: ClassVar[str] = "Singh et al., AAAI 2025"
+    unit: ClassVar[Literal["step"]] = "step"
+    has_ensemble: ClassVar[bool] = True
     length_options: ClassVar[tuple[str, ...]] = ("steps", "dream_steps")
+    batch_options: ClassVar[tuple[str, ...]] = ("batch", "student.batch")
 
     steps: PositiveInt = 40
     """Batches of dreams; the student trains after each."""
+    batch: PositiveInt = 64
+    """Dreams in a batch."""
     dream_steps: PositiveInt = 20
     """Steps of a batch of dreams, each a query to all nodes (published: 2,000); one more query labels it."""
     dream_lr: PositiveFloat = 0.05
@@ -67,32 +78,45 @@ class CoDream(WeightsNodes, QueriesTeachers):
     one."""
     tau: PositiveOrInf = 1.0
     """Temperature of the distillation."""
-    student_steps: PositiveInt = 50
-    """Training steps of the student after each batch."""
+    student: ReplayTraining = field(default_factory=partial(ReplayTraining, steps=50))
+    """The training of the student f_S."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.student.check_memory(self.batch)
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps
 
     def needs(self) -> Needs:
         return Needs(images=True, single_label=True)
 
-    @property
-    def queries_per_step(self) -> int:
-        return self.dream_steps + 1
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        if self.weights == "counts":
+            yield count_labels_query(setting)
+        yield teacher_query(bn=self.bn, times=self.steps * (self.dream_steps + 1), rows=self.batch)
+
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        return {"logits": z}
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> CoDreamState:
-        return CoDreamState(Student(self, server))
+        histogram = LabelHistogram(equal=self.weights == "equal")
+        return CoDreamState(Student(self.student, server, self.tau), histogram)
 
     def step(self, server: Server, state: CoDreamState, t: int) -> Mapping[str, float]:
         """Optimize a batch of dreams from noise, label it, and train the student on it."""
-        self.fetch_weights(server, state)
-        names = state.histogram.names or None
+        state.histogram.fetch(server)
+        names = state.histogram.names
         draw = torch_generator(server.seed, "dreams", t)
         x = torch.randn(self.batch, *server.shape, generator=draw).to(server.device).requires_grad_()
         adam = torch.optim.Adam([x], self.dream_lr)
         low, high = pixel_range(server)
         for step in range(self.dream_steps):
             with server.compute.step(server.seed, "dream", t, step):
-                responses = self.query_teachers(server, names, x)
+                responses = server.query("predict_logits", nodes=names, x=x)
                 losses = self.dream_losses(server, state, responses, x)
                 L = losses["entropy"] + self.adversary * losses.get("adversary", 0.0)
                 if self.bn:
@@ -102,16 +126,16 @@ class CoDream(WeightsNodes, QueriesTeachers):
             with torch.no_grad():
                 x.copy_(torch.maximum(torch.minimum(x, high), low))
         with torch.no_grad(), server.compute.step(server.seed, "labels", t):
-            responses = self.query_teachers(server, names, x.detach())
-            omega = self.omega(server, state, responses.nodes)
-            y = server.task.ensemble(responses["logits"], omega, self.ensemble)
+            responses = server.query("predict_logits", nodes=names, x=x.detach())
+            y = self.ensemble_responses(server, state, responses)
         state.student.replay.add(x.detach(), y)
         losses["student"] = state.student.train(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def query_teachers(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Responses:
-        """Return the nodes' responses to dreams."""
-        return server.query("predict_logits", nodes=names, x=x)
+    def ensemble_responses(self, server: Server, state: CoDreamState, responses: Responses) -> torch.Tensor:
+        """Return the label of dreams, as logits ``(B, C)``."""
+        omega = state.histogram.weights(server.task, responses.nodes)
+        return server.task.ensemble(responses["logits"], omega, self.ensemble)
 
     def dream_losses(
         self, server: Server, state: CoDreamState, responses: Responses, x: torch.Tensor
@@ -124,7 +148,7 @@ class CoDream(WeightsNodes, QueriesTeachers):
             "adversary": -divergence(z, state.student.evaluate(x)).mean(),  # R_adv
         }
 
-    def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+    def preview_samples(self, server: Server, state: CoDreamState, count: int) -> torch.Tensor | None:
         """Return some dreams of the replay memory."""
         replay = state.student.replay
         return replay.sample(count, "imagine")[0] if len(replay) else None

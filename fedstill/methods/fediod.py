@@ -402,8 +402,8 @@ class FedIOD(Method):
         pi = importance_weights(self.importance, server.task, state.histogram, responses)
         return server.task.ensemble(responses["logits"], pi, self.ensemble)
 
-    def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+    def preview_samples(self, server: Server, state: FedIODState, count: int) -> torch.Tensor | None:
         return state.generator.preview_samples(count)
 
-    def preview_maps(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+    def preview_maps(self, server: Server, state: FedIODState, count: int) -> torch.Tensor | None:
         return state.generator.preview_maps(count)

@@ -11,22 +11,33 @@ gradients, such as a forest or one behind a service, can be a node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Needs, NodeGroup, Server, cosine_lr, descend, query, set_lr
-from fedstill.methods._generated_inputs import GeneratesFromLabels, GeneratesInputs
-from fedstill.methods._label_histogram import LabelHistogram, Tensors
-from fedstill.methods._public_data import WeightsNodes
-from fedstill.methods._student import Student, StudentOptions
+from fedstill.methods import (
+    LabelHistogram,
+    Method,
+    Needs,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
+    Responses,
+    Server,
+    Tensors,
+    count_labels_query,
+)
+from fedstill.methods._input_generators import GeneratorTraining, LabelGenerator
+from fedstill.methods._public_data import logit_sums
+from fedstill.methods._replay_training import ReplayTraining, Student
 from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
+from fedstill.protocol.secure_aggregation import SumWeighting
 from fedstill.tasks import Ensemble
 
 
@@ -34,20 +45,20 @@ from fedstill.tasks import Ensemble
 class FedZGEState:
     """Server state of the method."""
 
-    histogram: LabelHistogram  # who counts how much
-    source: Any  # of noise and labels
-    generator: nn.Module  # G
-    adam: torch.optim.Optimizer  # G's
-    student: Student  # f, with what it remembers
+    generator: GeneratorTraining  # G
+    student: Student  # f, with its replay memory
+    histogram: LabelHistogram  # weights of the nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs):
+class FedZGE(Method):
     """FedZGE's options."""
 
     title: ClassVar[str] = "FedZGE"
     paper: ClassVar[str] = "Ma et al., AAAI 2025"
     unit: ClassVar[Literal["step"]] = "step"
+    has_ensemble: ClassVar[bool] = True
+    batch_options: ClassVar[tuple[str, ...]] = ("batch", "student.batch")
     length_options: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
@@ -73,49 +84,70 @@ class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs)
     balance: NonNegativeFloat = 1.0
     """beta_3, weight of L_info."""
 
-    def needs(self) -> Needs:
-        return Needs(generates_inputs=True, single_label=True)
+    generator: LabelGenerator = field(default_factory=LabelGenerator)
+    """The generator G."""
+    student: ReplayTraining = field(default_factory=ReplayTraining)
+    """The training of the student f."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.student.check_memory(self.batch)
 
     @property
     def total_steps(self) -> int:
         return self.steps
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def needs(self) -> Needs:
+        return Needs(generates_inputs=True, single_label=True)
 
-    @query(
-        sends={"x": INPUTS},
-        releases={"logits": LOGITS},
-        times=lambda self, setting: self.steps,
-        rows=lambda self, setting: (1 + self.directions) * self.batch,
-        depends_on_records=(),
-        sums=lambda self, setting: self.sum_weightings(setting),
-        finite_differences=True,
-    )
-    def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        if self.weights == "counts":
+            yield count_labels_query(setting)
+        weighting: SumWeighting = "counts" if self.weights == "counts" else "mean"
+        yield Query(
+            self.predict_logits,
+            sends={"x": INPUTS},
+            releases={"logits": LOGITS},
+            times=self.steps,
+            rows=(1 + self.directions) * self.batch,
+            depends_on_records=(),
+            sums=logit_sums(self.ensemble, weighting) if setting.secure_aggregation else {},
+            stackable=True,
+            details=QueryDetails(finite_differences=True),
+        )
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def predict_logits(self, node: NodeView, x: torch.Tensor) -> Tensors:
         """Return f_k(x) for inputs and their neighbors."""
-        return {"logits": nodes.module("model")(nodes.setting.task.observe(x))}
+        return {"logits": node.model(node.task.observe(x))}
+
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        return {"logits": z}
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> FedZGEState:
-        source, G = self.source(server), self.init_generator(server)
-        return FedZGEState(LabelHistogram(), source, *G, Student(self, server))
+        return FedZGEState(
+            GeneratorTraining(self.generator, server),
+            Student(self.student, server, self.tau),
+            LabelHistogram(equal=self.weights == "equal"),
+        )
 
     def step(self, server: Server, state: FedZGEState, t: int) -> Mapping[str, float]:
         """Run one query, one step of G, some of the student."""
-        task = server.task
-        self.fetch_weights(server, state)
-        set_lr(state.adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
-        batch = state.source.sample(self.batch, "w", t)
-        w, y = batch.generator_input[:, : self.noise], batch.labels
+        task, G = server.task, state.generator
+        state.histogram.fetch(server)
+        G.set_lr(t, self.steps)
+        batch = G.source.sample(self.batch, "w", t)
+        w, y = batch.generator_input[:, : self.generator.noise], batch.labels
         with server.compute.step(server.seed, "server", t):
-            x = state.generator(batch.generator_input).float()
+            x = G(batch)
             names = state.histogram.names
             responses = query_with_differences(
                 server, "predict_logits", x, self.directions, self.epsilon, t, nodes=names
             )
-            omega = self.omega(server, state, responses.nodes)
-            z = task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C)
+            z = self.ensemble_responses(server, state, responses)  # (B, C)
             losses = {
                 "fidelity": F.cross_entropy(z, y),  # L_fid: x shows y
                 "adversary": -task.distillation_loss(state.student.evaluate(x), z, self.tau).mean(),  # L_adv
@@ -128,10 +160,17 @@ class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs)
                 + self.diversity * losses["diversity"]
                 + self.balance * losses["balance"]
             )
-        descend(state.adam, L_G)
+        G.step(L_G)
         state.student.replay.add(x.detach(), z.detach())
         losses["student"] = state.student.train(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
+
+    def ensemble_responses(self, server: Server, state: FedZGEState, responses: Responses) -> torch.Tensor:
+        omega = state.histogram.weights(server.task, responses.nodes)
+        return server.task.ensemble(responses["logits"], omega, self.ensemble)
+
+    def preview_samples(self, server: Server, state: FedZGEState, count: int) -> torch.Tensor | None:
+        return state.generator.preview_samples(count)
 
 
 def diversity_loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -369,22 +369,24 @@ class NodeView:
 
     # --- computing for several nodes ----------------------------------------------------------------------
 
-    def separately(self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    def separately(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """Return ``function(node, *tensors)``, computed for each node by itself also in a stacked call.
 
-        For parts that use the node's data, its name, or values of tensors. The result must have the same
-        shape at all nodes.
+        For parts that use the node's data, its name, or values of tensors. The result, a tensor or a tuple of
+        tensors, must have the same shapes at all nodes.
         """
         nodes = self._group.nodes[: self._count]
 
-        def run(*values: torch.Tensor) -> torch.Tensor:
-            views = [NodeView(NodeGroup([node]), self.setting, self.query_number) for node in nodes]
-            return stack_tensors(
-                [function(view, *(value[row] for value in values)) for row, view in enumerate(views)]
-            )
+        def run(*values: torch.Tensor) -> Any:
+            results = []
+            for row, node in enumerate(nodes):
+                view = NodeView(NodeGroup([node]), self.setting, self.query_number)
+                results.append(function(view, *(value[row] for value in values)))
+            if isinstance(results[0], tuple):
+                return tuple(stack_tensors(each) for each in zip(*results, strict=True))
+            return stack_tensors(results)
 
-        result: torch.Tensor = self.on_group(run, *tensors)
-        return result
+        return self.on_group(run, *tensors)
 
     def on_group(self, run: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """Return the node's part of ``run``, a function of the tensors of all nodes ``(G, ...)``.
