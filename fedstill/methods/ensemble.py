@@ -1,6 +1,10 @@
 """Ensemble of the nodes: no global model; all nodes are queried for each prediction.
 
-Upper bound for distillation from __future__ import annotations
+Upper bound for distillation from outputs without data. It is not a model to export: every prediction sends
+its input to all nodes, so that the bytes of a run, which are those of the label counts, are not its cost.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -41,7 +45,11 @@ class NodeEnsemble(Method):
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         yield count_labels_query(setting)
         yield Query(
-            self.predict, sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=(), stackable=True
+            self.predict,
+            sends={"x": INPUTS},
+            releases={"logits": LOGITS},
+            depends_on_records=(),
+            stackable=True,
         )
 
     def predict(self, node: NodeView, x: torch.Tensor) -> Tensors:
