@@ -6,52 +6,36 @@ augmentation, never inputs.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.methods import (
     ArgumentError,
-    Node,
-    NodeGroup,
     PublicData,
-    Responses,
+    Server,
     TensorData,
-    stack_tensors,
+    cosine_lr,
+    descend,
+    set_lr,
     torch_generator,
 )
-from fedstill.methods._label_histogram import CountsLabels, LabelHistogram, Tensors
-from fedstill.methods._server import Server, descend
-from fedstill.node.local_training import inference_batch_size, make_optimizer
+from fedstill.node.local_training import make_optimizer
+from fedstill.node.node_view import shuffled_batches
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Method
-from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.secure_aggregation import SumWeighting
-from fedstill.tasks import Ensemble
-
-FORWARD_BATCH = (
-    250  # public inputs that each node of a group computes at once, and fewer where they are large
-)
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C, ...) to (B,)
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, ...)
 
 
-# --- weights of the nodes in an ensemble ----------------------------------------------------------------
-
-
-@dataclass
-class WeightedState:
-    """Server state: the student's optimizer, and the nodes' weights."""
-
-    optimizer: torch.optim.Optimizer
-    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
+# --- secure aggregation of an ensemble ----------------------------------------------------------------
 
 
 def logit_sums(ensemble: str, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
@@ -67,73 +51,9 @@ def logit_sums(ensemble: str, weighting: SumWeighting) -> Mapping[str, SumWeight
     return {"logits": weighting}
 
 
-class LogitEnsemble(Method):
-    """Base class of methods whose nodes return logits, which are combined as option ``ensemble`` says."""
-
-    ensemble: Ensemble
-
-    def logit_sum_weighting(self, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
-        """Return the weighting of summed logits under secure aggregation.
-
-        Raises:
-            ArgumentError: an ensemble that is not a weighted mean of logits. Probabilities and their
-                logarithms saturate: for inputs that a server chooses, all nodes but one add exactly 0.
-        """
-        if self.ensemble != "logits":
-            expected = "logits, as saturated probabilities of extreme inputs reveal single responses"
-            raise ArgumentError("method.ensemble", self.ensemble, expected)
-        return {"logits": weighting}
-
-
-class WeightsNodes(CountsLabels, LogitEnsemble):
-    """Base class of methods that weight nodes by their shares of each class's examples, or equally."""
-
-    weights: Literal["counts", "equal"]
-
-    def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        """Return the queries, without label counts if the nodes are weighted equally."""
-        return [
-            query
-            for query in super().queries(setting)
-            if self.weighted_by_counts or query.name != "count_labels"
-        ]
-
-    @property
-    def weighted_by_counts(self) -> bool:
-        """True if nodes are weighted by their shares of each class's examples."""
-        return self.weights == "counts"
-
-    def preview_responses(
-        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
-    ) -> Tensors:
-        return {"logits": z}
-
-    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Return the weighting of summed logits; raises as :meth:`logit_sum_weighting`."""
-        return self.logit_sum_weighting("counts" if self.weighted_by_counts else "mean")
-
-    def fetch_weights(self, server: Server, state: Any) -> None:
-        """Fetch the nodes' label counts, if they are weights and not known yet."""
-        if self.weighted_by_counts:
-            state.histogram.fetch(server)
-        elif not state.histogram.names:
-            names = (
-                server.federation.response_sources
-                if server.federation.link.secure_aggregation
-                else server.federation.nodes
-            )
-            even = LabelHistogram.uniform(names, server.task.classes, server.device)
-            state.histogram = even
-
-    def omega(self, server: Server, state: Any, nodes: Sequence[str]) -> torch.Tensor:
-        """Return the weights of some nodes by class: ``(K, 1, C)``, summing to 1 over nodes."""
-        return server.task.importance_weights(state.histogram.select(nodes).counts)
-
-    def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
-        if not state.histogram.names:
-            return None
-        omega = self.omega(server, state, responses.nodes)
-        return server.task.ensemble(responses["logits"], omega, self.ensemble)
+def public_weighting(weights: Literal["counts", "equal"]) -> SumWeighting:
+    """Return the weighting of summed responses, by option ``weights``."""
+    return "counts" if weights == "counts" else "mean"
 
 
 # --- the data ------------------------------------------------------------------------------------------
@@ -174,18 +94,18 @@ def split_rows(public: PublicData | None, size: int) -> list[torch.Tensor]:
 
 
 def row_range(rows: torch.Tensor) -> tuple[int, int]:
-    """Return start and stop of a received row range ``(G, 2)``.
+    """Return start and stop of a received row range ``(2,)``.
 
     Raises:
         ArgumentError: not a range.
 
-    >>> row_range(torch.tensor([[2, 4]]))
+    >>> row_range(torch.tensor([2, 4]))
     (2, 4)
     """
-    if rows.ndim != 2 or rows.shape[1] != 2 or not rows[0, 0] <= rows[0, 1]:
+    if rows.shape != (2,) or not rows[0] <= rows[1]:
         expected = "two row numbers, the first no larger: from one up to the other"
-        raise ArgumentError("rows", tuple(rows.shape[1:]), expected)
-    first, last = rows[0].tolist()
+        raise ArgumentError("rows", tuple(rows.shape), expected)
+    first, last = rows.tolist()
     return first, last
 
 
@@ -194,21 +114,6 @@ def sample_rows(server: Server, most: int, t: int) -> torch.Tensor:
     ``most``."""
     generator = torch_generator(server.seed, "subset", t)
     return torch.randperm(len(require_public(server.public)), generator=generator)[:most]
-
-
-def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Return one shuffled pass over ``count`` rows, in batches of nearly equal size up to ``batch``.
-
-    Batch norm cannot train on one row: if ``batch`` is 2 and ``count`` odd, one batch has 3.
-
-    >>> sorted(len(rows) for rows in shuffled_batches(10, 4, torch.Generator()))
-    [3, 3, 4]
-    >>> sorted(len(rows) for rows in shuffled_batches(5, 2, torch.Generator()))
-    [2, 3]
-    """
-    order = torch.randperm(count, generator=generator)
-    pieces = math.ceil(count / batch)
-    return torch.tensor_split(order, min(pieces, max(count // 2, 1)) if batch > 1 else pieces)
 
 
 def iterate_batches(
@@ -221,14 +126,33 @@ def iterate_batches(
         yield x[chosen], target[chosen]
 
 
-# --- responses and training ----------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------------
 
 
-def compute_logits(group: NodeGroup, x: torch.Tensor) -> torch.Tensor:
-    """Return each node's logits for the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
-    model = group.module("model")
-    pieces = torch.split(x, min(FORWARD_BATCH, inference_batch_size(x)))
-    return torch.cat([model(part.expand(len(group), *part.shape)) for part in pieces], 1)
+@dataclass(frozen=True, kw_only=True)
+class StudentTraining(CheckedOptions):
+    """Options of a student that trains on public data, in passes over them."""
+
+    section: ClassVar[str] = "method.student"
+
+    epochs: NonNegativeInt = 200
+    """Passes of the student over the public data."""
+    batch: PositiveInt = 64
+    """Public examples in a batch of the student."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam, or SGD with momentum 0.9."""
+    lr: NonNegativeFloat = 1e-3
+    """The student's learning rate, falling on a cosine to lr_end."""
+    lr_end: NonNegativeFloat = 1e-3
+    """Learning rate of the last pass or round."""
+
+    def make_optimizer(self, student: nn.Module) -> torch.optim.Optimizer:
+        """Return the student's optimizer."""
+        return make_student_optimizer(student, self.lr, self.optimizer)
+
+    def set_lr(self, optimizer: torch.optim.Optimizer, t: int, steps: int) -> None:
+        """Set the learning rate of pass or round ``t`` of ``steps``."""
+        set_lr(optimizer, cosine_lr(t, steps, self.lr, self.lr_end))
 
 
 def make_student_optimizer(
@@ -237,37 +161,6 @@ def make_student_optimizer(
     """Return Adam, or SGD with momentum 0.9, for a network's trainable parameters."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return make_optimizer(learning, LocalConfig(optimizer=how, lr=lr))
-
-
-def finetune_on_public(
-    nodes: NodeGroup,
-    x: torch.Tensor,
-    targets: torch.Tensor,
-    losses: Distance,
-    *purpose: str | int,
-    epochs: int,
-    batch: int,
-    lr: float,
-) -> None:
-    """Train each node's model on the same public examples ``(N, ...)``, in its own order, with a new Adam.
-
-    ``losses`` maps outputs and targets ``(G, B, ...)`` to ``(G,)``; ``purpose`` names the random streams.
-    """
-    model, first = nodes.module("model"), nodes.nodes[0]
-    model.train(True)
-    optimizers = [make_student_optimizer(node.model, lr) for node in nodes.nodes]
-    for epoch in range(epochs):
-        orders = [shuffled_batches(len(x), batch, node.generator(*purpose, epoch)) for node in nodes.nodes]
-        for step, rows in enumerate(zip(*orders, strict=True)):
-            chosen = stack_tensors(rows).to(x.device)  # (G, B)
-            with (
-                torch.enable_grad(),
-                nodes.setting.compute.step(first.seed, first.name, *purpose, epoch, step),
-            ):
-                model.backward(losses(model(x[chosen]), targets[chosen]))
-            for optimizer in optimizers:
-                optimizer.step()
-    model.train(False)
 
 
 def distill(

@@ -15,29 +15,30 @@ label no older than its duration D is neither queried nor sent again, as server 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import Needs, Node, NodeGroup, Server, Span, Tensors, train_round
-from fedstill.methods._node_buffers import add_buffers, get_buffers
-from fedstill.methods._public_data import (
-    WeightedState,
-    WeightsNodes,
-    compute_logits,
-    finetune_on_public,
-    make_student_optimizer,
-    require_public,
-    sample_rows,
-    train_student,
+from fedstill.methods import (
+    LabelHistogram,
+    Method,
+    Needs,
+    Node,
+    NodeSetting,
+    NodeView,
+    Query,
+    Responses,
+    Server,
+    Span,
+    Tensors,
+    count_labels_query,
 )
+from fedstill.methods._public_data import make_student_optimizer, require_public, sample_rows, train_student
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.queries import NodeSetting, query
-from fedstill.tasks import Task
 from fedstill.tasks.formulas import entropy
 
 NEVER = -1  # no round yet
@@ -46,23 +47,25 @@ LR = 1e-3  # Adam's, of the student and of the nodes' second optimizer, which is
 
 
 @dataclass
-class DSFLState(WeightedState):
+class DSFLState:
     """Server state besides the student."""
 
-    t_g: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the last labels, as logits (N, C)
-    since: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the round each is of (N,), or NEVER
+    optimizer: torch.optim.Optimizer  # the student's
+    histogram: LabelHistogram  # weights of the nodes
+    t_g: torch.Tensor  # the last labels, as logits (N, C)
+    since: torch.Tensor  # the round that each label is of (N,), or NEVER
     nodes_with_labels: tuple[str, ...] = ()  # nodes that have all labels
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSFL(WeightsNodes):
+class DSFL(Method):
     """DS-FL's options."""
 
     title: ClassVar[str] = "DS-FL"
     batch_options: ClassVar[tuple[str, ...]] = ("distill_batch",)
     paper: ClassVar[str] = "Itahara et al., IEEE TMC 2023"
     initial_training: ClassVar[Span | None] = None  # nodes learn in the rounds
-    ensemble = "probs"  # no option: t_g is a mean of distributions
+    has_ensemble: ClassVar[bool] = True
 
     rounds: PositiveInt = 10
     """Rounds; the local training budget (nodes.local.epochs) is divided among them."""
@@ -89,83 +92,76 @@ class DSFL(WeightsNodes):
     def needs(self) -> Needs:
         return Needs(public=True, trainable=True, single_label=True)
 
-    def max_rows(self, setting: NodeSetting) -> int:
-        """Return the largest number of examples in o_r."""
-        return self.subset if setting.public is None else min(self.subset, len(setting.public))
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        if self.weights == "counts":
+            yield count_labels_query(setting)
+        yield Query(
+            self.predict,
+            sends={"rows": INDICES, "round": SCHEDULE},
+            releases={"logits": LOGITS},
+            times=self.rounds,
+            rows=self.subset if setting.public is None else min(self.subset, len(setting.public)),
+            depends_on_records=(),
+            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            stackable=True,
+        )
+        kept = {"kept": INDICES} if self.cache_rounds else {}
+        yield Query(
+            self.distill,
+            sends={"rows": INDICES, "t_g": LOGITS, "round": SCHEDULE, **kept},
+            times=self.rounds,
+            depends_on_records=(),
+            stackable=True,
+        )
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Add a buffer for cached labels to each node."""
+    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+        """Add a buffer for cached labels."""
         if self.cache_rounds:
-            for node in nodes:
-                add_buffers(
-                    node, "labels", t_g=torch.zeros(len(require_public(setting.public)), setting.task.classes)
-                )
+            shape = len(require_public(setting.public)), setting.task.classes
+            node.add_buffers("labels", t_g=torch.zeros(shape))
 
-    @query(
-        sends={"rows": INDICES, "round": SCHEDULE},
-        releases={"logits": LOGITS},
-        times=lambda self, setting: self.rounds,
-        rows=max_rows,
-        depends_on_records=(),
-        span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
-    )
-    def predict(self, nodes: NodeGroup, rows: torch.Tensor, round: int) -> Tensors:
-        """Train on own data, then return t_k of the unlabeled rows of o_r, as logits ``(G, B, C)``."""
-        train_round(nodes, round, self.rounds)
-        asked = rows[0].long()
-        if not len(asked):  # all of o_r is labeled
-            return {"logits": torch.zeros(len(nodes), 0, nodes.setting.task.classes, device=nodes.device)}
-        nodes.module("model").train(False)
-        return {"logits": compute_logits(nodes, require_public(nodes.setting.public).inputs[asked])}
+    def predict(self, node: NodeView, rows: torch.Tensor, round: int) -> Tensors:
+        """*Update* on own data, then return t_k of the unlabeled rows of o_r, as logits ``(B, C)``."""
+        node.train(Span.part(round, self.rounds))
+        if not len(rows):  # all of o_r is labeled
+            return {"logits": torch.zeros(0, node.task.classes, device=node.device)}
+        node.model.train(False)
+        return {"logits": node.predict(node.public.inputs[rows.long()])}
 
-    @query(
-        sends=lambda self, setting: {
-            "rows": INDICES,
-            "t_g": LOGITS,
-            "round": SCHEDULE,
-            **({"kept": INDICES} if self.cache_rounds else {}),
-        },
-        times=lambda self, setting: self.rounds,
-        depends_on_records=(),
-    )
     def distill(
         self,
-        nodes: NodeGroup,
+        node: NodeView,
         rows: torch.Tensor,
         t_g: torch.Tensor,
         round: int,
         kept: torch.Tensor | None = None,
     ) -> Tensors:
         """Distill t_g on o_r: of new ``rows`` and of those that are ``kept`` in the cache."""
-        d, t_g = rows[0].long(), t_g[0]
+        d = rows.long()
         if kept is not None:
-            for node in nodes.nodes:
-                get_buffers(node, "labels")["t_g"][d] = t_g
-            d = torch.cat([d, kept[0].long()])
-            t_g = get_buffers(nodes.nodes[0], "labels")["t_g"][d]
-        task: Task = nodes.setting.task
-        x = require_public(nodes.setting.public).inputs[d]
-
-        def losses(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-            return (
-                task.distillation_loss(z.flatten(0, 1), t.flatten(0, 1), TAU).view(len(z), -1).mean(1)
-            )  # (G,)
-
-        steps = {"epochs": self.distill_epochs, "batch": self.distill_batch}
-        finetune_on_public(nodes, x, t_g, losses, "distil", round, **steps, lr=LR)
+            cached = node.cache_rows("labels", "t_g", d, t_g)  # (N, C), the same at all nodes
+            d = torch.cat([d, kept.long()])
+            t_g = cached[d]
+        divergence = partial(node.task.distillation_loss, tau=TAU)
+        passes = {"epochs": self.distill_epochs, "batch": self.distill_batch}
+        node.train_on(node.public.inputs[d], t_g, divergence, "distil", round, **passes, lr=LR)
         return {}
+
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        return {"logits": z}
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> DSFLState:
         n, to = len(require_public(server.public)), server.device
         t_g, since = torch.zeros(n, server.task.classes, device=to), torch.full((n,), NEVER, device=to)
-        return DSFLState(make_student_optimizer(server.student, LR), t_g=t_g, since=since)
+        histogram = LabelHistogram(equal=self.weights == "equal")
+        return DSFLState(make_student_optimizer(server.student, LR), histogram, t_g, since)
 
     def step(self, server: Server, state: DSFLState, t: int) -> Mapping[str, float]:
-        self.fetch_weights(server, state)
+        state.histogram.fetch(server)
         o_r = sample_rows(server, self.subset, t).to(server.device)
         present = state.histogram.present_nodes(server.federation)
         if not state.nodes_with_labels or not {*present} <= {
@@ -187,8 +183,11 @@ class DSFL(WeightsNodes):
             "student": train_student(server, state.optimizer, o_r, state.t_g[o_r], divergence, t, **passes),
         }
 
-    def aggregate(self, server: Server, state: DSFLState, responses: Any) -> torch.Tensor:
+    def aggregate(self, server: Server, state: DSFLState, responses: Responses) -> torch.Tensor:
         """Return t_g, the mean of t_k with reduced entropy, as logits: ``(B, C)``."""
-        omega = self.omega(server, state, responses.nodes)
-        log_mean = server.task.ensemble(responses["logits"], omega, self.ensemble).log_softmax(1)
+        log_mean = self.ensemble_responses(server, state, responses).log_softmax(1)
         return self.beta * log_mean if self.beta else log_mean.exp() / self.T
+
+    def ensemble_responses(self, server: Server, state: DSFLState, responses: Responses) -> torch.Tensor:
+        omega = state.histogram.weights(server.task, responses.nodes)
+        return server.task.ensemble(responses["logits"], omega, "probs")  # a mean of distributions

@@ -13,38 +13,41 @@ of them attend to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 
 from fedstill.core import timing
-from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import (
+    LabelHistogram,
+    Method,
     Needs,
     Node,
-    NodeGroup,
+    NodeSetting,
+    NodeView,
     PublicData,
+    Query,
     QueryCall,
+    Responses,
     Server,
     Tensors,
+    count_labels_query,
     descend,
     torch_generator,
 )
-from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public_data import (
-    FORWARD_BATCH,
-    compute_logits,
-    make_student_optimizer,
+    StudentTraining,
     require_public,
     row_range,
-    shuffled_batches,
     split_rows,
 )
 from fedstill.models.attention_maps import find_attention_layer, outputs_and_attention
+from fedstill.node.node_view import PUBLIC_BATCH, shuffled_batches
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, PayloadKind
-from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a query
@@ -58,18 +61,26 @@ ATTENTION = PayloadKind(
 
 
 @dataclass
-class FedADState(OneShotState):
-    """Server state, with the student's attention layer."""
+class FedADState:
+    """Server state besides the student."""
 
-    layer: str = ""  # name of the layer
+    optimizer: torch.optim.Optimizer  # the student's
+    histogram: LabelHistogram  # weights of the nodes
+    layer: str  # name of the student's attention layer
+    targets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # empty before the first pass
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAD(OneShot):
+class FedAD(Method):
     """FedAD's options."""
 
     title: ClassVar[str] = "FedAD"
     paper: ClassVar[str] = "Gong et al., ICCV 2021"
+    unit: ClassVar[Literal["epoch"]] = "epoch"
+    one_round: ClassVar[bool] = True
+    has_ensemble: ClassVar[bool] = True
+    batch_options: ClassVar[tuple[str, ...]] = ("student.batch",)
+    server_only_options: ClassVar[tuple[str, ...]] = ("ensemble", "tau", "student")
 
     attention: NonNegativeFloat = 1.0
     """Weight of the attention loss; 0: no maps are released, and networks need no spatial activations."""
@@ -80,62 +91,68 @@ class FedAD(OneShot):
     tau: PositiveOrInf = 1.0
     """Temperature of the distillation; inf is its l2 limit."""
 
-    epochs: PositiveInt = 100
-    """Passes of the student over the public images."""
-    batch: PositiveInt = 32
-    """Public images in a batch of the student."""
-    lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate, falling on a cosine to lr_end."""
-    lr_end: NonNegativeFloat = 1e-5
-    """Learning rate of the last pass."""
+    student: StudentTraining = field(
+        default_factory=partial(StudentTraining, epochs=100, batch=32, lr_end=1e-5)
+    )
+    """The training of the student."""
+
+    @property
+    def total_steps(self) -> int:
+        return self.student.epochs
 
     def needs(self) -> Needs:
         return Needs(public=True, images=True)
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        if self.weights == "counts":
+            yield count_labels_query(setting)
+        yield Query(
+            self.predict,
+            sends={"rows": INDICES},
+            releases={"logits": LOGITS, **({"attention": ATTENTION} if self.attention else {})},
+            times=len(split_rows(setting.public, CHUNK)),
+            rows=min(len(setting.public or ()), CHUNK),
+            depends_on_records=(),
+            stackable=True,
+        )
 
-    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Find the attention layer of each model before training."""
-        layers: dict[str, str] = setting.cached("layers", dict)
-        for node in nodes if self.attention else ():
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+        """Find the attention layer of the model before training."""
+        if self.attention:
+            layers: dict[str, str] = setting.cached("layers", dict)
             shape = tuple(node.data.inputs.shape[1:])
             layers[node.name] = find_attention_layer(node.model, shape, f"the model of {node.name}")
 
-    @query(
-        sends={"rows": INDICES},
-        releases=lambda self, setting: {
-            "logits": LOGITS,
-            **({"attention": ATTENTION} if self.attention else {}),
-        },
-        times=lambda self, setting: len(split_rows(setting.public, CHUNK)),
-        rows=lambda self, setting: min(len(setting.public or ()), CHUNK),
-        depends_on_records=(),
-    )
-    def predict(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:
-        """Return z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of a range of public images."""
+    def predict(self, node: NodeView, rows: torch.Tensor) -> Tensors:
+        """Return z_k ``(B, C, ...)`` and A_k ``(B, 64)`` of a range of public images."""
         first, last = row_range(rows)
-        x = require_public(nodes.setting.public).inputs[first:last]
-        nodes.module("model").train(False)
+        x = node.public.inputs[first:last]
+        node.model.train(False)
         if not self.attention:
-            return {"logits": compute_logits(nodes, x)}
-        layers: dict[str, str] = nodes.setting.cached("layers", dict)
-        responses = [self.predict_with_attention(node, layers[node.name], x) for node in nodes.nodes]
-        return {
-            "logits": torch.stack([z for z, _ in responses]),
-            "attention": torch.stack([A for _, A in responses]),
-        }
+            return {"logits": node.predict(x)}
+        z_k, A_k = node.separately(partial(self.predict_with_attention, x=x))
+        return {"logits": z_k, "attention": A_k}
 
-    def predict_with_attention(
-        self, node: Node, layer: str, x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict_with_attention(self, node: NodeView, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return z_k and A_k of one node; hooks work only on a model that is evaluated by itself."""
+        layers: dict[str, str] = node.setting.cached("layers", dict)
         each = []
-        for part in torch.split(x, FORWARD_BATCH):
+        for part in torch.split(x, PUBLIC_BATCH):
             timing.check_limits()
-            each.append(outputs_and_attention(node.model, layer, part, SIDE))
+            each.append(outputs_and_attention(node.network(), layers[node.name], part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        return {"logits": z}
+
     # --- at the server ----------------------------------------------------------------------------------
+
+    def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
+        """Return all queries."""
+        counts = [QueryCall("count_labels")] if self.weights == "counts" else []
+        return [*counts, *self.public_queries(require_public(public), seed)]
 
     def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for rows in split_rows(public, CHUNK):
@@ -148,15 +165,25 @@ class FedAD(OneShot):
             ModelError: a student without spatial activations.
         """
         layer = find_attention_layer(server.student, server.shape, "the student") if self.attention else ""
-        return FedADState(make_student_optimizer(server.student, self.lr), layer=layer)
+        histogram = LabelHistogram(equal=self.weights == "equal")
+        return FedADState(self.student.make_optimizer(server.student), histogram, layer)
 
-    def targets(self, server: Server, state: FedADState) -> Mapping[str, torch.Tensor]:
+    def step(self, server: Server, state: FedADState, t: int) -> Mapping[str, float]:
+        """Run one pass of the student over the public images, and before the first one all queries."""
+        if not state.targets:
+            state.histogram.fetch(server)
+            state.targets = self.query_all(server, state)
+        self.student.set_lr(state.optimizer, t, self.total_steps)
+        server.student.train()
+        return self.train_epoch(server, state, t)
+
+    def query_all(self, server: Server, state: FedADState) -> Mapping[str, torch.Tensor]:
         """Return outputs ``(N, C, ...)``; with attention also its bounds ``least`` and ``most`` ``(N,
         64)``."""
         each: list[dict[str, torch.Tensor]] = []
         for call in self.public_queries(require_public(server.public), server.seed):
-            responses, omega = self.query_with_weights(server, state, call)  # (K, 1, C)
-            z = server.task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C, ...)
+            responses = server.query(call.query, nodes=state.histogram.names, **call.tensors)
+            z = self.ensemble_responses(server, state, responses)  # (B, C, ...)
             each.append({"outputs": z})
             if self.attention:
                 A = responses["attention"]  # (K, B, 64)
@@ -165,7 +192,7 @@ class FedAD(OneShot):
 
     def train_epoch(self, server: Server, state: FedADState, e: int) -> Mapping[str, float]:
         order = shuffled_batches(
-            len(require_public(server.public)), self.batch, torch_generator(server.seed, "order", e)
+            len(require_public(server.public)), self.student.batch, torch_generator(server.seed, "order", e)
         )
         losses = [self.train_batch(server, state, e, step, rows) for step, rows in enumerate(order)]
         L_z, L_A = torch.stack(losses).mean(0).tolist()
@@ -188,6 +215,10 @@ class FedAD(OneShot):
             L_z = server.task.distillation_loss(z.float(), target["outputs"], self.tau).mean()
         descend(state.optimizer, L_z + self.attention * L_A)
         return torch.stack([L_z.detach(), L_A.detach()])
+
+    def ensemble_responses(self, server: Server, state: FedADState, responses: Responses) -> torch.Tensor:
+        omega = state.histogram.weights(server.task, responses.nodes)  # (K, 1, C)
+        return server.task.ensemble(responses["logits"], omega, self.ensemble)
 
 
 def attention_loss(A: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:

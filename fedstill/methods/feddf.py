@@ -21,17 +21,19 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     ArgumentError,
+    HistogramState,
+    LabelHistogram,
     Needs,
     NodeFault,
     NodeSetting,
     Query,
     Server,
+    count_labels_query,
     predict,
     torch_generator,
 )
-from fedstill.methods._averaging import Averaging
-from fedstill.methods._label_histogram import CountsLabels, HistogramState, LabelHistogram
 from fedstill.methods._public_data import Batch, distill, make_student_optimizer, require_public
+from fedstill.methods.fedavg import FedAvg, sample_nodes
 from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import architecture_key
 from fedstill.protocol.local_config import cosine_lr, set_lr
@@ -47,12 +49,13 @@ class FedDFState(HistogramState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDF(CountsLabels, Averaging):
+class FedDF(FedAvg):
     """FedDF's options."""
 
     title: ClassVar[str] = "FedDF"
     batch_options: ClassVar[tuple[str, ...]] = ("batch",)
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    linear: ClassVar[bool] = False  # each x_k is a teacher
 
     steps: NonNegativeInt = 50
     """N, distillation steps a round; 0 keeps the averages unchanged."""
@@ -77,8 +80,11 @@ class FedDF(CountsLabels, Averaging):
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """Return the queries for data sizes (by class, if needed) and for models after a round of
         training."""
-        names = ("count_labels" if self.weights == "counts" else "count_samples", "train")
-        return [query for query in super().queries(setting) if query.name in names]
+        for query in super().queries(setting):
+            if query.name == "train" or (query.name == "count_samples" and self.weights == "equal"):
+                yield query
+        if self.weights == "counts":
+            yield count_labels_query(setting)
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -99,9 +105,8 @@ class FedDF(CountsLabels, Averaging):
 
     def step(self, server: Server, state: FedDFState, t: int) -> Mapping[str, float]:
         state.histogram.fetch(server)
-        participants = self.sample_participants(
-            state.histogram.present_nodes(server.federation), server.seed, t
-        )
+        known = state.histogram.present_nodes(server.federation)
+        participants = sample_nodes(known, self.participation, server.seed, t)
         received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture
         for (first, student), (names, _) in zip(state.students.items(), server.architectures, strict=True):
             queried = [name for name in participants if name in names]

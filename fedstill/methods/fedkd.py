@@ -1,4 +1,4 @@
-"""FedKD: one-shot distillation from quantize_response, noisy predictions on public, unlabeled data.
+"""FedKD: one-shot distillation from quantized, noisy predictions on public, unlabeled data.
 
 Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: "Preserving Privacy in Federated Learning with Ensemble
 Cross-Domain Knowledge Distillation", AAAI 2022. Symbols and equation numbers are the paper's: public data
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -26,30 +26,35 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import random_shift
 from fedstill.methods import (
     ArgumentError,
+    LabelHistogram,
+    Method,
     Needs,
     Node,
-    NodeGroup,
+    NodeSetting,
+    NodeView,
     PublicData,
+    Query,
     QueryCall,
+    QueryDetails,
+    Responses,
     Server,
     TensorData,
     Tensors,
+    count_labels_query,
 )
 from fedstill.methods._logit_perturbation import check_no_nan, dequantize, quantize, sample_laplace
-from fedstill.methods._one_shot import STUDENT_OPTIONS, OneShot, OneShotState
 from fedstill.methods._public_data import (
-    compute_logits,
+    StudentTraining,
     distill,
     iterate_batches,
-    make_student_optimizer,
+    logit_sums,
+    public_weighting,
     require_labeled,
     require_public,
     row_range,
     split_rows,
 )
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query, query
-from fedstill.protocol.secure_aggregation import SumWeighting
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples in a query
@@ -73,19 +78,32 @@ def view_seed(seed: int, p: int) -> int:
     return derive(seed, "view", p) if p else 0
 
 
-def shift_public(public: PublicData | None, seed: int) -> torch.Tensor:
+def shift_public(public: PublicData, seed: int) -> torch.Tensor:
     """Return all public inputs ``(N, ...)`` unchanged (seed 0), or shifted in the same way at all nodes."""
-    inputs = require_public(public).inputs
+    inputs = public.inputs
     return random_shift(inputs, torch_generator(seed, "view"), flip=False) if seed else inputs
 
 
+@dataclass
+class FedKDState:
+    """Server state besides the student."""
+
+    optimizer: torch.optim.Optimizer  # the student's
+    histogram: LabelHistogram  # weights omega_k^c
+    z_hat: torch.Tensor | None = None  # ensembled logits (P, N, C, ...), after all queries
+
+
 @dataclass(frozen=True, kw_only=True)
-class FedKD(OneShot):
+class FedKD(Method):
     """FedKD."""
 
     title: ClassVar[str] = "FedKD"
     paper: ClassVar[str] = "Gong et al., AAAI 2022"
-    server_only_options: ClassVar[tuple[str, ...]] = (*STUDENT_OPTIONS, "optimizer")
+    unit: ClassVar[Literal["epoch"]] = "epoch"
+    one_round: ClassVar[bool] = True
+    has_ensemble: ClassVar[bool] = True
+    batch_options: ClassVar[tuple[str, ...]] = ("student.batch",)
+    server_only_options: ClassVar[tuple[str, ...]] = ("ensemble", "tau", "student")
     length_options: ClassVar[tuple[str, ...]] = ("predictions",)
 
     levels: Annotated[int, Interval(ge=0, lt=2**32 - 1), "1 or more, up to 4294967294, or 0 (none)"] = 200
@@ -114,16 +132,12 @@ class FedKD(OneShot):
     labeled: bool = False
     """Table 4: public labels are known, and public examples join every node's local training."""
 
-    epochs: PositiveInt = 200
-    """Passes of the student over the public data."""
-    batch: PositiveInt = 64
-    """Public examples in a batch of the student."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Adam, or SGD with momentum 0.9."""
-    lr: NonNegativeFloat = 1e-3
-    """The student's learning rate, falling on a cosine to lr_end."""
-    lr_end: NonNegativeFloat = 1e-3
-    """Learning rate of the last pass; the paper's is constant."""
+    student: StudentTraining = field(default_factory=StudentTraining)
+    """The training of the student; the paper's learning rate is constant."""
+
+    @property
+    def total_steps(self) -> int:
+        return self.student.epochs
 
     def needs(self) -> Needs:
         return Needs(public=True, public_labels=self.labeled, trains_on_public=self.labeled)
@@ -133,92 +147,77 @@ class FedKD(OneShot):
         """True if the nodes must agree on a bound of their logits."""
         return self.levels > 0 and self.z_max == 0
 
-    # --- at the nodes -----------------------------------------------------------------------------------
-
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         """Return the queries that nodes answer.
 
         Raises:
-            ArgumentError: shifts of texts, of rows of a table, or of images whose targets are images.
+            ArgumentError: shifts of texts, of rows of a table, or of images whose targets are images; or a
+                quantizer under secure aggregation, as its indices cannot be added.
         """
-        task = setting.task
+        task, public = setting.task, setting.public
         if self.predictions > 1 and (task.form != "images" or task.kind == "image"):
             moved = {"texts": "texts are never shifted", "rows": "rows of a table are never shifted"}
             why = moved.get(task.form, "a shifted image was never measured")
             raise ArgumentError("method.predictions", self.predictions, f"1 for task {task.name}: {why}")
-        return super().queries(setting)
+        if setting.secure_aggregation and self.levels:
+            expected = "0 (no quantizer) where link.secure_aggregation"
+            raise ArgumentError("method.levels", self.levels, expected)
+        if self.weights == "counts":
+            yield count_labels_query(setting)
+        if self.agrees_on_bound:
+            yield Query(
+                self.max_logit,
+                sends={"view": SCHEDULE},
+                releases={"largest": LOGIT_RANGE},
+                times=self.predictions,
+                depends_on_records=(),
+                stackable=True,
+            )
+        bound, summed = {"z_max": LOGIT_RANGE} if self.agrees_on_bound else {}, setting.secure_aggregation
+        yield Query(
+            self.predict,
+            sends={"rows": INDICES, "view": SCHEDULE, **bound},
+            releases={"logits": LOGITS},
+            times=self.predictions * len(split_rows(public, query_size(public))),
+            rows=min(len(public or ()), query_size(public)),
+            depends_on_records=(),
+            sums=logit_sums(self.ensemble, public_weighting(self.weights)) if summed else {},
+            stackable=True,
+            details=QueryDetails(postprocess=self.quantize_response, shift_seed="view"),
+        )
 
-    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Add labeled public data to each node's training data, if they are used."""
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+        """Add labeled public data to the node's training data, if they are used."""
         if self.labeled:
             public = require_labeled(setting.public)
-            for node in nodes:
-                inputs = torch.cat([node.data.inputs, public.inputs])
-                node.data = TensorData(inputs, torch.cat([node.data.targets, public.targets]))
+            inputs = torch.cat([node.data.inputs, public.inputs])
+            node.data = TensorData(inputs, torch.cat([node.data.targets, public.targets]))
 
-    def predict_all(self, nodes: NodeGroup, view: int) -> torch.Tensor:
-        """Return each node's logits for all public inputs under one view, ``(G, N, C, ...)``.
+    def max_logit(self, node: NodeView, view: int) -> Tensors:
+        """Return max over examples and classes of abs(z^k)."""
+        return {"largest": self.predict_all(node, view).abs().max()}
 
-        Models do not change after the first query. The last pass of each group is cached, as all queries
-        about one view use it.
-        """
-        names = tuple(node.name for node in nodes.nodes)
-        cache: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.setting.cached("predictions", dict)
-        if names not in cache or cache[names][0] != view:
-            cache[names] = view, compute_logits(nodes, shift_public(nodes.setting.public, view))
-        return cache[names][1]
-
-    @query(
-        when=lambda self, setting: self.agrees_on_bound,
-        sends={"view": SCHEDULE},
-        releases={"largest": LOGIT_RANGE},
-        times=lambda self, setting: self.predictions,
-        depends_on_records=(),
-    )
-    def max_logit(self, nodes: NodeGroup, view: int) -> Tensors:
-        """Return max over examples and classes of abs(z^k), ``(G,)``."""
-        return {"largest": self.predict_all(nodes, view).abs().flatten(1).amax(1)}
+    def predict(self, node: NodeView, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
+        """Return z^k of a range of public examples, ``(B, C, ...)``."""
+        first, last = row_range(rows)
+        return {"logits": self.predict_all(node, view)[first:last]}
 
     def quantize_response(self, response: Tensors, sent: Tensors) -> Tensors:
-        """Return Q(z^k; S) of the released logits, ``(B, C, ...)``."""
+        """Return Q(z^k; S) of the released logits, ``(B, C, ...)`` (Eq. 4)."""
         z_max = float(sent["z_max"]) if self.agrees_on_bound else self.z_max
-        return (
-            {"logits": quantize(response["logits"], self.levels, z_max)} if self.levels else response
-        )  # Eq. 4
+        return {"logits": quantize(response["logits"], self.levels, z_max)} if self.levels else response
 
-    @query(
-        sends=lambda self, setting: {
-            "rows": INDICES,
-            "view": SCHEDULE,
-            **({"z_max": LOGIT_RANGE} if self.agrees_on_bound else {}),
-        },
-        releases={"logits": LOGITS},
-        times=lambda self, setting: (
-            self.predictions * len(split_rows(setting.public, query_size(setting.public)))
-        ),
-        rows=lambda self, setting: min(len(setting.public or ()), query_size(setting.public)),
-        depends_on_records=(),
-        postprocess=quantize_response,
-        shift_seed="view",
-        sums=lambda self, setting: self.sum_weightings(setting),
-    )
-    def predict(self, nodes: NodeGroup, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
-        """Return z^k of a range of public examples, ``(G, B, C, ...)``."""
-        first, last = row_range(rows)
-        z = self.predict_all(nodes, view)[:, first:last]
-        return {"logits": z}
+    def predict_all(self, node: NodeView, view: int) -> torch.Tensor:
+        """Return the logits of all public inputs under one view, ``(N, C, ...)``.
 
-    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Return the weighting of z_hat before its noise (Eq. 2), which is a sum over nodes.
-
-        Raises:
-            ArgumentError: a quantizer, whose indices cannot be added.
+        The model does not change after the first query, and all queries about one view use one pass.
         """
-        if self.levels:
-            raise ArgumentError(
-                "method.levels", self.levels, "0 (no quantizer) where link.secure_aggregation"
-            )
-        return super().sum_weightings(setting)
+        return node.cached("predictions", view, lambda: node.predict(shift_public(node.public, view)))
+
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        return {"logits": z}
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
 
@@ -234,34 +233,49 @@ class FedKD(OneShot):
                 "= 0), as nodes are queried once and cannot first agree on one"
             )
             raise ArgumentError("method.z_max", self.z_max, allowed)
-        return super().planned_queries(public, seed)
+        counts = [QueryCall("count_labels")] if self.weights == "counts" else []
+        return [*counts, *self.public_queries(require_public(public), seed)]
 
     def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for p in range(self.predictions):
             for rows in split_rows(public, query_size(public)):
                 yield QueryCall("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
 
-    def init_state(self, server: Server) -> OneShotState:
-        return OneShotState(make_student_optimizer(server.student, self.lr, self.optimizer))
+    def init_state(self, server: Server) -> FedKDState:
+        histogram = LabelHistogram(equal=self.weights == "equal")
+        return FedKDState(self.student.make_optimizer(server.student), histogram)
 
-    def targets(self, server: Server, state: OneShotState) -> Mapping[str, torch.Tensor]:
-        """Return z_hat of each prediction of each example."""
+    def step(self, server: Server, state: FedKDState, t: int) -> Mapping[str, float]:
+        """Run one pass of the student over D^0 under one view, and before the first one all queries."""
+        if state.z_hat is None:
+            state.histogram.fetch(server)
+            state.z_hat = self.query_all(server, state)
+        self.student.set_lr(state.optimizer, t, self.total_steps)
+        p, seed, S = t % self.predictions, server.seed, server.student.train()
+        x, z_hat = shift_public(require_public(server.public), view_seed(seed, p)), state.z_hat[p]
+        pairs = iterate_batches(x, z_hat, self.student.batch, seed, "public", t)
+        distance = partial(server.task.distillation_loss, tau=self.tau)  # Eq. 5-7
+        return {"student": distill(S, state.optimizer, pairs, distance, server.compute, seed, "student", t)}
+
+    def query_all(self, server: Server, state: FedKDState) -> torch.Tensor:
+        """Return z_hat of each prediction of each example, ``(P, N, C, ...)``."""
         z_max = self.fetch_bound(server) if self.agrees_on_bound else self.z_max
         bound, each = {"z_max": z_max} if self.agrees_on_bound else {}, []
         for call in self.public_queries(require_public(server.public), server.seed):
-            responses, omega = self.query_with_weights(server, state, call, **bound)
+            responses = server.query(call.query, nodes=state.histogram.names, **call.tensors, **bound)
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             z = responses["logits"]
             if self.levels:
                 z = dequantize(z, self.levels, z_max)
                 check_no_nan(responses.nodes, z)
+            omega = state.histogram.weights(server.task, responses.nodes)  # Eq. 1
             each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2
         z_hat = torch.stack(torch.cat(each).chunk(self.predictions))
         if not math.isinf(self.gamma):
-            draws = [torch_generator(server.seed, "laplace", p) for p in range(self.predictions)]
-            noise = [sample_laplace(tuple(z_hat[0].shape), 1 / self.gamma, draw) for draw in draws]
+            generators = [torch_generator(server.seed, "laplace", p) for p in range(self.predictions)]
+            noise = [sample_laplace(tuple(z_hat[0].shape), 1 / self.gamma, each) for each in generators]
             z_hat = z_hat + torch.stack(noise).to(z_hat.device)  # Eq. 2, Lap(1 / gamma)
-        return {"z_hat": z_hat}  # (P, N, C, ...)
+        return z_hat
 
     def fetch_bound(self, server: Server) -> float:
         """Return z_max: the largest logit of all nodes under all views."""
@@ -269,11 +283,6 @@ class FedKD(OneShot):
         limits = [server.query("max_logit", view=view)["largest"].max() for view in views]
         return torch.stack(limits).max().clamp_min(1e-6).item()
 
-    def train_epoch(self, server: Server, state: OneShotState, e: int) -> Mapping[str, float]:
-        """Run one pass over D^0 under view ``e`` modulo the number of views."""
-        p, seed = e % self.predictions, server.seed
-        x, z_hat = shift_public(server.public, view_seed(seed, p)), state.targets["z_hat"][p]
-        pairs = iterate_batches(x, z_hat, self.batch, seed, "public", e)
-        distance = partial(server.task.distillation_loss, tau=self.tau)  # Eq. 5-7
-        S = server.student
-        return {"student": distill(S, state.optimizer, pairs, distance, server.compute, seed, "student", e)}
+    def ensemble_responses(self, server: Server, state: FedKDState, responses: Responses) -> torch.Tensor:
+        omega = state.histogram.weights(server.task, responses.nodes)
+        return server.task.ensemble(responses["logits"], omega, self.ensemble)

@@ -15,7 +15,7 @@ would.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -23,41 +23,43 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.methods import Needs, NodeGroup, Server, Span, Tensors, cosine_lr, set_lr, train_round
-from fedstill.methods._public_data import (
-    WeightedState,
-    WeightsNodes,
-    compute_logits,
-    finetune_on_public,
-    make_student_optimizer,
-    require_labeled,
-    require_public,
-    sample_rows,
-    train_student,
+from fedstill.methods import (
+    LabelHistogram,
+    Method,
+    Needs,
+    NodeSetting,
+    NodeView,
+    Query,
+    Responses,
+    Server,
+    Span,
+    Tensors,
+    count_labels_query,
 )
-from fedstill.node import local_training
+from fedstill.methods._public_data import StudentTraining, require_labeled, sample_rows, train_student
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
 
 DIGEST_INPUTS = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}
 
 
 @dataclass
-class FedMDState(WeightedState):
+class FedMDState:
     """Server state besides the student."""
 
+    optimizer: torch.optim.Optimizer  # the student's
+    histogram: LabelHistogram  # weights of the nodes
     scores: dict[str, torch.Tensor] = field(default_factory=dict)  # f_k on this round's d_j (B, C, ...)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMD(WeightsNodes):
+class FedMD(Method):
     """FedMD's options."""
 
     title: ClassVar[str] = "FedMD"
-    batch_options: ClassVar[tuple[str, ...]] = ("digest_batch",)
     paper: ClassVar[str] = "Li and Wang, NeurIPS 2019 workshop"
-    ensemble = "logits"  # no option: f~ is the mean of class scores
+    has_ensemble: ClassVar[bool] = True
+    batch_options: ClassVar[tuple[str, ...]] = ("digest_batch", "student.batch")
 
     public_epochs: NonNegativeInt = 0
     """Transfer learning: passes of each node over labeled public data, before its own data; 0: none."""
@@ -79,16 +81,14 @@ class FedMD(WeightsNodes):
     digest_epochs: NonNegativeInt = 1
     """Passes of each node over d_j."""
     digest_batch: PositiveInt = 32
-    """Public examples in a batch, of nodes and student."""
+    """Public examples in a batch of the nodes."""
     digest_lr: NonNegativeFloat = 1e-3
     """Learning rate of the nodes' second optimizer, a new Adam in each round."""
 
-    student_epochs: NonNegativeInt = 10
-    """Passes of the student over d_j."""
-    student_lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for the student, falling over the rounds on a cosine to student_lr_end."""
-    student_lr_end: NonNegativeFloat = 1e-4
-    """The student's learning rate in the last round."""
+    student: StudentTraining = field(
+        default_factory=partial(StudentTraining, epochs=10, batch=32, lr_end=1e-4)
+    )
+    """The training of the student: passes over d_j in each round."""
 
     def needs(self) -> Needs:
         return Needs(public=True, public_labels=self.public_epochs > 0)
@@ -103,99 +103,90 @@ class FedMD(WeightsNodes):
         """Part of the local training before the first round."""
         return Span(0, self.initial_rounds, self.initial_rounds + self.rounds)
 
-    def revisit_span(self, sent: Tensors) -> Span:
-        """Return the part of the local training of the round in ``sent``."""
-        return Span.part(int(sent["round"]), self.rounds, offset=self.initial_rounds)
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        most = self.subset if setting.public is None else min(self.subset, len(setting.public))
 
-    def max_rows(self, setting: NodeSetting) -> int:
-        """Return the largest number of examples in d_j."""
-        return self.subset if setting.public is None else min(self.subset, len(setting.public))
+        def revisit_span(sent: Tensors) -> Span:
+            return Span.part(int(sent["round"]), self.rounds, offset=self.initial_rounds)
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+        if self.weights == "counts":
+            yield count_labels_query(setting)
+        if self.public_epochs:
+            yield Query(
+                self.transfer,
+                times=1,
+                depends_on_records=(),
+                span=lambda sent: self.training_before_rounds,
+                stackable=True,
+            )
+        yield Query(
+            self.communicate,
+            sends={"rows": INDICES},
+            releases={"logits": LOGITS},
+            times=1,
+            rows=most,
+            depends_on_records=(),
+            stackable=True,
+        )
+        yield Query(
+            self.digest,
+            sends=DIGEST_INPUTS,
+            times=1,
+            depends_on_records=(),
+            span=revisit_span,
+            stackable=True,
+        )
+        yield Query(
+            self.digest_and_communicate,
+            sends={**DIGEST_INPUTS, "rows_next": INDICES},
+            releases={"logits": LOGITS},
+            times=self.rounds - 1,
+            rows=most,
+            depends_on_records=(),
+            span=revisit_span,
+            stackable=True,
+        )
 
-    @query(
-        when=lambda self, setting: self.public_epochs > 0,
-        times=1,
-        depends_on_records=(),
-        span=lambda self, sent: self.training_before_rounds,
-    )
-    def transfer(self, nodes: NodeGroup) -> Tensors:
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def transfer(self, node: NodeView) -> Tensors:
         """Train f_k on the labeled public data, then on the first part of its own."""
-        setting: NodeSetting = nodes.setting
-        if not nodes.nodes[0].is_frozen:
-            public, losses = (
-                require_labeled(setting.public),
-                partial(setting.task.loss, smoothing=setting.local.smoothing),
-            )
-            steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
-            finetune_on_public(
-                nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr
-            )
+        if not node.is_frozen:
+            public = require_labeled(node.public)
+            passes = {"epochs": self.public_epochs, "batch": self.digest_batch}
+            node.train_on(public.inputs, public.targets, None, "transfer", **passes, lr=self.digest_lr)
             if self.initial_rounds:
-                local_training.make_optimizers(nodes.nodes, setting.local)
-                local_training.train(
-                    nodes.nodes,
-                    setting.task,
-                    setting.local,
-                    setting.compute,
-                    span=self.training_before_rounds,
-                )
+                node.train(self.training_before_rounds)
         return {}
 
-    @query(
-        sends={"rows": INDICES},
-        releases={"logits": LOGITS},
-        times=1,
-        rows=max_rows,
-        depends_on_records=(),
-    )
-    def communicate(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:
-        """Return f_k(x) for x in d_j, ``(G, B, C, ...)``."""
-        nodes.module("model").train(False)
-        z = compute_logits(nodes, require_public(nodes.setting.public).inputs[rows[0].long()])
-        return {"logits": z}
+    def communicate(self, node: NodeView, rows: torch.Tensor) -> Tensors:
+        """Return f_k(x) for x in d_j, ``(B, C, ...)``."""
+        node.model.train(False)
+        return {"logits": node.predict(node.public.inputs[rows.long()])}
 
-    @query(sends=DIGEST_INPUTS, times=1, depends_on_records=(), span=revisit_span)
-    def digest(self, nodes: NodeGroup, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
-        """Train towards the consensus on d_j, then on the node's own data."""
-        if not nodes.nodes[0].is_frozen:
-            d = require_public(nodes.setting.public).inputs[rows[0].long()]
-            self.train_towards(nodes, d, consensus[0], self.digest_epochs, "digest", round)
-            train_round(nodes, self.initial_rounds + round, self.initial_rounds + self.rounds)
+    def digest(self, node: NodeView, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
+        """Train towards the consensus on d_j, then *revisit* the node's own data."""
+        if not node.is_frozen:
+            d, loss = node.public.inputs[rows.long()], partial(self.digest_loss, node.task)
+            passes = {"epochs": self.digest_epochs, "batch": self.digest_batch}
+            node.train_on(d, consensus, loss, "digest", round, **passes, lr=self.digest_lr)
+            node.train(Span.part(round, self.rounds, offset=self.initial_rounds))
         return {}
 
-    @query(
-        sends={**DIGEST_INPUTS, "rows_next": INDICES},
-        releases={"logits": LOGITS},
-        times=lambda self, setting: self.rounds - 1,
-        rows=max_rows,
-        depends_on_records=(),
-        span=revisit_span,
-    )
     def digest_and_communicate(
         self,
-        nodes: NodeGroup,
+        node: NodeView,
         rows: torch.Tensor,
         consensus: torch.Tensor,
         round: int,
         rows_next: torch.Tensor,
     ) -> Tensors:
         """Digest and revisit, then return the class scores of the next round."""
-        self.digest(nodes, rows, consensus, round)
-        return self.communicate(nodes, rows_next)
+        self.digest(node, rows, consensus, round)
+        return self.communicate(node, rows_next)
 
-    def train_towards(
-        self, nodes: NodeGroup, x: torch.Tensor, consensus: torch.Tensor, epochs: int, *purpose: str | int
-    ) -> None:
-        """Train each node's model towards a consensus ``(N, C, ...)`` on public examples."""
-        task = nodes.setting.task
-
-        def losses(z: torch.Tensor, consensus: torch.Tensor) -> torch.Tensor:
-            distances = self.digest_loss(task, z.flatten(0, 1), consensus.flatten(0, 1))
-            return distances.view(len(z), -1).mean(1)  # (G,)
-
-        steps = {"epochs": epochs, "batch": self.digest_batch}
-        finetune_on_public(nodes, x, consensus, losses, *purpose, **steps, lr=self.digest_lr)
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        return {"logits": z}
 
     def digest_loss(self, task: Task, z: torch.Tensor, consensus: torch.Tensor) -> torch.Tensor:
         """Return the loss of digesting for class scores and consensus ``(B, C, ...)``: ``(B,)``."""
@@ -206,7 +197,8 @@ class FedMD(WeightsNodes):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> FedMDState:
-        return FedMDState(make_student_optimizer(server.student, self.student_lr))
+        histogram = LabelHistogram(equal=self.weights == "equal")
+        return FedMDState(self.student.make_optimizer(server.student), histogram)
 
     def step(self, server: Server, state: FedMDState, t: int) -> Mapping[str, float]:
         """Run one round: aggregate, distribute, and have the consensus digested everywhere."""
@@ -214,19 +206,25 @@ class FedMD(WeightsNodes):
         if not state.scores:
             if self.public_epochs:
                 server.query("transfer")
-            self.fetch_weights(server, state)
+            state.histogram.fetch(server)
             state.scores = server.query("communicate", nodes=state.histogram.names, rows=d).by_node("logits")
         f = torch.stack([*state.scores.values()])  # (K, B, C, ...)
-        omega = self.omega(server, state, tuple(state.scores))
-        consensus = server.task.ensemble(f, omega, self.ensemble)  # f~ = sum_k w_k f_k  (B, C, ...)
+        w = state.histogram.weights(server.task, tuple(state.scores))
+        consensus = server.task.ensemble(f, w, "logits")  # f~ = sum_k w_k f_k  (B, C, ...)
         sent: dict[str, Any] = {"rows": d, "consensus": consensus, "round": t}
         if t + 1 < self.rounds:
             query, sent["rows_next"] = "digest_and_communicate", sample_rows(server, self.subset, t + 1).int()
             state.scores = server.query(query, nodes=state.histogram.names, **sent).by_node("logits")
         else:
             server.query("digest", nodes=state.histogram.names, **sent)
-        set_lr(state.optimizer, cosine_lr(t, self.rounds, self.student_lr, self.student_lr_end))
+        self.student.set_lr(state.optimizer, t, self.rounds)
         rows, distance = d.long().to(server.device), partial(self.digest_loss, server.task)
-        passes = {"epochs": self.student_epochs, "batch": self.digest_batch}
+        passes = {"epochs": self.student.epochs, "batch": self.student.batch}
         loss = train_student(server, state.optimizer, rows, consensus, distance, t, **passes)
         return {"disagreement": (f - consensus).abs().mean().item(), "student": loss}
+
+    def ensemble_responses(
+        self, server: Server, state: FedMDState, responses: Responses
+    ) -> torch.Tensor | None:
+        w = state.histogram.weights(server.task, responses.nodes)
+        return server.task.ensemble(responses["logits"], w, "logits")

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Responses, Server, descend, seeded, torch_generator
-from fedstill.methods._public_data import shuffled_batches
+from fedstill.node.node_view import shuffled_batches
 from fedstill.methods.fedproto import PrototypeMethod, PrototypeState
 
 

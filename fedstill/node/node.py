@@ -21,6 +21,16 @@ from fedstill.protocol.local_config import set_lr
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
+class BufferModule(nn.Module):
+    """Tensors by name, as a module without parameters, so that a node saves and restores them with its
+    networks."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+
 class Node:
     """One data owner (a client or site) with private training data, networks of any architecture and a
     gate.
@@ -119,6 +129,20 @@ class Node:
         self.optimizers[role] = make_optimizer(module)
         if learning_rate is not None:
             self.learning_rates[role] = learning_rate
+
+    def add_buffers(self, role: str, **tensors: torch.Tensor) -> None:
+        """Add tensors that the node keeps from query to query, and saves with its networks.
+
+        Args:
+            role: key in ``modules``.
+            tensors: initial values by name.
+        """
+        self.modules[role] = BufferModule(**tensors).to(self.data.inputs.device)
+        self.frozen[role] = frozenset()
+
+    def buffers(self, role: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of :meth:`add_buffers` by name; they can be changed in place."""
+        return dict(self.modules[role].named_buffers())
 
     def set_learning_rates(self, roles: Sequence[str]) -> None:
         """Set the learning rates of the next step of these networks, and count the step."""

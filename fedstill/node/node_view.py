@@ -180,7 +180,7 @@ class NodeView:
         self,
         x: torch.Tensor,
         targets: torch.Tensor,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
         *purpose: str | int,
         epochs: int,
         batch: int,
@@ -189,9 +189,10 @@ class NodeView:
         """Train the node's model on given examples in place of its own, with a new Adam.
 
         Args:
-            x: inputs ``(N, ...)``.
-            targets: their targets ``(N, ...)``.
-            loss: maps outputs ``(B, C, ...)`` and targets ``(B, ...)`` to a scalar.
+            x: inputs ``(N, ...)``, the same for all nodes.
+            targets: their targets ``(N, ...)``, the same for all nodes.
+            loss: maps outputs ``(B, C, ...)`` and targets ``(B, ...)`` to losses, whose mean is taken; None:
+                the task's loss.
             purpose: names the random stream of the order.
             epochs: passes over the examples.
             batch: examples in a batch.
@@ -200,7 +201,13 @@ class NodeView:
         nodes, compute = self._group.nodes[: self._count], self.setting.compute
         config = LocalConfig(optimizer="adam", lr=lr)
 
-        def run(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def losses_of(z: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            if loss is None:
+                return self.task.loss(z, wanted, self.setting.local.smoothing)  # (G,)
+            each = vmap(loss)(z, wanted) if len(z) > 1 else loss(z[0], wanted[0]).unsqueeze(0)  # (G, B)
+            return each.flatten(1).mean(1)
+
+        def run() -> torch.Tensor:
             model, first = self._group.module("model"), nodes[0]
             model.train(True)
             optimizers = [
@@ -208,23 +215,17 @@ class NodeView:
                 for node in nodes
             ]
             for epoch in range(epochs):
-                orders = [
-                    shuffled_batches(x.shape[1], batch, node.generator(*purpose, epoch)) for node in nodes
-                ]
+                orders = [shuffled_batches(len(x), batch, node.generator(*purpose, epoch)) for node in nodes]
                 for step, rows in enumerate(zip(*orders, strict=True)):
-                    chosen = [each.to(x.device) for each in rows]
-                    inputs = stack_tensors([x[row][mine] for row, mine in enumerate(chosen)])
-                    wanted = stack_tensors([targets[row][mine] for row, mine in enumerate(chosen)])
+                    chosen = stack_tensors(rows).to(x.device)  # (G, B)
                     with torch.enable_grad(), compute.step(first.seed, first.name, *purpose, epoch, step):
-                        z = model(inputs)
-                        losses = vmap(loss)(z, wanted) if len(z) > 1 else loss(z[0], wanted[0]).unsqueeze(0)
-                        model.backward(losses)
+                        model.backward(losses_of(model(x[chosen]), targets[chosen]))
                     for optimizer in optimizers:
                         optimizer.step()
             model.train(False)
             return torch.zeros(len(nodes))
 
-        self.on_group(run, x, targets)
+        self.on_group(run)
 
     def private_step(
         self,
@@ -261,6 +262,41 @@ class NodeView:
         """Return the model's outputs for many inputs ``(N, ...)``, computed in batches: ``(N, C, ...)``."""
         size = min(PUBLIC_BATCH, local_training.inference_batch_size(x))
         return torch.cat([self.model(part) for part in torch.split(x, size)])
+
+    def cached(self, name: str, key: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return a tensor of the node, which is computed at the first call with a key.
+
+        The tensor of the last key is kept, under a name, until the run ends.
+        """
+        cache: dict[Any, tuple[Any, torch.Tensor]] = self.setting.cached(name, dict)
+        names = tuple(node.name for node in self._group.nodes[: self._count])
+        if names not in cache or cache[names][0] != key:
+
+            def keep(values: torch.Tensor) -> torch.Tensor:
+                cache[names] = key, values
+                return values.new_zeros(len(values))
+
+            self.on_group(keep, compute())
+        result: torch.Tensor = self.on_group(lambda: cache[names][1])
+        return result
+
+    def cache_rows(self, role: str, name: str, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write rows that are the same at all nodes into a buffer of :meth:`Node.add_buffers`; return it.
+
+        Args:
+            role: role of the buffers.
+            name: name of the buffer ``(N, ...)``.
+            rows: row numbers ``(B,)``, the same for all nodes.
+            values: their values ``(B, ...)``, the same for all nodes.
+        """
+        buffers = [node.buffers(role)[name] for node in self._group.nodes[: self._count]]
+        for buffer in buffers:
+            buffer[rows] = values
+        return buffers[0]
+
+    def buffers(self, role: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of :meth:`Node.add_buffers` by name. Not in a stacked call."""
+        return self._node.buffers(role)
 
     def parameters(self, part: str = "", role: str = "model") -> torch.Tensor:
         """Return the parameters and buffers of a network, or of one submodule, as one vector: ``(P,)``."""
@@ -328,6 +364,11 @@ class NodeView:
     def device(self) -> torch.device:
         """Device of the node's data."""
         return self._group.device
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if no parameter of the model is trained."""
+        return self._group.nodes[0].is_frozen
 
     # --- properties of a node by itself -------------------------------------------------------------------
 
