@@ -11,86 +11,201 @@ ones. The server averages generators and heads and distills the ensemble of the 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import Node, NodeGroup, NodeSetting, TrainStep, seeded
-from fedstill.methods._feature_generators import GlobalGenerator, sample_noise
-from fedstill.methods._local_generators import LocalGenerators
+from fedstill.core.options import NonNegativeFloat, PositiveInt, Share
+from fedstill.methods import (
+    Method,
+    Needs,
+    Node,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
+    Server,
+    Span,
+    Tensors,
+    adam,
+    count_labels_query,
+    descend,
+    seeded,
+)
+from fedstill.methods._feature_generators import (
+    FeatureGeneratorOptions,
+    GlobalGenerator,
+    ServerTraining,
+    UploadedModels,
+    consistency_loss,
+    crossed_distillation_loss,
+    ensemble_distillation_loss,
+    kl,
+    sample_noise,
+    sample_noise_and_labels,
+)
+from fedstill.methods.fedavg import sample_nodes
+from fedstill.methods.fedmd_cg import SHARED_KINDS, FedMDCGState, add_generator, initialize_query
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model
 from fedstill.models.generators import FeatureCritic, append_one_hot, hidden_widths
+from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
+from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCG(LocalGenerators):
+class FedCG(Method):
     """FedCG's options."""
 
     title: ClassVar[str] = "FedCG"
     paper: ClassVar[str] = "Wu et al., arXiv:2111.08211"
-    roles: ClassVar[Sequence[str]] = ("generator", "critic")
-    beta: ClassVar[float] = 0.5
-    restarts_from_global: ClassVar[bool] = True
+    evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
+    initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
 
+    rounds: PositiveInt = 20
+    """Rounds; the local training (nodes.local.epochs) is divided among them."""
+    participation: Share = 1.0
+    """Share of the nodes that take part in a round, sampled in each round; at least one node does. Other
+    nodes skip that part of their local training.
+    """
     gamma: NonNegativeFloat = 1.0
     """Weight of the distance of features from the global generator's. It rises to this from 0 in the first
     round, as 2 / (1 + e^(-10 t / rounds)) - 1 of it in round t.
     """
+    generator_lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate for the nodes' generators and critics, the same in all rounds."""
     aggregation: Literal["kd", "kdc", "ave*"] = "kd"
     """Aggregation at the server: FedCG's distillation, FedMD-CG's crossed one, or averages alone (FedMD-CG,
     Table 3)."""
 
-    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Add a generator and a critic to each node."""
-        super().prepare(nodes, setting)
-        for node in nodes:
-            parts = split_model(node.model, node.name)
-            p = count_features(parts, node.data.inputs[:2], node.name)
-            with seeded(node.seed, node.name, "critic"):
-                critic = FeatureCritic(p, setting.task.classes, hidden_widths(parts.head))
-            node.add_module("critic", critic, self.adam)
+    generator: FeatureGeneratorOptions = field(default_factory=FeatureGeneratorOptions)
+    """The generators G and G_i."""
+    server: ServerTraining = field(default_factory=ServerTraining)
+    """The server's training of G and D."""
 
-    def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
-        """Return a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2 (classification)."""
-        task, smoothing, call_counter = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
+    def needs(self) -> Needs:
+        return Needs(trainable=True, same_architecture=True, split_models=True, single_label=True)
+
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield count_labels_query(setting)
+        yield initialize_query()
+        yield Query(
+            self.train,
+            sends={**SHARED_KINDS, "counts": LABEL_COUNTS, "round": SCHEDULE},
+            releases=SHARED_KINDS,
+            times=self.rounds,
+            stackable=True,
+            details=QueryDetails(extra_loss="distances from what the global generator gives"),
+        )
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+        """Add a generator G_i and a critic of features."""
+        make_optimizer = partial(adam, lr=self.generator_lr, beta=0.5)
+        add_generator(node, setting, self.generator, make_optimizer)
+        parts = split_model(node.model, node.name)
+        p = count_features(parts, node.data.inputs[:2], node.name)
+        with seeded(node.seed, node.name, "critic"):
+            critic = FeatureCritic(p, setting.task.classes, hidden_widths(parts.head))
+        node.add_module("critic", critic, make_optimizer)
+
+    def train(
+        self, node: NodeView, generator: torch.Tensor, head: torch.Tensor, counts: torch.Tensor, round: int
+    ) -> Tensors:
+        """Run one round at a node: load the global generator and head, train, and return the local ones."""
+        G = GlobalGenerator(self.generator, node, generator, counts, round)
+        node.load_parameters(head, HEAD)
+        span, local = Span.part(round, self.rounds), node.setting.local
+        node.train(span, partial(self.model_step, G))
+        node.load_parameters(generator, role="generator")  # G_i starts from G in each round
+        constant = replace(local, lr=self.generator_lr, lr_end=self.generator_lr)
+        step = partial(self.generator_step, round)
+        node.train(span, step, roles=("generator", "critic"), purpose="generator", local=constant)
+        return {"generator": node.parameters(role="generator"), "head": node.parameters(HEAD)}
+
+    def model_step(
+        self, G: GlobalGenerator, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """Take a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2 (classification)."""
         gamma = self.gamma * ramp(G.t, self.rounds)
+        f = node.model(x, EXTRACTOR)  # F_i(x)  (B, p)
+        loss = node.loss(node.model(f, HEAD), y)
+        if gamma:
+            loss = loss + gamma * (f - G.sample_features(node, y, step)).square().mean()
+        node.step("model", loss)
+        return loss
 
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            call, model = next(call_counter), group.module("model")
-            f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
-            loss: torch.Tensor = task.loss(model(f, HEAD), y, smoothing)  # (G,)
-            if gamma:
-                loss = loss + gamma * (f - G.sample_features(group, y, call)).square().mean((1, 2))
-            group.step("model", loss)
-            return loss
+    def generator_step(
+        self, t: int, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """Take a step of the critic on (F_i(x), y) against (G_i(z, y), y), then one of G_i (generation)."""
+        critic, classes = node.module("critic"), node.task.classes
+        with torch.no_grad():
+            f = node.model(x, EXTRACTOR)  # F_i(x)  (B, p)
+        z = sample_noise(node, len(y), self.generator.noise, "generator", t, step)
+        f_hat = node.module("generator")(append_one_hot(z, y, classes))  # G_i(z, y)
+        real = critic(append_one_hot(f, y, classes))  # (B, 1)
+        fake = critic(append_one_hot(f_hat.detach(), y, classes))
+        L_D = (F.softplus(-real) + F.softplus(fake)).mean()
+        node.step("critic", L_D)
+        L_G = F.softplus(-critic(append_one_hot(f_hat, y, classes))).mean()
+        node.step("generator", L_G)
+        return L_D + L_G
 
-        return train_step
+    # --- at the server ----------------------------------------------------------------------------------
 
-    def make_generator_step(self, nodes: NodeGroup, t: int) -> TrainStep:
-        """Return a step of the critic on (F_i(x), y) against (G_i(z, y), y), then one of G_i (generation)."""
-        classes, call_counter = nodes.setting.task.classes, itertools.count()
+    def init_state(self, server: Server) -> FedMDCGState:
+        split_model(server.student, "the student").head.eval()
+        return FedMDCGState(self.generator.make_global(server).eval())
 
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            critic = group.module("critic")
-            with torch.no_grad():
-                f = group.module("model")(x, EXTRACTOR)  # F_i(x)  (G, B, p)
-            z = sample_noise(group, y.shape, self.noise, "generator", t, next(call_counter))
-            f_hat = group.module("generator")(append_one_hot(z, y, classes))  # G_i(z, y)
-            real = critic(append_one_hot(f, y, classes))  # (G, B, 1)
-            fake = critic(append_one_hot(f_hat.detach(), y, classes))
-            L_D = (F.softplus(-real) + F.softplus(fake)).mean((1, 2))
-            group.step("critic", L_D)
-            L_G = F.softplus(-critic(append_one_hot(f_hat, y, classes))).mean((1, 2))
-            group.step("generator", L_G)
-            return L_D + L_G
+    def step(self, server: Server, state: FedMDCGState, t: int) -> Mapping[str, float]:
+        """Run one round; ``consistency`` is FedMD-CG's loss of local heads on local generators' features."""
+        G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
+        if not histogram.names:
+            server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
+            histogram.fetch(server)
+        known = histogram.present_nodes(server.federation)
+        responses = server.query(
+            "train",
+            nodes=sample_nodes(known, self.participation, server.seed, t),
+            generator=to_vector(G),
+            head=to_vector(D),
+            counts=histogram.counts.sum(0),
+            round=t,
+        )
+        participants = histogram.select(responses.nodes)
+        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
+        uploads = UploadedModels(G, D, responses["generator"], responses["head"])
+        noise, task = self.generator.noise, server.task
+        result = {"consistency": consistency_loss(server.compute, task, uploads, n_y, noise, server.seed)}
+        load_vector(G, weighted_mean(responses["generator"], n))
+        load_vector(D, weighted_mean(responses["head"], n))
+        if self.aggregation == "ave*":
+            return result
 
-        return train_step
+        # Distillation of the ensemble of the nodes' generators and heads into the averages
+        tau = task.importance_weights(n_y).squeeze(1)  # (K, C)
+        trained = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
+        optimizer = torch.optim.Adam(trained, self.server.lr, fused=True)
+        losses = torch.zeros(1)
+        for index in range(self.server.steps):
+            z, y = sample_noise_and_labels(
+                server.compute, n_y, self.server.batch, noise, server.seed, t, index
+            )
+            c = append_one_hot(z, y, task.classes)
+            with server.compute.step(server.seed, "student", t, index):
+                if self.aggregation == "kdc":
+                    losses = crossed_distillation_loss(uploads, G, D, c, tau[:, y], kl)
+                else:
+                    losses = ensemble_distillation_loss(uploads, G, D, c, n / n.sum()).unsqueeze(0)
+            descend(optimizer, losses.sum())
+        names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
+        return result | dict(zip(names, losses.tolist(), strict=False))
 
 
 def ramp(t: int, rounds: int) -> float:

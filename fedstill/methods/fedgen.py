@@ -10,30 +10,45 @@ then the server trains G on features that the nodes' heads, ensembled, classify 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Le
 from torch import nn
 
-from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import LabelHistogram, Server, Tensors, TrainStep, adam, descend, query, train_round
-from fedstill.methods._averaging import PARAMETER_KINDS
+from fedstill.core.options import NonNegativeFloat, PositiveInt, Share
+from fedstill.methods import (
+    LabelHistogram,
+    Method,
+    Needs,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
+    Server,
+    Span,
+    Tensors,
+    adam,
+    count_labels_query,
+    descend,
+)
 from fedstill.methods._feature_generators import (
     Diversity,
-    FeatureGenerators,
+    FeatureGeneratorOptions,
     GlobalGenerator,
+    ServerTraining,
     diversity_loss,
     sample_noise_and_labels,
     stack_uploads,
 )
+from fedstill.methods.fedavg import PARAMETER_KINDS, initialize_query, sample_nodes
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
 from fedstill.models.generators import append_one_hot
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
-from fedstill.node.node_group import NodeGroup, StackedModules
+from fedstill.node.node_group import StackedModules
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
 from fedstill.tasks import Task
 
@@ -48,11 +63,20 @@ class FedGENState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGEN(FeatureGenerators):
+class FedGEN(Method):
     """FedGEN's options."""
 
     title: ClassVar[str] = "FedGEN"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
+    evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
+    initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
+
+    rounds: PositiveInt = 20
+    """Rounds; the local training (nodes.local.epochs) is divided among them."""
+    participation: Share = 1.0
+    """Share of the nodes that take part in a round, sampled in each round; at least one node does. Other
+    nodes skip that part of their local training.
+    """
 
     shares: Literal["head", "model"] = "head"
     """Shared part: the head alone (partial sharing, as FedMD-CG compares with it) or the whole model."""
@@ -65,65 +89,75 @@ class FedGEN(FeatureGenerators):
     diversity: Diversity = "div0"
     """The generator's diversity loss: none, div0 (FedMD-CG's Eq. 7), or FedMD-CG's own div1 and div2."""
 
+    generator: FeatureGeneratorOptions = field(default_factory=FeatureGeneratorOptions)
+    """The generator G."""
+    server: ServerTraining = field(default_factory=ServerTraining)
+    """The server's training of G."""
+
     @property
     def shared_part(self) -> str:
         """Name of the shared part of the model."""
         return HEAD if self.shares == "head" else ""
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def needs(self) -> Needs:
+        return Needs(trainable=True, same_architecture=True, split_models=True, single_label=True)
 
-    @query(
-        sends=lambda self, setting: {
-            "generator": GENERATOR_PARAMETERS,
-            "parameters": PARAMETER_KINDS[self.shared_part],
-            "counts": LABEL_COUNTS,
-            "round": SCHEDULE,
-        },
-        releases=lambda self, setting: {"parameters": PARAMETER_KINDS[self.shared_part]},
-        times=lambda self, setting: self.rounds,
-        extra_loss="cross-entropy on the global generator's features",
-    )
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        kind = PARAMETER_KINDS[self.shared_part]
+        yield count_labels_query(setting)
+        yield initialize_query()
+        yield Query(
+            self.train,
+            sends={
+                "generator": GENERATOR_PARAMETERS,
+                "parameters": kind,
+                "counts": LABEL_COUNTS,
+                "round": SCHEDULE,
+            },
+            releases={"parameters": kind},
+            times=self.rounds,
+            stackable=True,
+            details=QueryDetails(extra_loss="cross-entropy on the global generator's features"),
+        )
+
+    # --- at a node --------------------------------------------------------------------------------------
+
     def train(
         self,
-        nodes: NodeGroup,
+        node: NodeView,
         generator: torch.Tensor,
         parameters: torch.Tensor,
         counts: torch.Tensor,
         round: int,
     ) -> Tensors:
         """Train a node's head or model for one round, on its own data and on G's features."""
-        G = GlobalGenerator(self, nodes, generator, counts, round)
-        nodes.load_parameters("model", parameters, self.shared_part)
-        train_round(nodes, round, self.rounds, self.make_train_step(nodes, G))
-        return {"parameters": nodes.parameter_vectors("model", self.shared_part)}
+        G = GlobalGenerator(self.generator, node, generator, counts, round)
+        node.load_parameters(parameters, self.shared_part)
+        node.train(Span.part(round, self.rounds), partial(self.train_step, G))
+        return {"parameters": node.parameters(self.shared_part)}
 
-    def make_train_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
-        """Return a step of F_i and D_i on own data, on G(z, y') and, with beta, on G(z, y)."""
-        task, smoothing, call_counter = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
+    def train_step(
+        self, G: GlobalGenerator, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """Take a step of F_i and D_i on own data, on G(z, y') and, with beta, on G(z, y)."""
         alpha, beta = (weight * self.decay**G.t for weight in (self.alpha, self.beta))
-
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            call, model = next(call_counter), group.module("model")
-            d = model(model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (G, B, C)
-            loss: torch.Tensor = task.loss(d, y, smoothing)  # (G,)
-            if G.t:  # G is untrained before the first round
-                y_hat = G.sample_labels(group, y.shape, call)
-                d_hat = model(G.sample_features(group, y_hat, call), HEAD)  # D_i(G(z, y'))
-                loss = loss + alpha * task.loss(d_hat, y_hat)
-            if G.t and beta:
-                d_bar = model(G.sample_features(group, y, "same", call), HEAD).detach()  # D_i(G(z, y))
-                kl = task.distillation_loss(d.flatten(0, 1), d_bar.flatten(0, 1), 1.0)  # (G B,)
-                loss = loss + beta * kl.view(len(d), -1).mean(1)
-            group.step("model", loss)
-            return loss
-
-        return train_step
+        d = node.model(node.model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (B, C)
+        loss = node.loss(d, y)
+        if G.t:  # G is untrained before the first round
+            y_hat = G.sample_labels(node, len(y), step)
+            d_hat = node.model(G.sample_features(node, y_hat, step), HEAD)  # D_i(G(z, y'))
+            loss = loss + alpha * node.loss(d_hat, y_hat, smoothing=0.0)
+        if G.t and beta:
+            d_bar = node.model(G.sample_features(node, y, "same", step), HEAD).detach()  # D_i(G(z, y))
+            loss = loss + beta * node.task.distillation_loss(d, d_bar, 1.0).mean()
+        node.step("model", loss)
+        return loss
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> FedGENState:
-        G = self.init_generator(server)
-        return FedGENState(G, adam(G, self.server_lr), LabelHistogram())
+        G = self.generator.make_global(server)
+        return FedGENState(G, adam(G, self.server.lr), LabelHistogram())
 
     def step(self, server: Server, state: FedGENState, t: int) -> Mapping[str, float]:
         shared, histogram = (
@@ -133,9 +167,10 @@ class FedGEN(FeatureGenerators):
         if not histogram.names:
             server.query("initialize_nodes", parameters=to_vector(server.student))
             histogram.fetch(server)
+        known = histogram.present_nodes(server.federation)
         responses = server.query(
             "train",
-            nodes=self.sample_participants(histogram.present_nodes(server.federation), server.seed, t),
+            nodes=sample_nodes(known, self.participation, server.seed, t),
             generator=to_vector(state.G),
             parameters=to_vector(shared),
             counts=histogram.counts.sum(0),
@@ -153,9 +188,9 @@ class FedGEN(FeatureGenerators):
         """Take steps of G, which is in training mode: no node uses it at the same time."""
         losses = torch.zeros(2)
         state.G.train()
-        for index in range(self.server_steps):
+        for index in range(self.server.steps):
             z, y = sample_noise_and_labels(
-                server.compute, n_y, self.server_batch, self.noise, server.seed, t, index
+                server.compute, n_y, self.server.batch, self.generator.noise, server.seed, t, index
             )
             with server.compute.step(server.seed, "student", t, index):
                 losses = self.generator_loss(server.task, state.G, uploads, z, y, n_y)

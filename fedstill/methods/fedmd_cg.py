@@ -11,30 +11,88 @@ Where defaults are the published code's, the option's text gives the printed val
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 
-from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.methods import NodeGroup, TrainStep
-from fedstill.methods._feature_generators import Diversity, GlobalGenerator, diversity_loss, sample_noise
-from fedstill.methods._local_generators import LocalGenerators, kl
-from fedstill.models.extractor_head import EXTRACTOR, HEAD
+from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from fedstill.methods import (
+    ArgumentError,
+    LabelHistogram,
+    Method,
+    Needs,
+    Node,
+    NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
+    Server,
+    Span,
+    Tensors,
+    adam,
+    count_labels_query,
+    descend,
+    seeded,
+)
+from fedstill.methods._feature_generators import (
+    Diversity,
+    FeatureGeneratorOptions,
+    GlobalGenerator,
+    ServerTraining,
+    UploadedModels,
+    consistency_loss,
+    crossed_distillation_loss,
+    diversity_loss,
+    ensemble_distillation_loss,
+    kl,
+    sample_noise,
+    sample_noise_and_labels,
+)
+from fedstill.methods.fedavg import sample_nodes
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
 from fedstill.models.generators import append_one_hot
+from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
+from fedstill.node.node import MakeOptimizer
+from fedstill.protocol.payload_kinds import (
+    GENERATOR_PARAMETERS,
+    HEAD_PARAMETERS,
+    LABEL_COUNTS,
+    PARAMETERS,
+    SCHEDULE,
+)
+
+SHARED_KINDS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
+
+
+@dataclass
+class FedMDCGState:
+    """Server state besides the student, whose head is D. The student's extractor is only the nodes' initial
+    one."""
+
+    G: nn.Module
+    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # n_i^y and n_i
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMDCG(LocalGenerators):
+class FedMDCG(Method):
     """FedMD-CG's options."""
 
     title: ClassVar[str] = "FedMD-CG"
     paper: ClassVar[str] = "Luo et al., arXiv:2409.06955"
+    evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
+    initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
 
     rounds: PositiveInt = 10
     """Rounds; the local training (nodes.local.epochs) is divided among them. In fewer, longer rounds the
     generators are better trained before they are used.
+    """
+    participation: Share = 1.0
+    """Share of the nodes that take part in a round, sampled in each round; at least one node does. Other
+    nodes skip that part of their local training.
     """
     lambda1: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the head's cross-entropy on G's features (Eq. 3)."""
@@ -59,57 +117,93 @@ class FedMDCG(LocalGenerators):
     """Weight in Eq. 9 of the diversity loss."""
     diversity: Diversity = "div2"
     """Diversity loss: none, div0 (Eq. 7), div1 (noise and label together) or div2 (Eq. 8)."""
+    generator_lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate for the nodes' generators, the same in all rounds."""
     aggregation: Literal["kdc", "kd", "ave", "ave*"] = "kdc"
     """Aggregation at the server (Table 3): crossed distillation (Eq. 12), FedCG's distillation, or averages
     alone; ave* also omits the divergence of predictions in Eq. 2.
     """
 
-    def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
-        """Return stage (a), Eq. 4: a step of F_i and D_i; in the first round on Eq. 1 alone."""
-        task, smoothing, call_counter = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
+    generator: FeatureGeneratorOptions = field(default_factory=FeatureGeneratorOptions)
+    """The generators G and G_i."""
+    server: ServerTraining = field(default_factory=ServerTraining)
+    """The server's training of G and D."""
+
+    def needs(self) -> Needs:
+        return Needs(trainable=True, same_architecture=True, split_models=True, single_label=True)
+
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield count_labels_query(setting)
+        yield initialize_query()
+        yield Query(
+            self.train,
+            sends={**SHARED_KINDS, "counts": LABEL_COUNTS, "round": SCHEDULE},
+            releases=SHARED_KINDS,
+            times=self.rounds,
+            stackable=True,
+            details=QueryDetails(extra_loss="distances from what the global generator gives"),
+        )
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+        """Add a local generator G_i; query ``initialize_nodes`` loads its weights."""
+        add_generator(node, setting, self.generator, partial(adam, lr=self.generator_lr))
+
+    def train(
+        self, node: NodeView, generator: torch.Tensor, head: torch.Tensor, counts: torch.Tensor, round: int
+    ) -> Tensors:
+        """Run one round at a node: load the global generator and head, train, and return the local ones.
+
+        ``counts`` are the label counts of all nodes together, which define p(y).
+        """
+        G = GlobalGenerator(self.generator, node, generator, counts, round)
+        node.load_parameters(head, HEAD)
+        span, local = Span.part(round, self.rounds), node.setting.local
+        node.train(span, partial(self.model_step, G))
+        constant = replace(local, lr=self.generator_lr, lr_end=self.generator_lr)
+        step = partial(self.generator_step, round)
+        node.train(span, step, roles=("generator",), purpose="generator", local=constant)
+        return {"generator": node.parameters(role="generator"), "head": node.parameters(HEAD)}
+
+    def model_step(
+        self, G: GlobalGenerator, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """Take stage (a), Eq. 4: a step of F_i and D_i; in the first round on Eq. 1 alone."""
         share = (G.t / max(self.rounds - 1, 1)) ** self.ramp
+        f = node.model(x, EXTRACTOR)  # F_i(x)  (B, p)
+        d = node.model(f, HEAD)  # D_i(F_i(x))  (B, C)
+        loss = node.loss(d, y)  # Eq. 1
+        if G.t:
+            f_hat = G.sample_features(node, y, step)  # G(z, y), constant
+            loss = loss + share * self.lambda2 * (f - f_hat).square().mean()  # Eq. 2
+            if self.lambda3 and self.aggregation != "ave*":
+                d_hat = node.model(f_hat, HEAD).detach()
+                loss = loss + share * self.lambda3 * self.divergence(d, d_hat).mean()  # Eq. 2
+            y_hat = G.sample_labels(node, len(y), step)
+            d_hat = node.model(G.sample_features(node, y_hat, "resampled", step), HEAD)
+            loss = loss + share * self.lambda1 * node.loss(d_hat, y_hat, smoothing=0.0)  # Eq. 3
+        node.step("model", loss)
+        return loss
 
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            call, model = next(call_counter), group.module("model")
-            f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
-            d = model(f, HEAD)  # D_i(F_i(x))  (G, B, C)
-            loss: torch.Tensor = task.loss(d, y, smoothing)  # Eq. 1  (G,)
-            if G.t:
-                f_hat = G.sample_features(group, y, call)  # G(z, y), constant
-                loss = loss + share * self.lambda2 * (f - f_hat).square().mean((1, 2))  # Eq. 2
-                if self.lambda3 and self.aggregation != "ave*":
-                    d_hat = model(f_hat, HEAD).detach()
-                    loss = loss + share * self.lambda3 * self.divergence(d, d_hat).mean(1)  # Eq. 2
-                y_hat = G.sample_labels(group, y.shape, call)
-                d_hat = model(G.sample_features(group, y_hat, "resampled", call), HEAD)
-                loss = loss + share * self.lambda1 * task.loss(d_hat, y_hat)  # Eq. 3
-            group.step("model", loss)
-            return loss
-
-        return train_step
-
-    def make_generator_step(self, nodes: NodeGroup, t: int) -> TrainStep:
-        """Return stage (b), Eq. 9: a step of G_i, with F_i and D_i after stage (a)."""
-        task, call_counter = nodes.setting.task, itertools.count()
-
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            call, model = next(call_counter), group.module("model")
-            with torch.no_grad():
-                f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
-                d = model(f, HEAD)  # D_i(F_i(x))  (G, B, C)
-            z = sample_noise(group, y.shape, self.noise, "generator", t, call)  # (G, B, q)
-            c = append_one_hot(z, y, task.classes)
-            f_hat = group.module("generator")(c)  # G_i(z, y)
-            d_hat = model(f_hat, HEAD)  # D_i(G_i(z, y))
-            loss: torch.Tensor = self.divergence(d_hat, d, 1.0).mean(1)  # Eq. 5
-            loss = loss + self.lambda4 * (f_hat - f).square().mean((1, 2))  # Eq. 5
-            loss = loss + self.lambda5 * task.loss(d_hat, y)  # Eq. 6
-            L_div = diversity_loss(self.diversity, f_hat, z, c[..., self.noise :])
-            loss = loss + self.lambda6 * L_div  # Eq. 7, 8
-            group.step("generator", loss)
-            return loss
-
-        return train_step
+    def generator_step(
+        self, t: int, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """Take stage (b), Eq. 9: a step of G_i, with F_i and D_i after stage (a)."""
+        with torch.no_grad():
+            f = node.model(x, EXTRACTOR)  # F_i(x)  (B, p)
+            d = node.model(f, HEAD)  # D_i(F_i(x))  (B, C)
+        z = sample_noise(node, len(y), self.generator.noise, "generator", t, step)  # (B, q)
+        c = append_one_hot(z, y, node.task.classes)
+        f_hat = node.module("generator")(c)  # G_i(z, y)
+        d_hat = node.model(f_hat, HEAD)  # D_i(G_i(z, y))
+        loss = self.divergence(d_hat, d, 1.0).mean()  # Eq. 5
+        loss = loss + self.lambda4 * (f_hat - f).square().mean()  # Eq. 5
+        loss = loss + self.lambda5 * node.loss(d_hat, y, smoothing=0.0)  # Eq. 6
+        L_div = diversity_loss(self.diversity, f_hat, z, c[..., self.generator.noise :])
+        loss = loss + self.lambda6 * L_div  # Eq. 7, 8
+        node.step("generator", loss)
+        return loss
 
     def divergence(
         self, student: torch.Tensor, teacher: torch.Tensor, temperature: float | None = None
@@ -121,3 +215,95 @@ class FedMDCG(LocalGenerators):
         T = temperature or self.temperature
         p, q = student.float() / T, teacher.float() / T
         return kl(q, p) if self.kl_first == "teacher" else kl(p, q)
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def init_state(self, server: Server) -> FedMDCGState:
+        split_model(server.student, "the student").head.eval()
+        return FedMDCGState(self.generator.make_global(server).eval())
+
+    def step(self, server: Server, state: FedMDCGState, t: int) -> Mapping[str, float]:
+        """Run one round. ``consistency`` is the loss of local heads on local generators' features (Fig.
+        5)."""
+        G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
+        if not histogram.names:
+            server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
+            histogram.fetch(server)
+        known = histogram.present_nodes(server.federation)
+        responses = server.query(
+            "train",
+            nodes=sample_nodes(known, self.participation, server.seed, t),
+            generator=to_vector(G),
+            head=to_vector(D),
+            counts=histogram.counts.sum(0),
+            round=t,
+        )
+        participants = histogram.select(responses.nodes)
+        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
+        uploads = UploadedModels(G, D, responses["generator"], responses["head"])
+        noise, task = self.generator.noise, server.task
+        losses = {"consistency": consistency_loss(server.compute, task, uploads, n_y, noise, server.seed)}
+        load_vector(G, weighted_mean(responses["generator"], n))
+        load_vector(D, weighted_mean(responses["head"], n))
+        return losses | self.distill(server, G, D, uploads, participants, t)
+
+    def distill(
+        self,
+        server: Server,
+        G: nn.Module,
+        D: nn.Module,
+        uploads: UploadedModels,
+        participants: LabelHistogram,
+        t: int,
+    ) -> dict[str, float]:
+        """Take steps on Eq. 12, or on FedCG's loss, from the averages."""
+        if self.aggregation not in ("kdc", "kd"):
+            return {}
+        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
+        tau = server.task.importance_weights(n_y).squeeze(1)  # tau_{i, y}  (K, C)
+        trained = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
+        optimizer = torch.optim.Adam(trained, self.server.lr, fused=True)
+        losses = torch.zeros(1)
+        for index in range(self.server.steps):
+            purpose = server.seed, t, index
+            z, y = sample_noise_and_labels(
+                server.compute, n_y, self.server.batch, self.generator.noise, *purpose
+            )
+            c = append_one_hot(z, y, server.task.classes)
+            with server.compute.step(server.seed, "student", t, index):
+                if self.aggregation == "kdc":
+                    losses = crossed_distillation_loss(uploads, G, D, c, tau[:, y], self.divergence)
+                else:
+                    losses = ensemble_distillation_loss(uploads, G, D, c, n / n.sum()).unsqueeze(0)
+            descend(optimizer, losses.sum())
+        names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
+        return dict(zip(names, losses.tolist(), strict=False))
+
+
+def add_generator(
+    node: Node, setting: NodeSetting, options: FeatureGeneratorOptions, make_optimizer: MakeOptimizer
+) -> None:
+    """Add a local generator G_i of the features of a node's model.
+
+    Raises:
+        ArgumentError: batches of one example, which batch norm cannot train on.
+    """
+    if setting.local.batch < 2:
+        expected = "2 or more, for the generator's batch norm"
+        raise ArgumentError("nodes.local.batch", setting.local.batch, expected)
+    with seeded(node.seed, node.name, "generator"):
+        G = options.make(node.model, node.data.inputs[:2], setting.task.classes)
+    node.add_module("generator", G, make_optimizer)
+
+
+def initialize_nodes(node: NodeView, parameters: torch.Tensor, generator: torch.Tensor) -> Tensors:
+    """Load the server's initial weights, a generator's too; nothing is released."""
+    node.load_parameters(parameters)
+    node.load_parameters(generator, role="generator")
+    return {}
+
+
+def initialize_query() -> Query:
+    """Return the query that gives all nodes the server's initial weights."""
+    kinds = {"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}
+    return Query(initialize_nodes, sends=kinds, times=1, stackable=True)

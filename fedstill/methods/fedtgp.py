@@ -20,8 +20,8 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Responses, Server, descend, seeded, torch_generator
-from fedstill.node.node_view import shuffled_batches
 from fedstill.methods.fedproto import PrototypeMethod, PrototypeState
+from fedstill.node.node_view import shuffled_batches
 
 
 class TrainablePrototypes(nn.Module):

@@ -103,11 +103,15 @@ class NodeView:
 
         self.on_group(run, loss)
 
-    def loss(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the task's loss of outputs ``(B, C, ...)`` for targets ``(B, ...)``, as local training uses
-        it.
+    def loss(self, z: torch.Tensor, y: torch.Tensor, smoothing: float | None = None) -> torch.Tensor:
+        """Return the task's loss of outputs ``(B, C, ...)`` for targets ``(B, ...)``.
+
+        Args:
+            z: outputs.
+            y: targets.
+            smoothing: label smoothing; None: that of the local training.
         """
-        smoothing = self.setting.local.smoothing
+        smoothing = self.setting.local.smoothing if smoothing is None else smoothing
         loss: torch.Tensor = self.on_group(lambda z, y: self.task.loss(z, y, smoothing), z, y)
         return loss
 
@@ -118,6 +122,7 @@ class NodeView:
         *,
         roles: Sequence[str] = ("model",),
         purpose: str = "local",
+        local: LocalConfig | None = None,
         given: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Train on the node's own data for a part of its local training.
@@ -131,6 +136,7 @@ class NodeView:
                 returns the loss. None: a step of the model on the task's loss.
             roles: networks in training mode during a step.
             purpose: name of the random streams of batches and augmentation.
+            local: options of the training; None: those of the setting.
             given: further tensors of the node that ``step`` needs, by name.
 
         Example::
@@ -141,6 +147,7 @@ class NodeView:
                 return {"parameters": node.parameters()}
         """
         nodes, setting, given = self._group.nodes[: self._count], self.setting, given or {}
+        config = setting.local if local is None else local
 
         def run(*values: torch.Tensor) -> torch.Tensor:
             by_name, calls = dict(zip(given, values, strict=True)), itertools.count()
@@ -161,8 +168,8 @@ class NodeView:
                 return losses
 
             if "model" in roles:
-                local_training.make_optimizers(nodes, setting.local)
-            arguments = (nodes, setting.task, setting.local, setting.compute)
+                local_training.make_optimizers(nodes, config)
+            arguments = (nodes, setting.task, config, setting.compute)
             local_training.train(
                 *arguments,
                 span=span,
@@ -366,6 +373,11 @@ class NodeView:
         return self._group.device
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self._group.nodes[0].data.inputs.shape[1:])
+
+    @property
     def is_frozen(self) -> bool:
         """True if no parameter of the model is trained."""
         return self._group.nodes[0].is_frozen
@@ -479,17 +491,14 @@ class NetworkView:
 
         return dict(zip(names, self._view.on_group(run), strict=True))
 
-    def has_submodule(self, name: str) -> bool:
-        """Return whether the network has a submodule of a name, such as ``"extractor.encoder"``."""
-        return any(name == each for each, _ in self._first.named_modules())
+    @property
+    def structure(self) -> nn.Module:
+        """A network of the same architecture, to look at its layers; its parameters are of any node."""
+        return self._view._group.nodes[0].modules[self._role]
 
     def integer_mask(self, submodule: str = "") -> torch.Tensor:
         """Return which entries of :meth:`NodeView.parameters` are integers, ``(P,)``."""
-        return integer_mask(self._first.get_submodule(submodule)).to(self._view.device)
-
-    @property
-    def _first(self) -> nn.Module:
-        return self._view._group.nodes[0].modules[self._role]
+        return integer_mask(self.structure.get_submodule(submodule)).to(self._view.device)
 
     def _stacked(self, x: torch.Tensor, submodule: str) -> torch.Tensor:
         return self._view._group.module(self._role)(x, submodule)
