@@ -95,7 +95,7 @@ class AuditedNode:
         setting = NodeSetting(self.task, self.local, self.compute)
         side = method.node_side(setting)  # of this package, although the method is not registered
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)
-        side.prepare([self.node])
+        side.prepare(self.node)
         local_training.make_optimizers(self.node.learners, self.local)
         self.handler = RequestHandler(NodeGroup([self.node]), side, self.compute)
 

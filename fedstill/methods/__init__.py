@@ -1,6 +1,6 @@
 """Methods, one file each, and the names that a custom method needs (docs/own-method.md).
 
-A method is a frozen dataclass. Its fields are its options, functions decorated with ``@query`` run at the
+A method is a frozen dataclass. Its fields are its options, ``queries`` declares the functions that run at the
 nodes, and ``init_state`` and ``step`` run at the server. Files whose names begin with ``_`` hold shared
 parts; ``_server`` is the server that a method uses.
 
@@ -14,8 +14,6 @@ from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.methods._label_histogram import (
-    CountsLabels,
-    CountsSamples,
     HistogramState,
     LabelHistogram,
     Tensors,
@@ -23,27 +21,23 @@ from fedstill.methods._label_histogram import (
     count_samples_query,
 )
 from fedstill.methods._server import Server, adam, descend
-from fedstill.node.local_training import TrainStep, predict, train_round
+from fedstill.node.local_training import predict
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.node.node_view import NodeView
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, cosine_lr, set_lr
 from fedstill.protocol.method import Method, Needs, QueryCall
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, query
+from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 
 __all__ = [
     "ArgumentError",
-    "CountsLabels",
-    "CountsSamples",
     "HistogramState",
     "LabelHistogram",
     "Method",
     "Needs",
     "Node",
     "NodeFault",
-    "NodeGroup",
     "NodeSetting",
     "NodeView",
     "PayloadKind",
@@ -56,7 +50,6 @@ __all__ = [
     "Span",
     "TensorData",
     "Tensors",
-    "TrainStep",
     "adam",
     "cosine_lr",
     "count_labels_query",
@@ -64,10 +57,7 @@ __all__ = [
     "descend",
     "payload_kinds",
     "predict",
-    "query",
     "seeded",
     "set_lr",
-    "stack_tensors",
     "torch_generator",
-    "train_round",
 ]

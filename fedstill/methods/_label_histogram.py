@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,18 +11,27 @@ import torch
 from fedstill.core.text_format import brief_repr
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
-from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, query, seal
+from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, seal
 from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-def sample_counts(nodes: NodeGroup) -> torch.Tensor:
-    """Return the number of examples of each node: ``(G,)``."""
-    return torch.tensor([float(len(node.data)) for node in nodes.nodes], device=nodes.device)
+def _is_multi_label(setting: NodeSetting) -> bool:
+    """Return whether an example may count in several classes or in none, so that counts give no sizes."""
+    return setting.task.count_sensitivity > 1
+
+
+def _add_sizes(response: Tensors, sent: Tensors) -> Tensors:
+    """Return counts and sizes; without released sizes the sum of the counts, at no further cost.
+
+    Noise may leave no examples at all, and a node that responds has at least one.
+    """
+    counts = response["counts"].float()
+    sizes = response["sizes"] if "sizes" in response else counts.sum().clamp(min=1)
+    return {"counts": counts, "sizes": sizes}
 
 
 @seal
@@ -63,69 +71,8 @@ def count_labels_query(setting: NodeSetting) -> Query:
         times=1,
         depends_on_records=("counts", "sizes") if releases_sizes else ("counts",),
         sums={"counts": "sum", "sizes": "sum"},
-        details=QueryDetails(postprocess=partial(_add_sizes, None)),
+        details=QueryDetails(postprocess=_add_sizes),
     )
-
-
-class CountsSamples:
-    """Declares a query for each node's number of examples."""
-
-    @query(
-        releases={"sizes": DATA_SIZES},
-        times=1,
-        depends_on_records=("sizes",),
-        sealed=True,
-        sums={"sizes": "sum"},
-    )
-    def count_samples(self, nodes: NodeGroup) -> Tensors:
-        """Return n_k as ``sizes`` (K,)."""
-        return {"sizes": sample_counts(nodes)}
-
-
-def _is_multi_label(setting: NodeSetting) -> bool:
-    """Return whether an example may count in several classes or in none, so that counts give no sizes."""
-    return setting.task.count_sensitivity > 1
-
-
-def _add_sizes(method: Any, response: Tensors, sent: Tensors) -> Tensors:
-    """Return counts and sizes; without released sizes the sum of the counts, at no further cost.
-
-    Noise may leave no examples at all, and a node that responds has at least one.
-    """
-    counts = response["counts"].float()
-    return {
-        "counts": counts,
-        "sizes": response["sizes"] if "sizes" in response else counts.sum().clamp(min=1),
-    }
-
-
-class CountsLabels:
-    """Declares a query for each node's number of examples of each class.
-
-    If counts give no sizes, sizes are released too, at their own privacy cost.
-    """
-
-    @query(
-        releases=lambda self, setting: {
-            "counts": LABEL_COUNTS,
-            "sizes": DATA_SIZES if _is_multi_label(setting) else LABEL_COUNTS,
-        },
-        times=1,
-        depends_on_records=lambda self, setting: (
-            ("counts", "sizes") if _is_multi_label(setting) else ("counts",)
-        ),
-        postprocess=_add_sizes,
-        sealed=True,
-        sums={"counts": "sum", "sizes": "sum"},
-    )
-    def count_labels(self, nodes: NodeGroup) -> Tensors:
-        """Return the number of examples of each node, ``counts`` (K, C) by class and ``sizes`` (K,) in
-        all."""
-        counts = torch.stack([nodes.setting.task.counts(node.data) for node in nodes.nodes])
-        return {
-            "counts": counts,
-            **({"sizes": sample_counts(nodes)} if _is_multi_label(nodes.setting) else {}),
-        }
 
 
 @dataclass(eq=False)

@@ -82,6 +82,7 @@ class AsynDGAN(Method):
     title: ClassVar[str] = "AsynDGAN"
     batch_options: ClassVar[tuple[str, ...]] = ("student.batch",)
     paper: ClassVar[str] = "Chang et al., CVPR 2020"
+    query_names: ClassVar[tuple[str, ...]] = ("send_label_maps", "count_samples", "score_with_critic")
     unit: ClassVar[Literal["step"]] = "step"
     initial_training: ClassVar[None] = None
     trains_models: ClassVar[bool] = False
@@ -133,7 +134,7 @@ class AsynDGAN(Method):
 
     # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Add a critic D_j."""
         self.critic.add_to(node, setting.task, self.steps, judges_pairs=True)
 

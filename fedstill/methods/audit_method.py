@@ -41,7 +41,7 @@ class AuditMethod(Method):
             trains=("critic",) if self.critics else (),
         )
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Add a critic."""
         if self.critics:
             self.critic.add_to(node, setting.task, self.total_steps)

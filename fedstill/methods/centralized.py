@@ -88,6 +88,7 @@ class Centralized(Method):
 
     title: ClassVar[str] = "Centralized"
     paper: ClassVar[str] = "all data in one place"
+    query_names: ClassVar[tuple[str, ...]] = ("upload_data",)
     total_steps: ClassVar[int] = 20  # a run can stop and be evaluated between two steps
     initial_training: ClassVar[None] = None
     trains_models: ClassVar[bool] = False

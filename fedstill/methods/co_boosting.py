@@ -55,6 +55,7 @@ class CoBoosting(Method):
 
     title: ClassVar[str] = "Co-Boosting"
     paper: ClassVar[str] = "Dai et al., ICLR 2024"
+    query_names: ClassVar[tuple[str, ...]] = ("upload_model", "predict_logits")
     unit: ClassVar[Literal["step"]] = "step"
     has_ensemble: ClassVar[bool] = True
     length_options: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")

@@ -53,6 +53,7 @@ class CoDream(Method):
 
     title: ClassVar[str] = "Co-Dream"
     paper: ClassVar[str] = "Singh et al., AAAI 2025"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "predict_logits")
     unit: ClassVar[Literal["step"]] = "step"
     has_ensemble: ClassVar[bool] = True
     length_options: ClassVar[tuple[str, ...]] = ("steps", "dream_steps")

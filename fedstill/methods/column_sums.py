@@ -9,9 +9,9 @@ which is the sensitivity of the gate's Gaussian noise (privacy.sums_noise). Noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -22,15 +22,17 @@ from fedstill.methods import (
     ArgumentError,
     Method,
     Needs,
-    NodeGroup,
     NodeSetting,
+    NodeView,
     PublicData,
+    Query,
     QueryCall,
+    QueryDetails,
     Server,
     Tensors,
     payload_kinds,
-    query,
 )
+from fedstill.protocol.queries import seal
 
 
 @dataclass
@@ -41,16 +43,13 @@ class SumsState:
     sums: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
-def _in_float32(method: Any, response: Tensors, sent: Tensors) -> Tensors:
-    return {name: tensor.float() for name, tensor in response.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class ColumnSums(Method):
     """Ranges of columns by noisy sums."""
 
     title: ClassVar[str] = "Column sums"
     paper: ClassVar[str] = "means and standard deviations by noisy sums"
+    query_names: ClassVar[tuple[str, ...]] = ("sum_columns",)
     total_steps: ClassVar[int] = 1
     evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
     initial_training: ClassVar[None] = None
@@ -75,22 +74,15 @@ class ColumnSums(Method):
     def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         return (QueryCall("sum_columns"),)
 
-    # --- at the nodes -----------------------------------------------------------------------------------
-
-    @query(
-        releases={"moments": payload_kinds.COLUMN_SUMS},
-        times=1,
-        depends_on_records=("moments",),
-        postprocess=_in_float32,
-        sealed=True,
-        sums={"moments": "sum"},
-    )
-    def sum_columns(self, nodes: NodeGroup) -> Tensors:
-        """Return ``moments`` (K, M): the number of rows, then for each column n (if values may be missing),
-        sum x, sum x^2."""
-        return {
-            "moments": torch.stack([sums(node.data.inputs, nodes.setting.schema) for node in nodes.nodes])
-        }
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield Query(
+            sum_columns,
+            releases={"moments": payload_kinds.COLUMN_SUMS},
+            times=1,
+            depends_on_records=("moments",),
+            sums={"moments": "sum"},
+            details=QueryDetails(postprocess=_in_float32),
+        )
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -114,6 +106,17 @@ class ColumnSums(Method):
         # All nodes' noise on one sum: each has sqrt(M) noise, as NoisySums draws it.
         off = self.noise * (len(state.sums) * state.nodes) ** 0.5
         return {SCHEMA_FILE: schema_text(scaled(server.schema, state.sums.tolist(), off, self.width))}
+
+
+@seal
+def sum_columns(node: NodeView) -> Tensors:
+    """Return ``moments`` (M,): the number of rows, then for each column n (if values may be missing), sum x,
+    sum x^2."""
+    return {"moments": sums(node.data.inputs, node.setting.schema)}
+
+
+def _in_float32(response: Tensors, sent: Tensors) -> Tensors:
+    return {name: tensor.float() for name, tensor in response.items()}
 
 
 def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:

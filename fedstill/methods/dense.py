@@ -53,6 +53,7 @@ class DENSE(Method):
 
     title: ClassVar[str] = "DENSE"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "upload_model", "predict_logits")
     unit: ClassVar[Literal["step"]] = "step"
     has_ensemble: ClassVar[bool] = True
     length_options: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")

@@ -64,6 +64,7 @@ class DSFL(Method):
     title: ClassVar[str] = "DS-FL"
     batch_options: ClassVar[tuple[str, ...]] = ("distill_batch",)
     paper: ClassVar[str] = "Itahara et al., IEEE TMC 2023"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "predict", "distill")
     initial_training: ClassVar[Span | None] = None  # nodes learn in the rounds
     has_ensemble: ClassVar[bool] = True
 
@@ -116,7 +117,7 @@ class DSFL(Method):
 
     # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Add a buffer for cached labels."""
         if self.cache_rounds:
             shape = len(require_public(setting.public)), setting.task.classes

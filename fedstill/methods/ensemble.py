@@ -33,6 +33,7 @@ class NodeEnsemble(Method):
 
     title: ClassVar[str] = "Ensemble"
     paper: ClassVar[str] = "outputs of all nodes, each time"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "predict")
     evaluated_model: ClassVar[Literal["ensemble"]] = "ensemble"
     has_ensemble: ClassVar[bool] = True
     total_steps: ClassVar[int] = 1

@@ -12,29 +12,29 @@ target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.core.options import NonNegativeFloat
+from fedstill.core.options import NonNegativeFloat, PositiveInt, Share
 from fedstill.methods import (
+    Method,
+    Needs,
     Node,
-    NodeGroup,
     NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
     Server,
+    Span,
     Tensors,
-    TrainStep,
     predict,
-    query,
-    train_round,
 )
-from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, check_class_vectors, class_means, vectors_of_classes
-from fedstill.methods._node_buffers import add_buffers, get_buffers
+from fedstill.methods._class_means import check_class_vectors, class_means, vectors_of_labels
+from fedstill.methods.fedavg import sample_nodes
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
-from fedstill.tasks import Task
 
 CLASS_SCORES = PayloadKind(
     "class scores",
@@ -52,62 +52,78 @@ class FDState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FD(ClassMeans):
+class FD(Method):
     """FD's options."""
 
     title: ClassVar[str] = "FD"
     paper: ClassVar[str] = "Jeong et al., NeurIPS 2018 workshop"
+    query_names: ClassVar[tuple[str, ...]] = ("train_locally",)
+    evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
+    initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
+
+    rounds: PositiveInt = 20
+    """Rounds; the local training (nodes.local.epochs) is divided among them."""
+    participation: Share = 1.0
+    """Share of the nodes that take part in a round, sampled in each round; at least one node does. Other
+    nodes skip that part of their local training.
+    """
 
     gamma: NonNegativeFloat = 1.0
     """Weight of the cross-entropy to the others' mean output for an example's label."""
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def needs(self) -> Needs:
+        return Needs(trainable=True, single_label=True)
 
-    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Add buffers for a node's last response and its round."""
-        c = setting.task.classes
-        for node in nodes:
-            add_buffers(node, "sent", F=torch.zeros(c, c), round=torch.tensor(-1))
-
-    @query(
-        sends={"F_sum": CLASS_SCORES, "round": SCHEDULE},
-        releases={"F": CLASS_SCORES},
-        times=lambda self, setting: self.rounds,
-        rows=lambda self, setting: setting.task.classes,
-        depends_on_records=("F",),
-        span=Rounds.round_span,
-        extra_loss="the distance to the other nodes' mean output for an example's class",
-    )
-    def train_locally(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:
-        """Train towards the others' means; return F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent
-        labels."""
-        setting: NodeSetting = nodes.setting
-        check_class_vectors("F_sum", F_sum, len(nodes), setting.task.classes, setting.task.classes)
-        F_hat = {
-            node.name: mean_of_others(all_of, get_buffers(node, "sent"), round)
-            for node, all_of in zip(nodes.nodes, F_sum, strict=True)
-        }
-        train_round(
-            nodes, round, self.rounds, self.make_train_step(setting.task, setting.local.smoothing, F_hat)
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield Query(
+            self.train_locally,
+            sends={"F_sum": CLASS_SCORES, "round": SCHEDULE},
+            releases={"F": CLASS_SCORES},
+            times=self.rounds,
+            rows=setting.task.classes,
+            depends_on_records=("F",),
+            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            stackable=True,
+            details=QueryDetails(
+                extra_loss="the distance to the other nodes' mean output for an example's class"
+            ),
         )
-        for node in nodes.nodes:
-            p = predict(node.model, node.data.inputs, setting.compute).softmax(1)
-            sent = get_buffers(node, "sent")
-            sent["F"].copy_(class_means(p, node.data.targets, setting.task.classes))
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
+        """Add buffers for the node's last response and its round."""
+        c = setting.task.classes
+        node.add_buffers("sent", F=torch.zeros(c, c), round=torch.tensor(-1))
+
+    def train_locally(self, node: NodeView, F_sum: torch.Tensor, round: int) -> Tensors:
+        """Train towards the others' means; return F_k,l^(i), ``(C, C)``, 0 in the rows of absent labels."""
+        classes = node.task.classes
+        check_class_vectors("F_sum", F_sum, classes, classes)
+
+        def others(node: NodeView) -> torch.Tensor:
+            return mean_of_others(F_sum, node.buffers("sent"), round)
+
+        def own(node: NodeView) -> torch.Tensor:
+            p = predict(node.network(), node.data.inputs, node.setting.compute).softmax(1)
+            sent = node.buffers("sent")
+            sent["F"].copy_(class_means(p, node.data.targets, classes))
             sent["round"].fill_(round)
-        return {"F": torch.stack([get_buffers(node, "sent")["F"] for node in nodes.nodes])}
+            return sent["F"]
 
-    def make_train_step(self, task: Task, smoothing: float, F_hat: dict[str, torch.Tensor]) -> TrainStep:
-        """Return a step on phi(F, y) + gamma phi(F, F_hat of y), phi the cross-entropy."""
+        F_hat = node.separately(others)
+        node.train(Span.part(round, self.rounds), self.train_step, given={"F_hat": F_hat})
+        return {"F": node.separately(own)}
 
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            z = group.module("model")(x)  # (G, B, C)
-            losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
-            teacher = vectors_of_classes(F_hat, group, y)  # (G, B, C), 0 if no other node holds the label
-            group.step("model", losses - self.gamma * (teacher * z.log_softmax(2)).sum(2).mean(1))
-            return losses
-
-        return train_step
+    def train_step(
+        self, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor, F_hat: torch.Tensor
+    ) -> torch.Tensor:
+        """Take a step on phi(F, y) + gamma phi(F, F_hat of y), phi the cross-entropy."""
+        z = node.model(x)  # (B, C)
+        loss = node.loss(z, y)
+        teacher = vectors_of_labels(node, F_hat, y)  # (B, C), 0 if no other node holds the label
+        node.step("model", loss - self.gamma * (teacher * z.log_softmax(1)).sum(1).mean())
+        return loss
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -115,7 +131,7 @@ class FD(ClassMeans):
         return FDState(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
     def step(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
-        nodes = self.sample_participants(server.federation.present, server.seed, t)
+        nodes = sample_nodes(server.federation.present, self.participation, server.seed, t)
         previous = state.F_sum
         state.F_sum = server.query("train_locally", nodes=nodes, F_sum=previous, round=t)["F"].sum(0)
         return {"moved": (state.F_sum - previous).norm().item() / len(nodes)}

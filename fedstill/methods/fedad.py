@@ -76,6 +76,7 @@ class FedAD(Method):
 
     title: ClassVar[str] = "FedAD"
     paper: ClassVar[str] = "Gong et al., ICCV 2021"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "predict")
     unit: ClassVar[Literal["epoch"]] = "epoch"
     one_round: ClassVar[bool] = True
     has_ensemble: ClassVar[bool] = True
@@ -118,7 +119,7 @@ class FedAD(Method):
 
     # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Find the attention layer of the model before training."""
         if self.attention:
             layers: dict[str, str] = setting.cached("layers", dict)

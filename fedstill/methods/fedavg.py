@@ -44,6 +44,7 @@ class FedAvg(Method):
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    query_names: ClassVar[tuple[str, ...]] = ("initialize_nodes", "count_samples", "train")
     initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
     shared_part: ClassVar[str] = ""  # the part that is averaged: "" the whole network, "extractor" or "head"
     extra_loss: ClassVar[str] = ""  # description of the terms that a variant adds to the task's loss

@@ -63,6 +63,7 @@ class FedCG(Method):
 
     title: ClassVar[str] = "FedCG"
     paper: ClassVar[str] = "Wu et al., arXiv:2111.08211"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "initialize_nodes", "train")
     evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
     initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
 
@@ -104,7 +105,7 @@ class FedCG(Method):
 
     # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Add a generator G_i and a critic of features."""
         make_optimizer = partial(adam, lr=self.generator_lr, beta=0.5)
         add_generator(node, setting, self.generator, make_optimizer)

@@ -55,6 +55,7 @@ class FedDF(FedAvg):
     title: ClassVar[str] = "FedDF"
     batch_options: ClassVar[tuple[str, ...]] = ("batch",)
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    query_names: ClassVar[tuple[str, ...]] = ("count_samples", "count_labels", "train")
     linear: ClassVar[bool] = False  # each x_k is a teacher
 
     steps: NonNegativeInt = 50

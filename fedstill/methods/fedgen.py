@@ -68,6 +68,7 @@ class FedGEN(Method):
 
     title: ClassVar[str] = "FedGEN"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "initialize_nodes", "train")
     evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
     initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
 

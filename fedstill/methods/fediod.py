@@ -74,6 +74,7 @@ class FedIOD(Method):
 
     title: ClassVar[str] = "FedIOD"
     paper: ClassVar[str] = "Gong et al., AAAI 2024"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "predict", "predict_logits")
     unit: ClassVar[Literal["step"]] = "step"
     has_ensemble: ClassVar[bool] = True
     length_options: ClassVar[tuple[str, ...]] = ("steps",)
@@ -226,7 +227,7 @@ class FedIOD(Method):
 
     # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Add a critic D_k, if the method has critics."""
         self.critic.check_table_batches(setting.task, self.batch)
         if self.has_critics:

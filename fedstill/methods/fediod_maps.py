@@ -27,6 +27,13 @@ class FedIODMaps(FedIOD):
     """FedIOD with the options of label maps."""
 
     title: ClassVar[str] = "FedIOD"  # the same method, of another input
+    query_names: ClassVar[tuple[str, ...]] = (
+        "send_label_maps",
+        "count_labels",
+        "predict",
+        "predict_logits",
+        "score_with_critic",
+    )
     needs_float32: ClassVar[bool] = True  # benchmarks/README.md: 1 to 2 points of Dice
 
     pretrain: NonNegativeInt = 0

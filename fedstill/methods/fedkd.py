@@ -99,6 +99,7 @@ class FedKD(Method):
 
     title: ClassVar[str] = "FedKD"
     paper: ClassVar[str] = "Gong et al., AAAI 2022"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "max_logit", "predict")
     unit: ClassVar[Literal["epoch"]] = "epoch"
     one_round: ClassVar[bool] = True
     has_ensemble: ClassVar[bool] = True
@@ -188,7 +189,7 @@ class FedKD(Method):
 
     # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Add labeled public data to the node's training data, if they are used."""
         if self.labeled:
             public = require_labeled(setting.public)

@@ -58,6 +58,13 @@ class FedMD(Method):
 
     title: ClassVar[str] = "FedMD"
     paper: ClassVar[str] = "Li and Wang, NeurIPS 2019 workshop"
+    query_names: ClassVar[tuple[str, ...]] = (
+        "count_labels",
+        "transfer",
+        "communicate",
+        "digest",
+        "digest_and_communicate",
+    )
     has_ensemble: ClassVar[bool] = True
     batch_options: ClassVar[tuple[str, ...]] = ("digest_batch", "student.batch")
 

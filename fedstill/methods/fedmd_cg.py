@@ -83,6 +83,7 @@ class FedMDCG(Method):
 
     title: ClassVar[str] = "FedMD-CG"
     paper: ClassVar[str] = "Luo et al., arXiv:2409.06955"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "initialize_nodes", "train")
     evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
     initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
 
@@ -146,7 +147,7 @@ class FedMDCG(Method):
 
     # --- at a node --------------------------------------------------------------------------------------
 
-    def prepare_node(self, node: Node, setting: NodeSetting) -> None:
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
         """Add a local generator G_i; query ``initialize_nodes`` loads its weights."""
         add_generator(node, setting, self.generator, partial(adam, lr=self.generator_lr))
 

@@ -10,36 +10,35 @@ Networks may differ if their prototypes have one size.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.options import NonNegativeFloat, NonNegativeInt
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
-    CountsLabels,
     HistogramState,
+    Method,
     Needs,
-    NodeGroup,
     NodeSetting,
+    NodeView,
+    Query,
+    QueryDetails,
     Responses,
     Server,
+    Span,
     Tensors,
-    TrainStep,
+    count_labels_query,
     predict,
-    query,
-    train_round,
 )
-from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, check_class_vectors, class_means, vectors_of_classes
+from fedstill.methods._class_means import check_class_vectors, class_means, vectors_of_labels
+from fedstill.methods.fedavg import sample_nodes
 from fedstill.models import example_inputs
-from fedstill.models.extractor_head import EXTRACTOR, count_features, split_model
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
-from fedstill.tasks import Task
 
 PROTOTYPES = PayloadKind(
     "prototypes",
@@ -49,21 +48,28 @@ PROTOTYPES = PayloadKind(
 
 
 @dataclass(kw_only=True)
-class PrototypeState:
-    """Server state of the method."""
-
-    C: torch.Tensor  # global ones (classes, p), 0: none yet
-
-
-@dataclass(kw_only=True)
-class FedProtoState(PrototypeState, HistogramState):
+class FedProtoState(HistogramState):
     """Server state, with the nodes' label counts."""
+
+    C: torch.Tensor  # global prototypes (classes, p), 0: none yet
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrototypeMethod(ClassMeans):
-    """Base class of FedProto and FedTGP, with all that runs at the nodes."""
+class FedProto(Method):
+    """FedProto's options."""
 
+    title: ClassVar[str] = "FedProto"
+    paper: ClassVar[str] = "Tan et al., AAAI 2022"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "train_locally")
+    evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
+    initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
+
+    rounds: PositiveInt = 20
+    """Rounds; the local training (nodes.local.epochs) is divided among them."""
+    participation: Share = 1.0
+    """Share of the nodes that take part in a round, sampled in each round; at least one node does. Other
+    nodes skip that part of their local training.
+    """
     lam: NonNegativeFloat = 1.0
     """lambda, weight of the mean squared distance of an example's features to its class's prototype."""
     features: NonNegativeInt = 0
@@ -74,49 +80,54 @@ class PrototypeMethod(ClassMeans):
     def needs(self) -> Needs:
         return Needs(trainable=True, single_label=True, split_models=True)
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield count_labels_query(setting)
+        yield self.prototype_query()
 
-    @query(
-        sends={"C": PROTOTYPES, "round": SCHEDULE},
-        releases={"C": PROTOTYPES},
-        times=lambda self, setting: self.rounds,
-        span=Rounds.round_span,
-        extra_loss="the distance of features to the prototype of an example's class",
-    )
-    def train_locally(self, nodes: NodeGroup, C: torch.Tensor, round: int) -> Tensors:
-        """Train towards the global prototypes; return C_i^(j), ``(G, C, p)``, 0 for absent classes."""
-        setting: NodeSetting = nodes.setting
-        check_class_vectors("C", C, len(nodes), setting.task.classes)
-        by_name = {node.name: C_i for node, C_i in zip(nodes.nodes, C, strict=True)}
-        train_round(
-            nodes, round, self.rounds, self.make_train_step(setting.task, setting.local.smoothing, by_name)
+    def prototype_query(self) -> Query:
+        """Return the query for a round of local training and the node's prototypes."""
+        return Query(
+            self.train_locally,
+            sends={"C": PROTOTYPES, "round": SCHEDULE},
+            releases={"C": PROTOTYPES},
+            times=self.rounds,
+            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            stackable=True,
+            details=QueryDetails(
+                extra_loss="the distance of features to the prototype of an example's class"
+            ),
         )
-        prototypes = []
-        for node in nodes.nodes:
-            f = predict(node.model.get_submodule(EXTRACTOR), node.data.inputs, setting.compute)  # (N, p')
-            prototypes.append(class_means(self.pool(f), node.data.targets, setting.task.classes))  # Eq. 3
-        return {"C": torch.stack(prototypes)}
+
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def train_locally(self, node: NodeView, C: torch.Tensor, round: int) -> Tensors:
+        """Train towards the global prototypes; return C_i^(j), ``(C, p)``, 0 for absent classes."""
+        check_class_vectors("C", C, node.task.classes)
+        node.train(Span.part(round, self.rounds), self.train_step, given={"C": C})
+        return {"C": node.separately(self.prototypes)}
+
+    def train_step(
+        self, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor, C: torch.Tensor
+    ) -> torch.Tensor:
+        """Take a step on L_S + lambda L_R (Eq. 7); L_R is 0 for classes without a prototype."""
+        f = node.model(x, EXTRACTOR)  # (B, p')
+        check_class_vectors("C", C, node.task.classes, self.features or f.shape[1])
+        L_S = node.loss(node.model(f, HEAD), y)
+        target = vectors_of_labels(node, C, y)  # (B, p)
+        is_known = (target != 0).any(1)  # (B,)
+        L_R = ((self.pool(f) - target).square().mean(1) * is_known).mean()
+        node.step("model", L_S + self.lam * L_R)
+        return L_S
+
+    def prototypes(self, node: NodeView) -> torch.Tensor:
+        """Return C_i^(j), the mean features of each class of the node's records (Eq. 3)."""
+        extractor = node.network().get_submodule(EXTRACTOR)
+        f = predict(extractor, node.data.inputs, node.setting.compute)  # (N, p')
+        return class_means(self.pool(f), node.data.targets, node.task.classes)
 
     def pool(self, f: torch.Tensor) -> torch.Tensor:
         """Return features ``(..., p')`` in the size of prototypes."""
         return F.adaptive_avg_pool1d(f, self.features) if self.features else f
-
-    def make_train_step(self, task: Task, smoothing: float, C: dict[str, torch.Tensor]) -> TrainStep:
-        """Return a step on L_S + lambda L_R (Eq. 7); L_R is 0 for classes without a prototype."""
-
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            model = group.module("model")
-            f = model(x, EXTRACTOR)  # (G, B, p')
-            sent = C[group.nodes[0].name].unsqueeze(0)  # equal for all nodes
-            check_class_vectors("C", sent, 1, task.classes, self.features or f.shape[2])
-            losses: torch.Tensor = task.loss(model(f, "head"), y, smoothing)  # L_S (G,)
-            target = vectors_of_classes(C, group, y)  # (G, B, p)
-            known = (target != 0).any(2)  # (G, B)
-            L_R = ((self.pool(f) - target).square().mean(2) * known).mean(1)
-            group.step("model", losses + self.lam * L_R)
-            return losses
-
-        return train_step
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -137,42 +148,21 @@ class PrototypeMethod(ClassMeans):
             raise ArgumentError("method.features", 0, f"a common size, as features differ; {details}")
         return self.features or sizes["the student"]
 
-    def known_nodes(self, server: Server, state: Any) -> Sequence[str]:
-        """Return the nodes that can be queried."""
-        return server.federation.present
-
-    def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
-        names, previous = self.sample_participants(self.known_nodes(server, state), server.seed, t), state.C
-        responses = server.query("train_locally", nodes=names, C=previous, round=t)
-        losses = self.aggregate(server, state, responses, t)
-        return {"moved": (state.C - previous).norm().item(), **losses}
-
-    @abstractmethod
-    def aggregate(self, server: Server, state: Any, responses: Responses, t: int) -> Mapping[str, float]:
-        """Compute the next global prototypes from the nodes', ``(K, classes, p)``; return its losses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedProto(CountsLabels, PrototypeMethod):
-    """FedProto's options."""
-
-    title: ClassVar[str] = "FedProto"
-    paper: ClassVar[str] = "Tan et al., AAAI 2022"
-
-    def init_state(self, server: Server) -> FedProtoState:
+    def init_state(self, server: Server) -> Any:
         return FedProtoState(
             C=torch.zeros(server.task.classes, self.prototype_size(server), device=server.device)
         )
 
-    def known_nodes(self, server: Server, state: FedProtoState) -> list[str]:
-        """Return the nodes with known label counts."""
+    def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         state.histogram.fetch(server)
-        return state.histogram.present_nodes(server.federation)
+        known = state.histogram.present_nodes(server.federation)
+        names, previous = sample_nodes(known, self.participation, server.seed, t), state.C
+        responses = server.query("train_locally", nodes=names, C=previous, round=t)
+        state.C = self.aggregate(state, responses)
+        return {"moved": (state.C - previous).norm().item()}
 
-    def aggregate(
-        self, server: Server, state: FedProtoState, responses: Responses, t: int
-    ) -> Mapping[str, float]:
-        """Set C^(j) to the mean over nodes with the class, weighted by their numbers of examples of it (Eq.
+    def aggregate(self, state: FedProtoState, responses: Responses) -> torch.Tensor:
+        """Return C^(j), the mean over nodes with the class, weighted by their numbers of examples of it (Eq.
         6).
 
         A class without prototypes in this round keeps its last one.
@@ -183,8 +173,7 @@ class FedProto(CountsLabels, PrototypeMethod):
         )  # (K, classes, p) and |D_i,j| (K, classes)
         weight = (n * (C != 0).any(2)).unsqueeze(2)  # (K, classes, 1)
         total = weight.sum(0)
-        state.C = torch.where(total > 0, (weight * C).sum(0) / total.clamp_min(1e-9), state.C)
-        return {}
+        return torch.where(total > 0, (weight * C).sum(0) / total.clamp_min(1e-9), state.C)
 
 
 def _device_of(network: torch.nn.Module) -> torch.device:

@@ -10,7 +10,7 @@ The nodes do the same as in FedProto.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.methods import Responses, Server, descend, seeded, torch_generator
-from fedstill.methods.fedproto import PrototypeMethod, PrototypeState
+from fedstill.methods import NodeSetting, Query, Responses, Server, descend, seeded, torch_generator
+from fedstill.methods.fedavg import sample_nodes
+from fedstill.methods.fedproto import FedProto
 from fedstill.node.node_view import shuffled_batches
 
 
@@ -38,16 +39,17 @@ class TrainablePrototypes(nn.Module):
         return prototypes
 
 
-@dataclass(kw_only=True)
-class FedTGPState(PrototypeState):
-    """Server state, with the trained prototypes and their optimizer."""
+@dataclass
+class FedTGPState:
+    """Server state: the trained prototypes and their optimizer."""
 
+    C: torch.Tensor  # global prototypes (classes, p), 0: none yet
     P_hat: nn.Module
     sgd: torch.optim.Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedTGP(PrototypeMethod):
+class FedTGP(FedProto):
     """FedTGP's options."""
 
     title: ClassVar[str] = "FedTGP"
@@ -62,14 +64,24 @@ class FedTGP(PrototypeMethod):
     server_lr: NonNegativeFloat = 1e-2
     """Learning rate of the server's SGD."""
 
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield self.prototype_query()  # all prototypes count equally
+
     def init_state(self, server: Server) -> FedTGPState:
         classes, p = server.task.classes, self.prototype_size(server)
         with seeded(server.seed, "prototypes"):
             P_hat = server.compute.to_device(TrainablePrototypes(classes, p))
         sgd = torch.optim.SGD(P_hat.parameters(), self.server_lr)
-        return FedTGPState(C=torch.zeros(classes, p, device=server.device), P_hat=P_hat, sgd=sgd)
+        return FedTGPState(torch.zeros(classes, p, device=server.device), P_hat, sgd)
 
-    def aggregate(
+    def step(self, server: Server, state: FedTGPState, t: int) -> Mapping[str, float]:
+        names = sample_nodes(server.federation.present, self.participation, server.seed, t)
+        previous = state.C
+        responses = server.query("train_locally", nodes=names, C=previous, round=t)
+        losses = self.train_prototypes(server, state, responses, t)
+        return {"moved": (state.C - previous).norm().item(), **losses}
+
+    def train_prototypes(
         self, server: Server, state: FedTGPState, responses: Responses, t: int
     ) -> Mapping[str, float]:
         """Train ^P^c for S passes over all P_i^c of the nodes, all with equal weight."""

@@ -56,6 +56,7 @@ class FedZGE(Method):
 
     title: ClassVar[str] = "FedZGE"
     paper: ClassVar[str] = "Ma et al., AAAI 2025"
+    query_names: ClassVar[tuple[str, ...]] = ("count_labels", "predict_logits")
     unit: ClassVar[Literal["step"]] = "step"
     has_ensemble: ClassVar[bool] = True
     batch_options: ClassVar[tuple[str, ...]] = ("batch", "student.batch")

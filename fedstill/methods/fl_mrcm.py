@@ -13,8 +13,7 @@ server averages parameters. The identifiers stay at the sources.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -29,20 +28,19 @@ from fedstill.methods import (
     HistogramState,
     Needs,
     Node,
-    NodeGroup,
+    NodeSetting,
+    NodeView,
+    Query,
     Server,
+    Span,
     Tensors,
-    TrainStep,
     adam,
     seeded,
-    stack_tensors,
-    train_round,
 )
-from fedstill.methods._averaging import Averaging
+from fedstill.methods.fedavg import FedAvg, sample_nodes
 from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, PayloadKind
-from fedstill.protocol.queries import NodeSetting, query
 
 FEATURES = PayloadKind(
     "latent features",
@@ -83,11 +81,19 @@ def pool_latent(z: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FLMRCM(Averaging):
+class FLMRCM(FedAvg):
     """FL-MRCM's options."""
 
     title: ClassVar[str] = "FL-MRCM"
     paper: ClassVar[str] = "Guo et al., CVPR 2021"
+    query_names: ClassVar[tuple[str, ...]] = (
+        "initialize_nodes",
+        "count_samples",
+        "train",
+        "send_features",
+        "align",
+    )
+    linear: ClassVar[bool] = False
 
     target: str = ""
     """Node with whose latent features all others align theirs; empty: the first one. With a name, no other
@@ -103,88 +109,87 @@ class FLMRCM(Averaging):
     def needs(self) -> Needs:
         return Needs(trainable=True, same_architecture=True, split_models=True, images=True)
 
-    # --- at the nodes -----------------------------------------------------------------------------------
-
-    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        """Add a domain identifier C^k to each node: z ``(B, p)`` to one value, high if it looks like z_t.
-
-        Raises:
-            ModelError: a network's latent features are neither maps nor vectors.
-        """
-        for node in nodes if self.lambda_adv else ():
-            model = split_model(node.model, node.name)
-            with torch.no_grad():
-                z = pool_latent(model.eval().get_submodule(latent_module(model))(node.data.inputs[:2]))
-            if z.ndim != 2:
-                shape = tuple(z.shape[1:])
-                raise ModelError(f"latent features of {node.name} are {shape} (expected (C, h, w) or (p,))")
-            with seeded(node.seed, node.name, "identifier"):
-                layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
-            node.add_module(
-                "identifier", nn.Sequential(*layers), partial(adam, lr=self.identifier_lr, beta=0.5)
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield from super().queries(setting)
+        if self.lambda_adv:
+            yield Query(
+                self.send_features,
+                sends=ROUND_INPUTS,
+                releases={"features": FEATURES},
+                times=self.rounds,
+                rows=self.target_examples,
+                depends_on_records=("features",),
+            )
+            yield Query(
+                self.align,
+                sends={**ROUND_INPUTS, "features": FEATURES},
+                releases={"parameters": PARAMETERS},
+                times=self.rounds,
+                span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+                stackable=True,
             )
 
-    @query(
-        sends=ROUND_INPUTS,
-        releases={"features": FEATURES},
-        times=lambda self, setting: self.rounds,
-        rows=lambda self, setting: self.target_examples,
-        depends_on_records=("features",),
-        when=lambda self, setting: self.lambda_adv > 0,
-    )
-    def send_features(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
-        """Return z_t = E_t(x) of some of the target's own images, with the server's E_t: ``(1, M, p)``."""
-        for node in nodes.nodes:
-            if self.target not in ("", node.name):
-                raise QueryRefused(node.name, "send_features", f"method.target: {self.target}")
-        nodes.load_parameters("model", parameters)
-        x, _ = nodes.sample(self.target_examples, "target", round)
-        model = nodes.module("model")
-        model.train(False)
-        return {"features": pool_latent(model(x, latent_module(nodes.nodes[0].model)))}
+    # --- at a node --------------------------------------------------------------------------------------
 
-    @query(
-        sends={**ROUND_INPUTS, "features": FEATURES},
-        releases={"parameters": PARAMETERS},
-        times=lambda self, setting: self.rounds,
-        span=Averaging.round_span,
-        when=lambda self, setting: self.lambda_adv > 0,
-    )
-    def align(
-        self, nodes: NodeGroup, parameters: torch.Tensor, round: int, features: torch.Tensor
-    ) -> Tensors:
-        """Run one round at source sites, from the server's parameters."""
-        nodes.load_parameters("model", parameters)
-        train_round(nodes, round, self.rounds, self.make_align_step(nodes, features[0], round))
-        return {"parameters": nodes.parameter_vectors("model")}
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
+        """Add a domain identifier C^k: z ``(B, p)`` to one value, high if it looks like z_t.
 
-    def make_align_step(self, nodes: NodeGroup, features: torch.Tensor, t: int) -> TrainStep:
-        """Return a step at source sites: one of C^k, and one of the model on its loss + lambda_adv L_advE.
+        Raises:
+            ModelError: the network's latent features are neither maps nor vectors.
+        """
+        if not self.lambda_adv:
+            return
+        model = split_model(node.model, node.name)
+        with torch.no_grad():
+            z = pool_latent(model.eval().get_submodule(latent_module(model))(node.data.inputs[:2]))
+        if z.ndim != 2:
+            shape = tuple(z.shape[1:])
+            raise ModelError(f"latent features of {node.name} are {shape} (expected (C, h, w) or (p,))")
+        with seeded(node.seed, node.name, "identifier"):
+            layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
+        make_optimizer = partial(adam, lr=self.identifier_lr, beta=0.5)
+        node.add_module("identifier", nn.Sequential(*layers), make_optimizer)
+
+    def send_features(self, node: NodeView, parameters: torch.Tensor, round: int) -> Tensors:
+        """Return z_t = E_t(x) of some of the target's own images, with the server's E_t: ``(M, p)``."""
+        if self.target not in ("", node.name):
+            raise QueryRefused(node.name, "send_features", f"method.target: {self.target}")
+        node.load_parameters(parameters)
+        x, _ = node.sample(self.target_examples, "target", round, each_query=False)
+        node.model.train(False)
+        return {"features": pool_latent(node.model(x, latent_module(node.network())))}
+
+    def align(self, node: NodeView, parameters: torch.Tensor, round: int, features: torch.Tensor) -> Tensors:
+        """Run one round at a source site, from the server's parameters."""
+        node.load_parameters(parameters)
+        node.train(Span.part(round, self.rounds), partial(self.align_step, features, round))
+        return {"parameters": node.parameters()}
+
+    def align_step(
+        self, features: torch.Tensor, t: int, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """Take a step of C^k, and one of the model on its loss + lambda_adv L_advE.
 
         C^k learns to be high for the target's features ``(M, p)`` and low for the site's own; the encoder
         learns to make it high for these. Both losses are binary cross-entropies, the encoder's
         non-saturating.
         """
-        task, smoothing, call_counter = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
-
-        def train_step(
-            group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor
-        ) -> torch.Tensor:
-            model, identifier, call = group.module("model"), group.module("identifier"), next(call_counter)
-            identifier.train(True)
-            part, (active, batch) = latent_module(group.nodes[0].model), inputs.shape[:2]
-            draws = [node.generator("target's", t, call) for node in group.nodes[:active]]
-            rows = [torch.randint(len(features), (batch,), generator=draw) for draw in draws]
-            z_t = features[stack_tensors(rows).to(features.device)]  # (G, B, p)
-            z = pool_latent(model(inputs, part))  # z^k = E^k(x)
-            L_C = (F.softplus(-identifier(z_t)) + F.softplus(identifier(z.detach()))).mean((1, 2)) / 2
-            group.step("identifier", L_C)
-            L_advE = F.softplus(-identifier(z)).mean((1, 2))
-            losses: torch.Tensor = task.loss(model(inputs), targets, smoothing)
-            group.step("model", losses + self.lambda_adv * L_advE)
-            return losses
-
-        return train_step
+        identifier = node.module("identifier")
+        identifier.train(True)
+        rows = node.random(
+            lambda generator: torch.randint(len(features), (len(x),), generator=generator),
+            "target's",
+            t,
+            step,
+        )
+        z_t = features[rows]  # (B, p)
+        z = pool_latent(node.model(x, latent_module(node.model.structure)))  # z^k = E^k(x)
+        L_C = (F.softplus(-identifier(z_t)) + F.softplus(identifier(z.detach()))).mean() / 2
+        node.step("identifier", L_C)
+        L_advE = F.softplus(-identifier(z)).mean()
+        loss = node.loss(node.model(x), y)
+        node.step("model", loss + self.lambda_adv * L_advE)
+        return loss
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -206,13 +211,17 @@ class FLMRCM(Averaging):
         FedAvg.
         """
         federation, student = server.federation, server.student
-        self.prepare_nodes(server, state)
+        if not state.histogram.names:
+            state.histogram.fetch(server)
+            if "initialize_nodes" in federation.queries:
+                server.query("initialize_nodes", parameters=to_vector(student))
         w, target = to_vector(student), self.target or federation.nodes[0]
         sent: dict[str, Any] = {"parameters": w, "round": t}
         if self.lambda_adv and target in federation.present:
             z_t = server.query_or_none("send_features", nodes=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
-        names = self.sample_participants(state.histogram.present_nodes(federation), server.seed, t)
+        known = state.histogram.present_nodes(federation)
+        names = sample_nodes(known, self.participation, server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
         others = [name for name in names if name not in sources]
         responses = [
@@ -232,5 +241,5 @@ class FLMRCM(Averaging):
         # In the order of the nodes, whatever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
         n = state.histogram.select(list(updates)).sizes  # (K,)
-        load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
+        load_vector(student, self.aggregate(state, w, torch.stack(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from fedstill.core.errors import QueryRefused
 from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
-from fedstill.protocol.queries import Handler, NodeSide, Query
+from fedstill.protocol.queries import NodeFunction, NodeSide, Query
 
 
 class _ParameterLimit(TorchFunctionMode):
@@ -64,11 +64,11 @@ def limit_parameters(side: NodeSide, limit: int, node: str) -> NodeSide:
     def limiting(query: str) -> AbstractContextManager[object]:
         return _ParameterLimit(limit, node, query) if limit else nullcontext()
 
-    def prepare(nodes: Sequence[Node]) -> None:
+    def prepare(node: Node) -> None:
         with limiting("join"):
-            side.prepare(nodes)
+            side.prepare(node)
 
-    def guard(query: Query) -> Handler:
+    def guard(query: Query) -> NodeFunction:
         def function(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
             with limiting(query.name):
                 return query.function(*args, **inputs)

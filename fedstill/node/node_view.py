@@ -29,7 +29,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import Task
 
-Purpose = tuple[str | int, ...]
+Purpose = tuple[str | int | None, ...]  # None: the query's number
 View = Callable[[TensorData], TensorData]
 SampleRequest = tuple[int, Purpose, View | None]
 # One training step of a node: node, number of the step in this round, inputs (B, ...) and targets (B, ...),
@@ -322,18 +322,19 @@ class NodeView:
     # --- data and random numbers --------------------------------------------------------------------------
 
     def sample(
-        self, size: int, *purpose: str | int, data: View | None = None
+        self, size: int, *purpose: str | int, data: View | None = None, each_query: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample own examples with replacement: inputs ``(size, ...)`` and targets ``(size, ...)``.
 
-        Each query has samples of its own.
-
         Args:
             size: number of examples.
-            purpose: names the random stream, besides the query's number.
+            purpose: names the random stream.
+            each_query: the query's number names the random stream, too, so that each query has samples of its
+                own.
             data: returns other data of the same examples, from which to sample; None: the node's data.
         """
-        inputs, targets = self.on_group(lambda: self._sample_group(size, purpose, data))
+        name: Purpose = (*purpose, None) if each_query else purpose
+        inputs, targets = self.on_group(lambda: self._sample_group(size, name, data))
         return inputs, targets
 
     def random(self, sample: Callable[[torch.Generator], torch.Tensor], *purpose: str | int) -> torch.Tensor:
@@ -547,7 +548,8 @@ def _sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return examples of each node, ``(G, size, ...)`` inputs and targets."""
     views = [node if data is None else with_data(node, data(node.data)) for node in nodes]
-    parts = [view.sample(size, *purpose, number) for view in views]
+    named = [number if name is None else name for name in purpose]
+    parts = [view.sample(size, *named) for view in views]
     return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
 
 

@@ -14,8 +14,7 @@ from fedstill.data.stratified_sampling import largest_group_size
 from fedstill.models import dp_compatibility
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.queries import query_names
+from fedstill.protocol.method import METHODS
 from fedstill.tasks import TASKS
 
 
@@ -35,9 +34,7 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
     names = [name for name in policy.queries if name != "*"]
     if not names:  # finding all queries of all methods takes time
         return faults
-    if any(
-        name not in METHODS.builtin and METHODS[name].queries is not Method.queries for name in policy.methods
-    ):
+    if any(name not in METHODS.builtin for name in policy.methods):
         return faults  # a custom method may declare others
     known_names = known_queries(policy.methods)
     unknown = [name for name in names if name not in known_names]
@@ -46,7 +43,7 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
 
 def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
     """Return the names of all queries of the package's own methods, and of the given ones."""
-    return frozenset().union(*(query_names(METHODS[name]) for name in (*METHODS.builtin, *methods)))
+    return frozenset().union(*(METHODS[name].query_names for name in (*METHODS.builtin, *methods)))
 
 
 def privacy_faults(

@@ -153,8 +153,7 @@ def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
     """
     for node in nodes:
         node.remaining_private_steps = {} if node.private_steps else None
-    side.prepare(nodes)
-    for node in nodes:
+        side.prepare(node)
         node.remaining_private_steps = None
 
 

@@ -30,11 +30,6 @@ class QueryHandlers:
         if query.name not in self._graphs:
             self._graphs[query.name] = self._capture(query, number)
         graph = self._graphs[query.name]
-        if query.grouped:
-            sampled = {} if query.sampler is None else query.sampler(self.group, number, **inputs, **values)
-            if graph is None:
-                return query.function(self.group, number, **inputs, **values, **sampled)
-            return graph(**inputs, **sampled)
         if graph is None:
             return self._call(query, number, inputs, values)
         for node in self.group.nodes:
@@ -84,8 +79,6 @@ class QueryHandlers:
         samples = self._samples[query.name] = QuerySamples()
 
         def step(**tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
-            if query.grouped:
-                return query.function(self.group, number, **tensors)
             samples.put(tensors)
             return self._call(query, number, tensors, {}, samples)
 

@@ -15,7 +15,7 @@ from fedstill.core.text_format import brief_repr
 from fedstill.data.public import PublicData
 from fedstill.protocol.digests import chain_digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query, checked_declarations, declared_queries
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query, checked_declarations
 from fedstill.tasks import Task
 
 SECURE_AGGREGATION_NOTE = (
@@ -98,13 +98,14 @@ class Method(Registrable):
     """Base class of all methods: options, queries at the nodes, and the algorithm at the server.
 
     A method is a frozen dataclass. Its fields are its options, and their types define the valid values
-    (:mod:`fedstill.core.config_tables`). Functions decorated with :func:`fedstill.protocol.queries.query` run
-    at the nodes. The server calls :meth:`init_state` once and then :meth:`step` repeatedly. A run can stop
-    after any step; the state is saved, and the run resumes from it.
+    (:mod:`fedstill.core.config_tables`). :meth:`queries` declares the requests to nodes, with the functions
+    that nodes run for them. The server calls :meth:`init_state` once and then :meth:`step` repeatedly. A run
+    can stop after any step; the state is saved, and the run resumes from it.
 
     Attributes:
         title: name in tables.
         paper: source of the method.
+        query_names: names of all queries that it can declare, whatever its options.
         unit: name of a step in reports.
         evaluated_model: the model that is evaluated. ``student``: the model trained at the server.
             ``virtual``: the average of the nodes' models weighted by their data sizes, computed for
@@ -124,21 +125,30 @@ class Method(Registrable):
     Example:
         A method whose server averages one number of each node::
 
-            @dataclass(frozen=True, kw_only=True) class MeanSize(Method):
+            @dataclass(frozen=True, kw_only=True)
+            class MeanSize(Method):
                 title: ClassVar[str] = "Mean size"
                 rounds: PositiveInt = 1
 
-                @query(releases={"sizes": DATA_SIZES}, times=1, depends_on_records=("sizes",)) def
-                count_samples(self, nodes: NodeGroup) -> dict[str, Tensor]:
-                    return {"sizes": torch.tensor([float(len(node.data)) for node in nodes.nodes])}
+                def queries(self, setting):
+                    yield Query(
+                        self.count_samples,
+                        releases={"sizes": DATA_SIZES},
+                        times=1,
+                        depends_on_records=("sizes",),
+                    )
 
-                def step(self, server: Server, state: Any, t: int) -> dict[str, float]:
+                def count_samples(self, node):
+                    return {"sizes": torch.tensor(float(len(node.data)))}
+
+                def step(self, server, state, t):
                     return {"size": server.query("count_samples")["sizes"].mean().item()}
     """
 
     section: ClassVar[str] = "method"
     title: ClassVar[str]
     paper: ClassVar[str] = ""
+    query_names: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[Literal["step", "epoch", "round"]] = "round"
     evaluated_model: ClassVar[Literal["student", "virtual", "ensemble", "nodes"]] = "student"
     trains_models: ClassVar[bool] = True
@@ -170,16 +180,16 @@ class Method(Registrable):
         return FULL_TRAINING
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        """Return the queries that nodes answer; by default those declared with ``@query``."""
-        return declared_queries(self, setting)
+        """Return the queries that nodes answer."""
+        return ()
 
-    def prepare(self, nodes: Any, setting: NodeSetting) -> None:
-        """Prepare all nodes before anything else, for example by adding networks."""
-        for node in nodes:
-            self.prepare_node(node, setting)
+    def prepare(self, node: Any, setting: NodeSetting) -> None:
+        """Prepare a node before anything else, for example by adding networks.
 
-    def prepare_node(self, node: Any, setting: NodeSetting) -> None:
-        """Prepare a node before anything else, for example by adding networks."""
+        Args:
+            node: a :class:`fedstill.node.node.Node`.
+            setting: environment of the method.
+        """
 
     def preview_response(self, node: Any, x: torch.Tensor, z: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return the tensors of a node's response to inputs ``(B, ...)``.
@@ -188,25 +198,9 @@ class Method(Registrable):
         ``has_ensemble`` implements it.
 
         Args:
-            node: the node.
+            node: a :class:`fedstill.node.node_view.NodeView`.
             x: inputs.
             z: outputs of the node's model for ``x``: ``(B, C, ...)``.
-        """
-        return {}
-
-    def preview_responses(
-        self, nodes: Any, x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
-    ) -> Mapping[str, torch.Tensor]:
-        """Return the tensors of a response to inputs ``(B, ...)``, ``(K, B, ...)`` each.
-
-        Used for evaluation in a simulation only: nothing is trained, released or counted. A method with an
-        ensemble implements it.
-
-        Args:
-            nodes: the nodes.
-            x: inputs.
-            z: outputs of the nodes' models for ``x``: ``(K, B, C, ...)``.
-            setting: environment of the method.
         """
         return {}
 
@@ -216,18 +210,14 @@ class Method(Registrable):
 
     def node_side(self, setting: NodeSetting) -> NodeSide:
         """Return the part of the method that runs at the nodes."""
-        has_preview = type(self).preview_responses is not Method.preview_responses
         return NodeSide(
             {query.name: query for query in checked_declarations(self, self.queries(setting), setting)},
-            prepare=lambda nodes: self.prepare(nodes, setting),
-            preview_responses=(lambda nodes, x, z: self.preview_responses(nodes, x, z, setting))
-            if has_preview
-            else None,
+            prepare=lambda node: self.prepare(node, setting),
+            preview_response=self.preview_response if self.has_ensemble else None,
             initial_training=self.initial_training,
             trains_models=self.trains_models,
             notes=(*self.notes(setting), *((SECURE_AGGREGATION_NOTE,) if setting.secure_aggregation else ())),
             setting=setting,
-            preview_response=self.preview_response if self.has_ensemble else None,
         )
 
     # --- at the server ----------------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """Queries: declarations of the requests that a method sends to nodes.
 
-A method declares a query with the decorator :func:`query` on the function that nodes run for it. A
-:class:`Query` holds the declaration, :class:`NodeSetting` the environment of a method at a node, and
-:class:`NodeSide` the whole part of a method that runs at the nodes.
+A :class:`Query` declares a request and the function that nodes run for it, :class:`NodeSetting` is the
+environment of a method at a node, and :class:`NodeSide` the whole part of a method that runs at the nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -35,9 +33,9 @@ from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor
 from fedstill.tasks import Task
 
 T = TypeVar("T")
-Handler = Callable[..., Mapping[str, torch.Tensor]]
+NodeFunction = Callable[..., Mapping[str, Any]]
 Postprocess = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-SEALED: WeakSet[Handler] = WeakSet()  # handlers of queries that are declared as sealed
+SEALED: WeakSet[NodeFunction] = WeakSet()  # functions whose responses no method can change
 COUNT_KINDS = (LABEL_COUNTS, DATA_SIZES)  # kinds of weights; they are no statistic of a response
 WEIGHT_KINDS = {"mean": DATA_SIZES, "size": DATA_SIZES, "counts": LABEL_COUNTS}  # kind of the summed weights
 
@@ -113,7 +111,7 @@ class Query:
         ArgumentError: parts of the declaration that contradict each other.
     """
 
-    function: Callable[..., Mapping[str, Any]]
+    function: NodeFunction
     sends: Mapping[str, PayloadKind] = field(default_factory=dict)
     releases: Mapping[str, PayloadKind] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
@@ -126,9 +124,6 @@ class Query:
     stackable: bool = False
     name: str = ""
     details: QueryDetails = QueryDetails()
-    grouped: bool = False
-    sampler: Handler | None = None
-    capturable: bool = False
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):
@@ -151,12 +146,6 @@ class Query:
         if len(statistics) > 1:
             expected = "one statistic besides counts: several reveal single nodes' responses"
             raise ArgumentError(f"sums of query {self.name}", statistics, expected)
-        if self.capturable and (
-            self.details.ragged or self.details.json_values or SCHEDULE in self.sends.values()
-        ):
-            raise ArgumentError(
-                f"query {self.name}", "capturable", "False with ragged tensors, JSON values or a schedule"
-            )
         if self.differentiable and (self.details.ragged or self.details.json_values):
             parts = [*self.details.ragged, *self.details.json_values]
             raise ArgumentError(
@@ -167,8 +156,8 @@ class Query:
     def is_capturable(self) -> bool:
         """Return whether a CUDA graph may capture the function: tensors in, tensors out."""
         rare = self.details
-        only_tensors = not (rare.reads_values or rare.ragged or rare.json_values)
-        return self.capturable or (self.stackable and only_tensors and SCHEDULE not in self.sends.values())
+        reads = rare.reads_values or rare.ragged or rare.json_values or SCHEDULE in self.sends.values()
+        return self.stackable and not reads
 
     @property
     def weighting(self) -> tuple[PayloadKind, SumWeighting] | None:
@@ -341,10 +330,10 @@ class NodeSide:
 
     Args:
         queries: its queries, by name.
-        prepare: called once with all nodes before anything else.
-        preview_responses: function of nodes, inputs ``(B, ...)`` and the models' outputs ``(K, B, C, ...)``
-            that returns the tensors of a response, ``(K, ...)`` each, without training, release or charge.
-            Used for evaluation in a simulation only. None: the method has no ensemble.
+        prepare: called once with each node before anything else.
+        preview_response: function of a node, inputs ``(B, ...)`` and its model's outputs ``(B, C, ...)`` that
+            returns the tensors of a response, without training, release or charge. Used for evaluation in a
+            simulation only. None: the method has no ensemble.
         initial_training: part of the local training before the first query; None: none.
         trains_models: the nodes' models are trained at all, in or before the queries.
         sum_source: method and options that choose the summed statistic, for plug-ins' methods, in which any
@@ -357,16 +346,13 @@ class NodeSide:
     """
 
     queries: Mapping[str, Query]
-    prepare: Callable[[Sequence[Any]], None] = _prepare_nothing
-    preview_responses: (
-        Callable[[Sequence[Any], torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None
-    ) = None
+    prepare: Callable[[Any], None] = _prepare_nothing
+    preview_response: Callable[[Any, torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     initial_training: Span | None = FULL_TRAINING
     trains_models: bool = True
     sum_source: str = ""
     notes: tuple[str, ...] = ()
     setting: NodeSetting | None = None
-    preview_response: Callable[[Any, torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
 
     def __post_init__(self) -> None:
         if not self.trains_models:  # no training is done, and none is charged
@@ -443,56 +429,7 @@ def score_shape_fault(
     return None
 
 
-DETAILS = {part.name for part in fields(QueryDetails)}
 F = TypeVar("F", bound=Callable[..., Any])
-QUERY_ATTRIBUTE = "__query__"  # attribute of a decorated function
-
-
-def query(**declaration: Any) -> Callable[[F], F]:
-    """Declare a function of a method as the handler of a query, which gets the function's name.
-
-    Nodes call the function as ``function(method, nodes, **inputs)``, where ``nodes`` is a
-    :class:`~fedstill.node.node_group.NodeGroup`. Inputs and outputs have its nodes as first axis,
-    ``(G, ...)``. A tensor without dimensions arrives as a number.
-
-    Args:
-        declaration: fields of :class:`Query` except name and handler. Each may also be a function of the
-            method and the :class:`NodeSetting` that returns the value. In addition:
-
-            - ``name``: the query's name, if not the function's.
-            - ``when``: function of method and setting; the query exists only if it returns true.
-            - ``sealed``: no subclass of the method can change any part of the response.
-
-            ``span``, ``postprocess`` and ``sampler`` are functions of the method and of their arguments in
-            :class:`Query`. ``sampler`` gets the nodes, as the decorated function does.
-
-    Raises:
-        TypeError: an unknown field.
-    """
-    known = {part.name for part in fields(Query)} | {"when", "name", "sealed"} | DETAILS
-    unknown = sorted(set(declaration) - known)
-    if unknown:
-        raise TypeError(f"a query has no {', '.join(unknown)}")
-
-    def decorate(function: F) -> F:
-        setattr(function, QUERY_ATTRIBUTE, declaration)
-        return function
-
-    return decorate
-
-
-def declared_queries(method: Any, setting: NodeSetting) -> list[Query]:
-    """Return the queries that a method declares with :func:`query`, in the order of their definition."""
-    functions = _decorated_functions(type(method))
-    queries = (
-        _build_query(name, function, parts, method, setting) for name, (function, parts) in functions.items()
-    )
-    return [query for query in queries if query is not None]
-
-
-def query_names(method: type) -> frozenset[str]:
-    """Return the names of all queries that a method can declare, whatever its options."""
-    return frozenset(parts.get("name", name) for name, (_, parts) in _decorated_functions(method).items())
 
 
 def seal(function: F) -> F:
@@ -522,58 +459,3 @@ def checked_declarations(method: Any, queries: Iterable[Query], setting: NodeSet
             declared = replace(declared, depends_on_records=None, stackable=False)
         checked.append(declared if setting.secure_aggregation else replace(declared, sums={}))
     return checked
-
-
-def _decorated_functions(method: type) -> dict[str, tuple[Callable[..., Any], Mapping[str, Any]]]:
-    functions: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {}
-    for kind in reversed(method.__mro__):
-        for name, function in vars(kind).items():
-            if hasattr(function, QUERY_ATTRIBUTE):
-                functions[name] = function, getattr(function, QUERY_ATTRIBUTE)
-            elif name in functions:  # overridden without a declaration
-                overridden = {
-                    "depends_on_records": None,
-                    "sealed": False,
-                    "sampler": None,
-                    "capturable": False,
-                }
-                functions[name] = function, {**functions[name][1], **overridden}
-    return functions
-
-
-def _build_query(
-    name: str, function: Callable[..., Any], parts: Mapping[str, Any], method: Any, setting: NodeSetting
-) -> Query | None:
-    when = parts.get("when")
-    if when is not None and not when(method, setting):
-        return None
-    values: dict[str, Any] = {}
-    for key, value in parts.items():
-        if key in ("span", "postprocess"):
-            values[key] = value if value is None else partial(value, method)
-        elif key not in ("when", "name", "sampler") and (key != "sums" or setting.secure_aggregation):
-            values[key] = value(method, setting) if callable(value) else value
-
-    def as_handler(function: Callable[..., Any]) -> Handler:
-        def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            nodes = group.for_query(setting, number)
-            response: Mapping[str, torch.Tensor] = function(method, nodes, **inputs)
-            return response
-
-        return handler
-
-    handler = as_handler(function)
-    if parts.get("sampler") is not None:
-        values["sampler"] = as_handler(parts["sampler"])
-    if not (_is_builtin(type(method)) or name in vars(type(method))):
-        values["capturable"] = False  # a subclass may override a helper that samples or reads values
-    sealed = values.pop("sealed", False)
-    if sealed and _is_builtin(function):
-        SEALED.add(handler)
-    rare = {key: values.pop(key) for key in [*values] if key in DETAILS}
-    return Query(handler, **values, name=parts.get("name", name), details=QueryDetails(**rare), grouped=True)
-
-
-def _is_builtin(thing: Any) -> bool:
-    module: str = thing.__module__
-    return module.partition(".")[0] == "fedstill"

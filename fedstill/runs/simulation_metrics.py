@@ -202,8 +202,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         Args:
             node_outputs: outputs of nodes' models on these inputs, as far as known.
         """
-        has_ensemble = self.side.preview_responses or self.side.preview_response
-        teachers = self._teachers() if has_ensemble else []
+        teachers = self._teachers() if self.side.preview_response is not None else []
         if not teachers:
             return None
         known_outputs = dict(node_outputs or {})
@@ -215,26 +214,31 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             for start in range(0, len(inputs), size):
                 rows = slice(start, start + size)
                 z = torch.stack([known_outputs[node.name][rows] for node in teachers])  # (K, B, C, ...)
-                responses: object = self._preview(teachers, inputs[rows], z)
-                if not isinstance(responses, Mapping):
-                    raise ArgumentError(
-                        f"preview_responses of {self.method.title}",
-                        type(responses).__name__,
-                        "a mapping of outputs by name, as {'logits': (K, B, C)}",
-                    )
+                responses = self._preview(teachers, inputs[rows], z)
                 part = self.server.ensemble_responses(self._as_responses(teachers, responses))
                 if part is None:
                     return None
                 parts.append(part)
         return torch.cat(parts)
 
-    def _preview(self, teachers: Sequence[Node], x: torch.Tensor, z: torch.Tensor) -> object:
-        if self.side.preview_response is None:
-            assert self.side.preview_responses is not None
-            return self.side.preview_responses(teachers, x, z)
-        views = [NodeView(NodeGroup([node]), self.at_nodes) for node in teachers]
-        each = [self.side.preview_response(view, x, z_k) for view, z_k in zip(views, z, strict=True)]
-        return {name: torch.stack([response[name] for response in each]) for name in each[0]}
+    def _preview(self, teachers: Sequence[Node], x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the responses of nodes to inputs ``(B, ...)``, ``(K, B, ...)`` each."""
+        assert self.side.preview_response is not None
+        each: list[object] = [
+            self.side.preview_response(NodeView(NodeGroup([node]), self.at_nodes), x, z_k)
+            for node, z_k in zip(teachers, z, strict=True)
+        ]
+        responses: dict[str, list[torch.Tensor]] = {}
+        for response in each:
+            if not isinstance(response, Mapping):
+                raise ArgumentError(
+                    f"preview_response of {self.method.title}",
+                    type(response).__name__,
+                    "a mapping of outputs by name, as {'logits': (B, C)}",
+                )
+            for name, tensor in response.items():
+                responses.setdefault(name, []).append(tensor)
+        return {name: torch.stack(tensors) for name, tensors in responses.items()}
 
     def _teachers(self) -> list[Node]:
         """Return the nodes of the ensemble: those that take part and, if weights need label counts, sent
