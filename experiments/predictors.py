@@ -1,4 +1,4 @@
-"""A random forest, an ONNX graph and an HTTP endpoint teach one torch student: docs/own-model.md.
+"""A random forest, an ONNX graph and an HTTP endpoint teach one torch student: docs/custom-model.md.
 
     python experiments/predictors.py [--validation]
 

@@ -7,7 +7,7 @@ them to an epsilon, and ``budget`` checks whether one more cost fits. ``statemen
 guarantee in words, and ``epsilon_lower_bounds`` computes the epsilon that an attack proves.
 
 This package may import protocol and the packages below it. A custom mechanism is a subclass of
-:class:`PrivacyConfig` (docs/own-mechanism.md); this module exports all names that it needs.
+:class:`PrivacyConfig` (docs/custom-mechanism.md); this module exports all names that it needs.
 """
 
 from fedstill.core.errors import ArgumentError

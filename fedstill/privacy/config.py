@@ -3,7 +3,7 @@ owner.
 
 A mechanism is a frozen dataclass below :class:`PrivacyConfig`. Its fields are the owner's options; its
 methods define how releases are protected. The node's owner chooses the mechanism, never a server.
-docs/own-mechanism.md shows how to write one.
+docs/custom-mechanism.md shows how to write one.
 """
 
 from __future__ import annotations

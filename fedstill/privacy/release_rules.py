@@ -32,7 +32,7 @@ class Rule(Protocol):
     """Protection of one tensor of a release.
 
     A custom rule subclasses it and implements ``text``, ``bound``, ``noise`` and ``cost``
-    (docs/own-mechanism.md).
+    (docs/custom-mechanism.md).
 
     Attributes:
         noise_table: option table of the mechanism with this noise; "counts" and "other" have none.
