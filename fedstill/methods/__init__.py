@@ -14,10 +14,10 @@ from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.methods._label_histogram import (
-    CountsLabels,
-    CountsSamples,
     HistogramState,
+    LabelCountQuery,
     LabelHistogram,
+    SampleCountQuery,
     Tensors,
 )
 from fedstill.methods._server import Server, adam, descend
@@ -32,9 +32,8 @@ from fedstill.protocol.queries import NodeSetting, Query, query
 
 __all__ = [
     "ArgumentError",
-    "CountsLabels",
-    "CountsSamples",
     "HistogramState",
+    "LabelCountQuery",
     "LabelHistogram",
     "Method",
     "Needs",
@@ -47,6 +46,7 @@ __all__ = [
     "Query",
     "QueryCall",
     "Responses",
+    "SampleCountQuery",
     "Server",
     "Span",
     "TensorData",

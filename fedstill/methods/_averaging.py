@@ -25,7 +25,7 @@ from fedstill.methods import (
     torch_generator,
     train_round,
 )
-from fedstill.methods._label_histogram import CountsSamples, HistogramState, Tensors
+from fedstill.methods._label_histogram import HistogramState, SampleCountQuery, Tensors
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.module_utils import integer_mask, load_vector, to_vector, weighted_mean
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
@@ -35,7 +35,7 @@ PARAMETER_KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds(Method):
+class RoundsMethod(Method):
     """Base class of methods that train in rounds."""
 
     initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
@@ -58,14 +58,14 @@ class Rounds(Method):
         nodes.load_parameters("model", parameters)
         return {}
 
-    def round_span(self, sent: Tensors) -> Span:
+    def round_training_part(self, sent: Tensors) -> Span:
         """Return the part of the local training of the round in ``sent``."""
         return Span.part(int(sent["round"]), self.rounds)
 
     def sample_participants(self, nodes: Sequence[str], seed: int, t: int) -> list[str]:
         """Return the nodes that take part in round ``t``, in order: max(share K, 1) of them.
 
-        >>> rounds = Rounds(participation=0.5)
+        >>> rounds = RoundsMethod(participation=0.5)
         >>> nodes = ["a", "b", "c", "d"]
         >>> rounds.sample_participants(nodes, 0, 0) == rounds.sample_participants(nodes, 0, 0)
         True
@@ -76,7 +76,7 @@ class Rounds(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging(CountsSamples, Rounds):
+class AveragingMethod(SampleCountQuery, RoundsMethod):
     """FedAvg, and base class of its variants."""
 
     shared_part: ClassVar[str] = ""  # what is exchanged: "" the whole network, "extractor" or "head"
@@ -97,9 +97,9 @@ class Averaging(CountsSamples, Rounds):
         releases=lambda self, setting: {"parameters": PARAMETER_KINDS[self.shared_part]},
         times=lambda self, setting: self.rounds,
         depends_on_records=lambda self, setting: (
-            () if type(self).make_train_step is Averaging.make_train_step else None
+            () if type(self).make_train_step is AveragingMethod.make_train_step else None
         ),
-        span=Rounds.round_span,
+        span=RoundsMethod.round_training_part,
         extra_loss=lambda self, setting: self.extra_loss,
         sums=lambda self, setting: self.sum_weightings(),
     )
@@ -125,7 +125,7 @@ class Averaging(CountsSamples, Rounds):
                 function.
         """
         kind = type(self)
-        if kind.combine is not Averaging.combine or kind.step is not Averaging.step:
+        if kind.combine is not AveragingMethod.combine or kind.step is not AveragingMethod.step:
             allowed = f"false for {self.title}, which combines the nodes' parameters one by one"
             raise ArgumentError("link.secure_aggregation", True, allowed)
         return self.round_sum_weightings()

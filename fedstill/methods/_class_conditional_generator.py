@@ -27,9 +27,9 @@ from fedstill.methods import (
     query,
     set_lr,
 )
-from fedstill.methods._generated_inputs import GeneratesFromLabels, GeneratesInputs
+from fedstill.methods._generated_inputs import InputGeneratorMethod, LabelGeneratorOptions
 from fedstill.methods._student import LabeledBatch, Student
-from fedstill.methods._teacher_queries import QueriesTeachers, evaluate_with_batch_norm
+from fedstill.methods._teacher_queries import TeacherQueryMethod, evaluate_with_batch_norm
 from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.protocol.payload_kinds import PARAMETERS
 
@@ -47,7 +47,7 @@ class ClassConditionalState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, GeneratesInputs, ABC):
+class ClassConditionalGeneration(TeacherQueryMethod, LabelGeneratorOptions, InputGeneratorMethod, ABC):
     """Base class of DENSE and Co-Boosting."""
 
     length_options: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
@@ -91,7 +91,7 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
     def disagreement_reward(self, distance: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
         """Return the reward of G for the distance ``(B,)`` of ensemble and student ``(B, C)``."""
 
-    def replay_batch(
+    def make_replay_batch(
         self, server: Server, state: Any, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor
     ) -> LabeledBatch:
         """Return the batch for the student's replay memory: x and the ensemble's logits by default."""
@@ -112,7 +112,7 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def base_state(self, server: Server) -> dict[str, Any]:
+    def base_state_fields(self, server: Server) -> dict[str, Any]:
         """Return the fields of :class:`ClassConditionalState` by name."""
         G, adam = self.init_generator(server)
         models = self.empty_models(server) if self.models == "uploaded" else {}
@@ -135,14 +135,16 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
             server.compute.to_device(model).eval().requires_grad_(False)
         return models
 
-    def weighted_nodes(self, state: Any) -> Sequence[str] | None:
+    def names_with_known_weights(self, state: Any) -> Sequence[str] | None:
         """Return the nodes with known weights; None: all nodes."""
         return None
 
     def prepare_nodes(self, server: Server, state: Any) -> None:
         """Fetch the nodes' models before the first step, if they are uploaded."""
         if self.models == "uploaded" and not state.received_models:
-            responses = server.query("upload_model", nodes=self.weighted_nodes(state)).by_node("parameters")
+            responses = server.query("upload_model", nodes=self.names_with_known_weights(state)).by_node(
+                "parameters"
+            )
             state.models = {name: model for name, model in state.models.items() if name in responses}
             for name, model in state.models.items():
                 load_vector(model, responses[name])
@@ -151,7 +153,7 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
     def responses(self, server: Server, state: Any, x: torch.Tensor) -> Responses:
         """Return the nodes' responses to x ``(B, ...)``, or those of their uploaded models."""
         if self.models == "queried":
-            return server.query("predict_logits", nodes=self.weighted_nodes(state), x=x)
+            return server.query("predict_logits", nodes=self.names_with_known_weights(state), x=x)
         seen = server.task.observe(x)
         each = [evaluate_with_batch_norm(model, seen, self.bn) for model in state.models.values()]
         responses = {name: torch.stack([one[name] for one in each]) for name in each[0]}
@@ -179,6 +181,6 @@ class ClassConditionalGeneration(QueriesTeachers, GeneratesFromLabels, Generates
                     losses["statistics"] = responses["statistics"].mean()
                     L_G = L_G + self.bn * losses["statistics"]
             descend(state.adam, L_G)
-        state.student.replay.add(*self.replay_batch(server, state, x, z, batch.labels))
+        state.student.replay.add(*self.make_replay_batch(server, state, x, z, batch.labels))
         losses["student"] = state.student.train(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))

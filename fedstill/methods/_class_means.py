@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
 from fedstill.methods import Needs
-from fedstill.methods._averaging import Rounds
+from fedstill.methods._averaging import RoundsMethod
 from fedstill.node.node_group import NodeGroup, stack_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassMeans(Rounds):
+class ClassMeansMethod(RoundsMethod):
     """Base class of these methods."""
 
     evaluated_model: ClassVar[Literal["nodes"]] = "nodes"

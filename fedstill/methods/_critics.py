@@ -37,8 +37,8 @@ from fedstill.methods import (
 from fedstill.methods._label_maps import (
     DIFFERENCE,
     LABEL_MAPS,
-    GeneratesFromMaps,
     ImageMapCache,
+    MapGeneratorOptions,
     map_order,
     owner_id,
 )
@@ -90,13 +90,13 @@ class CriticOptions(Method):
         """Number of training steps of D_k in a run."""
         return self.total_steps
 
-    def critics(self, setting: NodeSetting) -> Critics:
+    def make_critics(self, setting: NodeSetting) -> Critics:
         """Return the critics of the nodes."""
         return setting.cached("critics", lambda: Critics(self, setting))
 
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         """Add a critic to each node, if the method has critics."""
-        self.critics(setting).prepare(nodes)
+        self.make_critics(setting).prepare(nodes)
 
 
 def real_loss(d: torch.Tensor, form: GANForm) -> torch.Tensor:
@@ -127,7 +127,7 @@ class Critics:
             if getattr(config, option, 0) == 1:  # a row has one value for each channel, hence no variance
                 allowed = "2 or more for rows of a table, as batch norm compares them"
                 raise ArgumentError(f"method.{option}", 1, allowed)
-        self.maps = config if isinstance(config, GeneratesFromMaps) else None
+        self.maps = config if isinstance(config, MapGeneratorOptions) else None
         self.map_cache = setting.cached("map cache", lambda: ImageMapCache(setting.task))
         self.judges_pairs = self.maps is not None and config.has_critics
         self.compares_images = self.maps is not None and self.maps.compares_images(self.task)
@@ -152,7 +152,7 @@ class Critics:
         """Add a critic D_k with its own initial weights to each node, if there are critics."""
         conditions = self.task.condition_channels if self.judges_pairs else 0
         for node in nodes if self.config.has_critics else ():
-            norm: Norm = "group" if "critic" in node.private_steps else "batch"
+            norm: Norm = "group" if "critic" in node.dp_sgd_parameters else "batch"
             shape = self.task.real_images(node.data).shape[1:]
             kind = self._critic_class(tuple(shape[1:]))
             with seeded(node.seed, node.name, "critic"):
@@ -191,7 +191,7 @@ class Critics:
             x: ``(G, B, channels, H, W)``.
             maps: label maps of x ``(G, B, H, W)`` uint8, if critics judge pairs.
             source: owners of these maps ``(G, B, 3)`` int64, if nodes compare images.
-            real: result of :meth:`sample_inputs`, if it was called before.
+            real: result of :meth:`sample_real_and_set_rates`, if it was called before.
 
         Raises:
             ArgumentError: not one map, or source, for each input.
@@ -207,15 +207,17 @@ class Critics:
                 self._set_rates(group.nodes)
                 self._private_train_step(group.nodes[0], number, seen[0].detach())
             else:
-                real = self.sample_inputs(group, number, x)["real"] if real is None else real
+                real = self.sample_real_and_set_rates(group, number, x)["real"] if real is None else real
                 self._train_step(group, real, seen.detach()[:, : real.shape[1]])
             response["critic"] = group.module("critic")(seen)
         if self.compares_images and source is not None:
             each = zip(group.nodes, x, source, strict=True)
-            response["difference"] = stack_tensors([self._difference(*mine) for mine in each])
+            response["difference"] = stack_tensors([self._distance_from_real(*mine) for mine in each])
         return response
 
-    def sample_inputs(self, group: NodeGroup, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def sample_real_and_set_rates(
+        self, group: NodeGroup, number: int, x: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         """Return ``real``, the own examples that D_k trains on with x ``(G, B, ...)``, and set its learning
         rate.
 
@@ -230,7 +232,7 @@ class Critics:
 
     @staticmethod
     def _trains_privately(group: NodeGroup) -> bool:
-        return "critic" in group.nodes[0].private_steps
+        return "critic" in group.nodes[0].dp_sgd_parameters
 
     def evaluate(self, group: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
         """Return D_k(x) ``(G, B, h, w)`` without training."""
@@ -245,9 +247,9 @@ class Critics:
     def sample_real(self, group: NodeGroup, number: int, size: int) -> torch.Tensor:
         """Return x'_k, a sample of each node's own data as critic input, ``(G, size, ...)``."""
         if self.maps is None:
-            return group.sample(size, "critic", number)[0]
-        views = [with_data(node, self.map_cache.get(node.data)) for node in group.nodes]
-        parts = [view.sample(size, "critic", number) for view in views]
+            return group.sample_batch(size, "critic", number)[0]
+        views = [copy_with_data(node, self.map_cache.get(node.data)) for node in group.nodes]
+        parts = [view.sample_batch(size, "critic", number) for view in views]
         return self.critic_input(
             stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
         )
@@ -274,9 +276,9 @@ class Critics:
         free."""
         n, batch, form = len(node.data), self.config.batch, self.config.gan_form
         dp_training.private_step(
-            self._with_critic_inputs(node),
+            self._copy_with_critic_inputs(node),
             "critic",
-            node.private_steps["critic"],
+            node.dp_sgd_parameters["critic"],
             sampling_rate(n, batch),
             number,
             private_loss=lambda D, real, _: real_loss(D(real), form).flatten(1).mean(1),
@@ -284,17 +286,17 @@ class Critics:
             batch=min(n, batch),
         )
 
-    def _with_critic_inputs(self, node: Node) -> Node:
+    def _copy_with_critic_inputs(self, node: Node) -> Node:
         """Return the node with critic inputs as data, computed in advance, since DP-SGD takes records one by
         one."""
         if self.maps is None:
             return node
         found = self.map_cache.get(node.data)
-        return with_data(
+        return copy_with_data(
             node, TensorData(self.critic_input(found.inputs, found.targets), found.targets, found.groups)
         )
 
-    def _difference(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def _distance_from_real(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Return the distance of images from the real ones of the same maps: ``(B,)``, 0 for other owners'
         maps."""
         assert self.maps is not None
@@ -313,7 +315,7 @@ class Critics:
         return difference.index_put((rows,), found)
 
 
-def with_data(node: Node, data: TensorData) -> Node:
+def copy_with_data(node: Node, data: TensorData) -> Node:
     """Return a copy of the node with other data, record by record."""
     view = copy.copy(node)
     view.data = data

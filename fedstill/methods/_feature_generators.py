@@ -23,8 +23,8 @@ from torch.nn.utils import skip_init
 
 from fedstill.core.compute import Compute
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
-from fedstill.methods import CountsLabels, Needs, Server, seeded, torch_generator
-from fedstill.methods._averaging import Rounds
+from fedstill.methods import LabelCountQuery, Needs, Server, seeded, torch_generator
+from fedstill.methods._averaging import RoundsMethod
 from fedstill.models import example_inputs
 from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.generators import FeatureGenerator, append_one_hot
@@ -35,7 +35,7 @@ Diversity = Literal["none", "div0", "div1", "div2"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureGenerators(CountsLabels, Rounds):
+class FeatureGeneratorMethod(LabelCountQuery, RoundsMethod):
     """Base class of methods with a feature generator."""
 
     evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
@@ -88,7 +88,7 @@ class GlobalGenerator:
 
     def __init__(
         self,
-        method: FeatureGenerators,
+        method: FeatureGeneratorMethod,
         group: NodeGroup,
         generator: torch.Tensor,
         counts: torch.Tensor,
@@ -113,7 +113,7 @@ class GlobalGenerator:
     def sample_labels(self, group: NodeGroup, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
         """Return labels y ~ p(y) sampled by each node: ``shape`` is (G, B)."""
         rows, batch = shape
-        draws = [node.generator("y", self.t, *purpose) for node in group.nodes[:rows]]
+        draws = [node.random_generator("y", self.t, *purpose) for node in group.nodes[:rows]]
         drawn = [torch.multinomial(self._counts, batch, replacement=True, generator=draw) for draw in draws]
         return stack_tensors(drawn).to(group.device)
 
@@ -122,7 +122,7 @@ def sample_noise(group: NodeGroup, shape: Sequence[int], noise: int, *purpose: s
     """Return z ~ N(0, I) sampled by each of the first nodes: ``shape`` is (G, B), the result ``(G, B,
     noise)``."""
     rows, batch = shape
-    draws = [node.generator("z", *purpose) for node in group.nodes[:rows]]
+    draws = [node.random_generator("z", *purpose) for node in group.nodes[:rows]]
     return stack_tensors([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
 
 

@@ -94,7 +94,7 @@ class LabeledNoiseSource(NoiseSource):
         )
 
 
-class GeneratesInputs(Method):
+class InputGeneratorMethod(Method):
     """Base class of methods whose state has a ``source`` of noise or maps and a ``generator`` G of inputs."""
 
     generator_lr: float
@@ -126,7 +126,7 @@ def generate(generator: nn.Module, batch: GeneratorBatch) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratesFromNoise(Method):
+class NoiseGeneratorOptions(Method):
     """Options of a generator G of inputs x from noise w."""
 
     noise: PositiveInt = 100
@@ -156,7 +156,7 @@ class GeneratesFromNoise(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratesFromLabels(GeneratesFromNoise):
+class LabelGeneratorOptions(NoiseGeneratorOptions):
     """Options of a generator G of inputs x from noise w and a label y."""
 
     def source(self, server: Server) -> Any:

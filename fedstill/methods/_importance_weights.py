@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import torch
 
-from fedstill.methods import ArgumentError, CountsLabels, Node, NodeGroup, Responses, Server, Tensors
+from fedstill.methods import ArgumentError, LabelCountQuery, Node, NodeGroup, Responses, Server, Tensors
 from fedstill.methods._critics import CriticOptions, generator_gan_loss
 from fedstill.methods._label_maps import LABEL_MAPS
-from fedstill.methods._public_data import LogitEnsemble
+from fedstill.methods._public_data import LogitEnsembleMethod
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
@@ -38,7 +38,7 @@ def critic_odds(d: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOptions):
+class ImportanceWeightingMethod(LabelCountQuery, LogitEnsembleMethod, CriticOptions, StudentOptions):
     """Base class of FedIOD: label counts and, if needed, critics weight the nodes' responses."""
 
     importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"
@@ -76,7 +76,7 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @property
-    def rating_kinds(self) -> Mapping[str, PayloadKind]:
+    def weighting_payload_kinds(self) -> Mapping[str, PayloadKind]:
         """Payload kinds of the tensors that pi_k(x) needs."""
         return {
             **({"critic": CRITIC} if self.uses_critics else {}),
@@ -93,7 +93,7 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
         if self.uses_critics:
             allowed = "counts or size where link.secure_aggregation: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
-        if self.critics(setting).compares_images:
+        if self.make_critics(setting).compares_images:
             allowed = "false for images made from label maps: who owns which map is each node's own"
             raise ArgumentError("link.secure_aggregation", True, allowed)
         return summed
@@ -102,9 +102,9 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
         """Return ``known``, a sample of each node's own inputs ``(G, B, ...)``, if pi_k(x) needs it."""
         if not self.compares_with_real:
             return {}
-        return {"known": self.critics(nodes.setting).sample_real(nodes, nodes.query_number, x.shape[1])}
+        return {"known": self.make_critics(nodes.setting).sample_real(nodes, nodes.query_number, x.shape[1])}
 
-    def rate_real(
+    def mean_critic_output_on_real(
         self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """Return E D_k(x'_k), (G,), if pi_k(x) needs it."""
@@ -117,9 +117,9 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     @query(
         sends=lambda self, setting: {
             "x": INPUTS,
-            **({"maps": LABEL_MAPS} if self.uses_critics and self.critics(setting).judges_pairs else {}),
+            **({"maps": LABEL_MAPS} if self.uses_critics and self.make_critics(setting).judges_pairs else {}),
         },
-        releases=lambda self, setting: {"logits": LOGITS, **self.rating_kinds},
+        releases=lambda self, setting: {"logits": LOGITS, **self.weighting_payload_kinds},
         times=lambda self, setting: self.steps,
         rows=lambda self, setting: self.student_steps * self.batch,
         depends_on_records=lambda self, setting: ("critic_real",) if self.compares_with_real else (),
@@ -135,8 +135,8 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
     def critic_outputs(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """Return the critics' values that pi_k(x) needs."""
         return {
-            "critic": self.critics(nodes.setting).evaluate(nodes, x, maps),
-            **self.rate_real(nodes, x),
+            "critic": self.make_critics(nodes.setting).evaluate(nodes, x, maps),
+            **self.mean_critic_output_on_real(nodes, x),
         }
 
     def preview_responses(
@@ -147,7 +147,7 @@ class ImportanceWeighting(CountsLabels, LogitEnsemble, CriticOptions, StudentOpt
         if setting.task.condition_channels or not self.uses_critics:
             return logits
         outputs = [
-            self.critic_outputs(NodeGroup([node]).for_query(setting), x.unsqueeze(0)) for node in nodes
+            self.critic_outputs(NodeGroup([node]).set_query(setting), x.unsqueeze(0)) for node in nodes
         ]
         return logits | {name: torch.cat([response[name] for response in outputs]) for name in outputs[0]}
 

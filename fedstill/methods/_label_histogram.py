@@ -23,7 +23,7 @@ def sample_counts(nodes: NodeGroup) -> torch.Tensor:
     return torch.tensor([float(len(node.data)) for node in nodes.nodes], device=nodes.device)
 
 
-class CountsSamples:
+class SampleCountQuery:
     """Declares a query for each node's number of examples."""
 
     @query(
@@ -43,7 +43,7 @@ def _is_multi_label(setting: NodeSetting) -> bool:
     return setting.task.count_sensitivity > 1
 
 
-def _add_sizes(method: Any, response: Tensors, sent: Tensors) -> Tensors:
+def _response_with_sizes(method: Any, response: Tensors, sent: Tensors) -> Tensors:
     """Return counts and sizes; without released sizes the sum of the counts, at no further cost.
 
     Noise may leave no examples at all, and a node that responds has at least one.
@@ -55,7 +55,7 @@ def _add_sizes(method: Any, response: Tensors, sent: Tensors) -> Tensors:
     }
 
 
-class CountsLabels:
+class LabelCountQuery:
     """Declares a query for each node's number of examples of each class.
 
     If counts give no sizes, sizes are released too, at their own privacy cost.
@@ -70,7 +70,7 @@ class CountsLabels:
         depends_on_records=lambda self, setting: (
             ("counts", "sizes") if _is_multi_label(setting) else ("counts",)
         ),
-        postprocess=_add_sizes,
+        postprocess=_response_with_sizes,
         sealed=True,
         sums={"counts": "sum", "sizes": "sum"},
     )

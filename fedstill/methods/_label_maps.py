@@ -42,7 +42,7 @@ DIFFERENCE = payload_kinds.DIFFERENCE.with_opt_out('with method.conditions = "dr
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratesFromMaps(Method):
+class MapGeneratorOptions(Method):
     """Options of a generator G of images from label maps."""
 
     conditions: Literal["nodes", "drawn", "public"] = "nodes"
@@ -130,7 +130,7 @@ class ImageMapCache:
 
 def map_order(node: Node) -> torch.Tensor:
     """Return the order in which a node sends its maps: indices ``(n,)``, the same at each call."""
-    order = torch.randperm(len(node.data), generator=node.generator("maps told"))  # quote
+    order = torch.randperm(len(node.data), generator=node.random_generator("maps told"))  # quote
     return order.to(node.data.inputs.device)
 
 
@@ -142,7 +142,7 @@ class MapSource:
         ArgumentError: no public labels to take maps from, or quarter turns of images that are not square.
     """
 
-    config: GeneratesFromMaps
+    config: MapGeneratorOptions
     server: Server
     pool: torch.Tensor | None = None  # (M, H, W) uint8
     owner: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
@@ -178,7 +178,7 @@ class MapSource:
             response = server.query_or_none("send_label_maps", nodes=[name])
             if response is None:
                 continue
-            if wrong := self._fault(response["maps"][0]):
+            if wrong := self._fault_text(response["maps"][0]):
                 federation.exclude(name, "send_label_maps", wrong, may_rejoin=False)
             else:
                 given.append((owner_id(name), response["maps"][0]))
@@ -216,7 +216,7 @@ class MapSource:
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
 
-    def _fault(self, maps: torch.Tensor) -> str:
+    def _fault_text(self, maps: torch.Tensor) -> str:
         """Return the fault of a node's maps, or an empty text."""
         conditions = self.server.task.condition_channels
         if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):

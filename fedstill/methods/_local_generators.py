@@ -27,7 +27,7 @@ from fedstill.methods import (
     train_round,
 )
 from fedstill.methods._feature_generators import (
-    FeatureGenerators,
+    FeatureGeneratorMethod,
     GlobalGenerator,
     sample_noise_and_labels,
     stack_uploads,
@@ -61,7 +61,7 @@ class LocalGeneratorState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalGenerators(FeatureGenerators, ABC):
+class LocalGeneratorMethod(FeatureGeneratorMethod, ABC):
     """Base class of methods whose nodes train their own generators."""
 
     roles: ClassVar[Sequence[str]] = ("generator",)  # networks that a node trains besides its model
@@ -175,7 +175,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         participants = histogram.select(responses.nodes)
         n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
         uploads = UploadedModels(G, D, responses["generator"], responses["head"])
-        losses = {"consistency": self.consistency(server, uploads, n_y)}
+        losses = {"consistency": self.consistency_loss(server, uploads, n_y)}
         load_vector(G, weighted_mean(responses["generator"], n))
         load_vector(D, weighted_mean(responses["head"], n))
         return losses | self.distill(server, G, D, uploads, participants, t)
@@ -216,7 +216,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         ``(...)``."""
         return kl(student, teacher)
 
-    def consistency(self, server: Server, uploads: UploadedModels, n_y: torch.Tensor) -> float:
+    def consistency_loss(self, server: Server, uploads: UploadedModels, n_y: torch.Tensor) -> float:
         """Return CE(rho(D_i(G_i(z, y))), y), nodes weighted by their numbers of examples of y."""
         z, y = sample_noise_and_labels(
             server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency"

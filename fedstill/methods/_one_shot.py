@@ -12,7 +12,7 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import PublicData, QueryCall, Responses, Server, cosine_lr, set_lr
-from fedstill.methods._public_data import WeightedState, WeightsNodes, require_public
+from fedstill.methods._public_data import NodeWeightingMethod, WeightedState, require_public
 
 # Options that only the student's learning depends on.
 STUDENT_OPTIONS = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")
@@ -25,7 +25,7 @@ class OneShotState(WeightedState):
     targets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # empty until all is asked
 
 
-class OneShot(WeightsNodes, ABC):
+class OneShotMethod(NodeWeightingMethod, ABC):
     """The first step sends all queries; each step is one pass of the student over the public data."""
 
     unit: ClassVar[Literal["epoch"]] = "epoch"
@@ -45,12 +45,12 @@ class OneShot(WeightsNodes, ABC):
     # --- what a method says -----------------------------------------------------------------------------
 
     @abstractmethod
-    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+    def iterate_public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         """Yield the queries about public data, in order."""
 
     @abstractmethod
     def targets(self, server: Server, state: Any) -> Mapping[str, torch.Tensor]:
-        """Send the queries of :meth:`public_queries` and return the student's targets from the responses."""
+        """Send all of :meth:`iterate_public_queries` and return the student's targets from the responses."""
 
     @abstractmethod
     def train_epoch(self, server: Server, state: Any, e: int) -> Mapping[str, float]:
@@ -61,7 +61,7 @@ class OneShot(WeightsNodes, ABC):
     def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         """Return the query for label counts, if they are weights, and all queries about public data."""
         counts = [QueryCall("count_labels")] if self.weighted_by_counts else []
-        return [*counts, *self.public_queries(require_public(public), seed)]
+        return [*counts, *self.iterate_public_queries(require_public(public), seed)]
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Run one pass, and before the first one all queries."""

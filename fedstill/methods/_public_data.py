@@ -26,7 +26,7 @@ from fedstill.methods import (
     stack_tensors,
     torch_generator,
 )
-from fedstill.methods._label_histogram import CountsLabels, LabelHistogram, Tensors
+from fedstill.methods._label_histogram import LabelCountQuery, LabelHistogram, Tensors
 from fedstill.methods._server import Server, descend
 from fedstill.node.local_training import inference_batch_size, make_optimizer
 from fedstill.protocol.local_config import LocalConfig
@@ -54,7 +54,7 @@ class WeightedState:
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
 
 
-class LogitEnsemble(Method):
+class LogitEnsembleMethod(Method):
     """Base class of methods whose nodes return logits, which are combined as option ``ensemble`` says."""
 
     ensemble: Ensemble
@@ -72,7 +72,7 @@ class LogitEnsemble(Method):
         return {"logits": weighting}
 
 
-class WeightsNodes(CountsLabels, LogitEnsemble):
+class NodeWeightingMethod(LabelCountQuery, LogitEnsembleMethod):
     """Base class of methods that weight nodes by their shares of each class's examples, or equally."""
 
     weights: Literal["counts", "equal"]
@@ -244,7 +244,9 @@ def finetune_on_public(
     model.train(True)
     optimizers = [make_student_optimizer(node.model, lr) for node in nodes.nodes]
     for epoch in range(epochs):
-        orders = [shuffled_batches(len(x), batch, node.generator(*purpose, epoch)) for node in nodes.nodes]
+        orders = [
+            shuffled_batches(len(x), batch, node.random_generator(*purpose, epoch)) for node in nodes.nodes
+        ]
         for step, rows in enumerate(zip(*orders, strict=True)):
             chosen = stack_tensors(rows).to(x.device)  # (G, B)
             with (

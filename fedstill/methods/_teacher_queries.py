@@ -34,7 +34,7 @@ def evaluate_with_batch_norm(model: nn.Module, x: torch.Tensor, bn: float) -> di
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueriesTeachers(StudentOptions):
+class TeacherQueryMethod(StudentOptions):
     """Base class of methods with a student and a query to the nodes' models about generated inputs."""
 
     unit: ClassVar[Literal["step"]] = "step"

@@ -21,9 +21,9 @@ from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.methods import NodeFault, NodeGroup, Responses, Server, descend, query, torch_generator
 from fedstill.methods._critics import CriticOptions, generator_gan_loss
-from fedstill.methods._generated_inputs import GeneratesInputs, generate
-from fedstill.methods._label_histogram import CountsSamples, LabelHistogram, Tensors
-from fedstill.methods._label_maps import GeneratesFromMaps, MapSource
+from fedstill.methods._generated_inputs import InputGeneratorMethod, generate
+from fedstill.methods._label_histogram import LabelHistogram, SampleCountQuery, Tensors
+from fedstill.methods._label_maps import MapGeneratorOptions, MapSource
 from fedstill.methods._public_data import make_student_optimizer
 from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.protocol.payload_kinds import INPUTS
@@ -41,7 +41,7 @@ class AsynDGANState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs):
+class AsynDGAN(SampleCountQuery, MapGeneratorOptions, CriticOptions, InputGeneratorMethod):
     """AsynDGAN's options."""
 
     title: ClassVar[str] = "AsynDGAN"
@@ -89,21 +89,21 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
-        releases=lambda self, setting: self.critics(setting).releases,
+        sends=lambda self, setting: {"x": INPUTS, **self.make_critics(setting).sends},
+        releases=lambda self, setting: self.make_critics(setting).releases,
         differentiable=("x",),
         times=lambda self, setting: self.steps,
         rows=lambda self, setting: self.batch,
-        depends_on_records=lambda self, setting: self.critics(setting).depends_on_records,
+        depends_on_records=lambda self, setting: self.make_critics(setting).depends_on_records,
         trains=("critic",),
         owner_only=lambda self, setting: (
-            tuple(self.critics(setting).sends) if self.conditions == "nodes" else ()
+            tuple(self.make_critics(setting).sends) if self.conditions == "nodes" else ()
         ),
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """Return D_j(x) after one step of D_j on x and as many own images, and the distance of x from the own
         images."""
-        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
+        return self.make_critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -116,10 +116,10 @@ class AsynDGAN(CountsSamples, GeneratesFromMaps, CriticOptions, GeneratesInputs)
         state.histogram.fetch(server)
         state.source.fetch(server)
         if t < self.steps:
-            return self.generate(server, state, t)
+            return self.train_generator(server, state, t)
         return self.train_on_pairs(server, state, t - self.steps)
 
-    def generate(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
+    def train_generator(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
         """Take a step of G on sum_j pi_j of D_j's loss and of the distance to node j's images (Eq. 2 and
         3)."""
         set_lr(state.g_adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))

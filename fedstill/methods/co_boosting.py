@@ -67,7 +67,9 @@ class CoBoosting(ClassConditionalGeneration):
 
     def init_state(self, server: Server) -> CoBoostingState:
         K = len(server.federation.nodes)
-        return CoBoostingState(**self.base_state(server), w=torch.full((K,), 1 / K, device=server.device))
+        return CoBoostingState(
+            **self.base_state_fields(server), w=torch.full((K,), 1 / K, device=server.device)
+        )
 
     def ensemble_responses(
         self, server: Server, state: CoBoostingState, responses: Responses
@@ -95,7 +97,7 @@ class CoBoosting(ClassConditionalGeneration):
         """Return the mean divergence of ensemble and student."""
         return distance.mean()
 
-    def replay_batch(
+    def make_replay_batch(
         self, server: Server, state: Any, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor
     ) -> LabeledBatch:
         """Improve w on the batch; return x~ = x + epsilon sign(d/dx v A_w(x)), v random, and A_w(x~)."""
@@ -103,7 +105,7 @@ class CoBoosting(ClassConditionalGeneration):
         with server.compute.step(server.seed, "moving", t):
             responses = self.responses(server, state, x)
             z_k = responses["logits"]  # (K, B, C)
-            self.boost(server, state, z_k.detach(), y, responses.nodes, t)
+            self.update_node_weights(server, state, z_k.detach(), y, responses.nodes, t)
             z = self.ensemble_logits(server, state, z_k, responses.nodes)
         if not self.epsilon:
             return x, z.detach()
@@ -115,7 +117,7 @@ class CoBoosting(ClassConditionalGeneration):
             responses = self.responses(server, state, x)
             return x, self.ensemble_logits(server, state, responses["logits"], responses.nodes)
 
-    def boost(
+    def update_node_weights(
         self, server: Server, state: Any, z: torch.Tensor, y: torch.Tensor, nodes: Sequence[str], t: int
     ) -> None:
         """Update w <- w - mu sign(d/dw CE(A_w(x), y)), within 0..1, for the nodes that responded."""

@@ -27,9 +27,9 @@ from fedstill.methods import (
     descend,
     torch_generator,
 )
-from fedstill.methods._public_data import WeightsNodes
+from fedstill.methods._public_data import NodeWeightingMethod
 from fedstill.methods._student import Student
-from fedstill.methods._teacher_queries import QueriesTeachers
+from fedstill.methods._teacher_queries import TeacherQueryMethod
 from fedstill.tasks import Ensemble
 
 
@@ -42,7 +42,7 @@ class CoDreamState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoDream(WeightsNodes, QueriesTeachers):
+class CoDream(NodeWeightingMethod, TeacherQueryMethod):
     """Co-Dream's options."""
 
     title: ClassVar[str] = "Co-Dream"

@@ -89,7 +89,9 @@ class ColumnSums(Method):
         """Return ``moments`` (K, M): the number of rows, then for each column n (if values may be missing),
         sum x, sum x^2."""
         return {
-            "moments": torch.stack([sums(node.data.inputs, nodes.setting.schema) for node in nodes.nodes])
+            "moments": torch.stack(
+                [compute_column_sums(node.data.inputs, nodes.setting.schema) for node in nodes.nodes]
+            )
         }
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -113,10 +115,12 @@ class ColumnSums(Method):
         """Return the schema, with a scale for each column for which the noise permits one."""
         # All nodes' noise on one sum: each has sqrt(M) noise, as NoisySums draws it.
         off = self.noise * (len(state.sums) * state.nodes) ** 0.5
-        return {SCHEMA_FILE: schema_text(scaled(server.schema, state.sums.tolist(), off, self.width))}
+        return {
+            SCHEMA_FILE: schema_text(schema_with_scales(server.schema, state.sums.tolist(), off, self.width))
+        }
 
 
-def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
+def compute_column_sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
     """Return the sums ``(M,)`` float64 of features ``(N, F)``; each row adds from -1 to 1 to each."""
     x = inputs.double().clamp(-1, 1)
     parts = [torch.ones_like(x[:, 0])]
@@ -127,12 +131,12 @@ def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
     return torch.stack(parts, 1).sum(0)
 
 
-def scaled(schema: Schema, totals: Sequence[float], off: float, width: float) -> Schema:
+def schema_with_scales(schema: Schema, totals: Sequence[float], off: float, width: float) -> Schema:
     """Return the schema with scales from the sums over all nodes, whose noise has standard deviation ``off``.
 
     >>> from fedstill.core.table_schema import SchemaColumn
     >>> age, ill = SchemaColumn(name="age", range=(0.0, 200.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-    >>> scaled(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
+    >>> schema_with_scales(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
     (25.0, 75.0)
     """
     rest, columns = list(totals), []
@@ -141,13 +145,13 @@ def scaled(schema: Schema, totals: Sequence[float], off: float, width: float) ->
         if column.type == "number" and column.name != schema.target:
             here = rest.pop(0) if column.missing else count
             column = replace(
-                column, scale=_scale(column.scaled_range, here, rest.pop(0), rest.pop(0), off, width)
+                column, scale=_column_range(column.scaled_range, here, rest.pop(0), rest.pop(0), off, width)
             )
         columns.append(column)
     return replace(schema, columns=tuple(columns))
 
 
-def _scale(
+def _column_range(
     span: tuple[float, float], count: float, total: float, squares: float, off: float, width: float
 ) -> tuple[float, ...]:
     """Return the range of a column, or nothing if the noise is too large."""

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import LabelHistogram, Server
 from fedstill.methods._class_conditional_generator import ClassConditionalGeneration, ClassConditionalState
-from fedstill.methods._public_data import WeightsNodes
+from fedstill.methods._public_data import NodeWeightingMethod
 from fedstill.tasks import Ensemble
 
 
@@ -33,7 +33,7 @@ class DENSEState(ClassConditionalState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DENSE(WeightsNodes, ClassConditionalGeneration):
+class DENSE(NodeWeightingMethod, ClassConditionalGeneration):
     """DENSE's options."""
 
     title: ClassVar[str] = "DENSE"
@@ -55,13 +55,13 @@ class DENSE(WeightsNodes, ClassConditionalGeneration):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> DENSEState:
-        return DENSEState(**self.base_state(server), histogram=LabelHistogram())
+        return DENSEState(**self.base_state_fields(server), histogram=LabelHistogram())
 
     def prepare_nodes(self, server: Server, state: Any) -> None:
         self.fetch_weights(server, state)
         super().prepare_nodes(server, state)
 
-    def weighted_nodes(self, state: Any) -> Sequence[str]:
+    def names_with_known_weights(self, state: Any) -> Sequence[str]:
         return tuple(state.histogram.names)
 
     def ensemble_logits(

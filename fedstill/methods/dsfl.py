@@ -26,8 +26,8 @@ from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloa
 from fedstill.methods import Needs, Node, NodeGroup, Server, Span, Tensors, train_round
 from fedstill.methods._node_buffers import add_buffers, get_buffers
 from fedstill.methods._public_data import (
+    NodeWeightingMethod,
     WeightedState,
-    WeightsNodes,
     compute_logits,
     finetune_on_public,
     make_student_optimizer,
@@ -55,7 +55,7 @@ class DSFLState(WeightedState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSFL(WeightsNodes):
+class DSFL(NodeWeightingMethod):
     """DS-FL's options."""
 
     title: ClassVar[str] = "DS-FL"

@@ -13,13 +13,13 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.methods import HistogramState, NodeGroup, Server, Tensors, query
-from fedstill.methods._public_data import WeightsNodes
+from fedstill.methods._public_data import NodeWeightingMethod
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeEnsemble(WeightsNodes):
+class NodeEnsemble(NodeWeightingMethod):
     """The nodes' ensemble."""
 
     title: ClassVar[str] = "Ensemble"

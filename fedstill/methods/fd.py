@@ -30,8 +30,13 @@ from fedstill.methods import (
     query,
     train_round,
 )
-from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, check_class_vectors, class_means, vectors_of_classes
+from fedstill.methods._averaging import RoundsMethod
+from fedstill.methods._class_means import (
+    ClassMeansMethod,
+    check_class_vectors,
+    class_means,
+    vectors_of_classes,
+)
 from fedstill.methods._node_buffers import add_buffers, get_buffers
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
 from fedstill.tasks import Task
@@ -52,7 +57,7 @@ class FDState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FD(ClassMeans):
+class FD(ClassMeansMethod):
     """FD's options."""
 
     title: ClassVar[str] = "FD"
@@ -75,7 +80,7 @@ class FD(ClassMeans):
         times=lambda self, setting: self.rounds,
         rows=lambda self, setting: setting.task.classes,
         depends_on_records=("F",),
-        span=Rounds.round_span,
+        span=RoundsMethod.round_training_part,
         extra_loss="the distance to the other nodes' mean output for an example's class",
     )
     def train_locally(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:

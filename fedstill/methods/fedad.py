@@ -32,7 +32,7 @@ from fedstill.methods import (
     descend,
     torch_generator,
 )
-from fedstill.methods._one_shot import OneShot, OneShotState
+from fedstill.methods._one_shot import OneShotMethod, OneShotState
 from fedstill.methods._public_data import (
     FORWARD_BATCH,
     compute_logits,
@@ -65,7 +65,7 @@ class FedADState(OneShotState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAD(OneShot):
+class FedAD(OneShotMethod):
     """FedAD's options."""
 
     title: ClassVar[str] = "FedAD"
@@ -137,7 +137,7 @@ class FedAD(OneShot):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+    def iterate_public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for rows in split_rows(public, CHUNK):
             yield QueryCall("predict", {"rows": rows})
 
@@ -154,7 +154,7 @@ class FedAD(OneShot):
         """Return outputs ``(N, C, ...)``; with attention also its bounds ``least`` and ``most`` ``(N,
         64)``."""
         each: list[dict[str, torch.Tensor]] = []
-        for call in self.public_queries(require_public(server.public), server.seed):
+        for call in self.iterate_public_queries(require_public(server.public), server.seed):
             responses, omega = self.query_with_weights(server, state, call)  # (K, 1, C)
             z = server.task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C, ...)
             each.append({"outputs": z})

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstill.methods._averaging import Averaging
+from fedstill.methods._averaging import AveragingMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Averaging):
-    """FedAvg; see :class:`fedstill.methods._averaging.Averaging` for the algorithm."""
+class FedAvg(AveragingMethod):
+    """FedAvg; see :class:`fedstill.methods._averaging.AveragingMethod` for the algorithm."""
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

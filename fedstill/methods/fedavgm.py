@@ -16,7 +16,7 @@ from annotated_types import Interval
 
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import HistogramState, Server
-from fedstill.methods._averaging import Averaging
+from fedstill.methods._averaging import AveragingMethod
 from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.protocol.secure_aggregation import SumWeighting
 
@@ -30,7 +30,7 @@ class FedAvgMState(HistogramState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM(Averaging):
+class FedAvgM(AveragingMethod):
     """FedAvgM's options."""
 
     title: ClassVar[str] = "FedAvgM"

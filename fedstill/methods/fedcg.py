@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import Node, NodeGroup, NodeSetting, TrainStep, seeded
 from fedstill.methods._feature_generators import GlobalGenerator, sample_noise
-from fedstill.methods._local_generators import LocalGenerators
+from fedstill.methods._local_generators import LocalGeneratorMethod
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model
 from fedstill.models.generators import FeatureCritic, append_one_hot, hidden_widths
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCG(LocalGenerators):
+class FedCG(LocalGeneratorMethod):
     """FedCG's options."""
 
     title: ClassVar[str] = "FedCG"
@@ -59,7 +59,7 @@ class FedCG(LocalGenerators):
     def make_model_step(self, nodes: NodeGroup, G: GlobalGenerator) -> TrainStep:
         """Return a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2 (classification)."""
         task, smoothing, call_counter = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
-        gamma = self.gamma * ramp(G.t, self.rounds)
+        gamma = self.gamma * gamma_share(G.t, self.rounds)
 
         def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             call, model = next(call_counter), group.module("model")
@@ -93,10 +93,10 @@ class FedCG(LocalGenerators):
         return train_step
 
 
-def ramp(t: int, rounds: int) -> float:
+def gamma_share(t: int, rounds: int) -> float:
     """Return the share of gamma in round t.
 
-    >>> [round(ramp(t, 10), 2) for t in (0, 1, 5, 9)]
+    >>> [round(gamma_share(t, 10), 2) for t in (0, 1, 5, 9)]
     [0.0, 0.46, 0.99, 1.0]
     """
     return 2 / (1 + math.exp(-10 * t / rounds)) - 1

@@ -29,8 +29,8 @@ from fedstill.methods import (
     predict,
     torch_generator,
 )
-from fedstill.methods._averaging import Averaging
-from fedstill.methods._label_histogram import CountsLabels, HistogramState, LabelHistogram
+from fedstill.methods._averaging import AveragingMethod
+from fedstill.methods._label_histogram import HistogramState, LabelCountQuery, LabelHistogram
 from fedstill.methods._public_data import Batch, distill, make_student_optimizer, require_public
 from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import architecture_key
@@ -47,7 +47,7 @@ class FedDFState(HistogramState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDF(CountsLabels, Averaging):
+class FedDF(LabelCountQuery, AveragingMethod):
     """FedDF's options."""
 
     title: ClassVar[str] = "FedDF"
@@ -132,7 +132,7 @@ class FedDF(CountsLabels, Averaging):
         for student in state.students.values():
             optimizer = make_student_optimizer(student, self.lr)
             student.eval()  # batch norm keeps the averaged statistics, as public inputs have others
-            batches = self.iterate_batches(optimizer, place.to(x.device), x, target)
+            batches = self.iterate_batches_and_set_rates(optimizer, place.to(x.device), x, target)
             loss = distill(student, optimizer, batches, distance, server.compute, server.seed, "student", t)
             student_loss = loss if student is server.student else student_loss
         return student_loss
@@ -157,7 +157,7 @@ class FedDF(CountsLabels, Averaging):
         omega = server.task.importance_weights(histogram.counts)  # (K, 1, C)
         return server.task.ensemble(torch.stack(list(responses.values())), omega, self.ensemble)
 
-    def iterate_batches(
+    def iterate_batches_and_set_rates(
         self, optimizer: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor
     ) -> Iterator[Batch]:
         """Yield the round's batches in order, and set the learning rate of each."""

@@ -24,7 +24,7 @@ from fedstill.methods import LabelHistogram, Server, Tensors, TrainStep, adam, d
 from fedstill.methods._averaging import PARAMETER_KINDS
 from fedstill.methods._feature_generators import (
     Diversity,
-    FeatureGenerators,
+    FeatureGeneratorMethod,
     GlobalGenerator,
     diversity_loss,
     sample_noise_and_labels,
@@ -48,7 +48,7 @@ class FedGENState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGEN(FeatureGenerators):
+class FedGEN(FeatureGeneratorMethod):
     """FedGEN's options."""
 
     title: ClassVar[str] = "FedGEN"

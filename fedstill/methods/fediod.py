@@ -34,8 +34,8 @@ from fedstill.methods import (
     query,
     set_lr,
 )
-from fedstill.methods._generated_inputs import GeneratesFromNoise, GeneratesInputs, GeneratorBatch
-from fedstill.methods._importance_weights import ImportanceWeighting
+from fedstill.methods._generated_inputs import GeneratorBatch, InputGeneratorMethod, NoiseGeneratorOptions
+from fedstill.methods._importance_weights import ImportanceWeightingMethod
 from fedstill.methods._label_histogram import LabelHistogram, Tensors
 from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._student import LabeledBatch, Student
@@ -58,7 +58,7 @@ class FedIODState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
+class FedIOD(ImportanceWeightingMethod, NoiseGeneratorOptions, InputGeneratorMethod):
     """FedIOD. The preset ``paper`` holds the published options."""
 
     title: ClassVar[str] = "FedIOD"
@@ -114,36 +114,36 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
+        sends=lambda self, setting: {"x": INPUTS, **self.make_critics(setting).sends},
         releases=lambda self, setting: {
             "logits": LOGITS,
-            **self.critics(setting).releases,
-            **self.rating_kinds,
+            **self.make_critics(setting).releases,
+            **self.weighting_payload_kinds,
         },
         differentiable=lambda self, setting: ("x",) if self.backpropagate else (),
         times=lambda self, setting: self.steps,
         rows=lambda self, setting: (1 + self.directions) * self.batch,
         depends_on_records=lambda self, setting: (
             *(("critic_real",) if self.compares_with_real else ()),
-            *self.critics(setting).depends_on_records,
+            *self.make_critics(setting).depends_on_records,
         ),
         trains=lambda self, setting: ("critic",) if self.has_critics else (),
         sums=lambda self, setting: self.sum_weightings(setting),
         sampler=lambda self, nodes, x, **about: {
-            **self.critics(nodes.setting).sample_inputs(nodes, nodes.query_number, x),
+            **self.make_critics(nodes.setting).sample_real_and_set_rates(nodes, nodes.query_number, x),
             **self.sample_real_inputs(nodes, x),
         },
-        capturable=lambda self, setting: not self.critics(setting).compares_images,
+        capturable=lambda self, setting: not self.make_critics(setting).compares_images,
         finite_differences=lambda self, setting: bool(self.directions),
     )
     def predict_logits(
         self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
     ) -> Tensors:
         """Return z_k = T_k(x), and D_k(x) after one step of D_k on x and as many own inputs."""
-        response = self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
+        response = self.make_critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
         z = nodes.module("model")(nodes.setting.task.observe(x))
         own = {} if known is None else {"known": known}
-        return {"logits": z, **response, **self.rate_real(nodes, x, **own)}
+        return {"logits": z, **response, **self.mean_critic_output_on_real(nodes, x, **own)}
 
     def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
         """Return the weighting of the summed logits: by class counts or by size.
@@ -190,8 +190,8 @@ class FedIOD(ImportanceWeighting, GeneratesFromNoise, GeneratesInputs):
             L_conf, L_unique = self.confidence_uniqueness(server, responses, pi)  # Eq. 3 and 5
             L_balance = task.balance_loss(z_bar)
             if (shift := state.student.shift) is not None:
-                shift.expect(state.histogram.counts.sum(0))
-                shift.count(z_bar)
+                shift.set_real_counts(state.histogram.counts.sum(0))
+                shift.count_decisions(z_bar)
             z_S, z = state.student.evaluate(x), state.student.corrected_target(z_bar)
             L_mimic = task.distillation_loss(z_S, z, self.tau).mean()  # Eq. 10
             L_G = (

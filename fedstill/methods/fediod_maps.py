@@ -18,13 +18,13 @@ import torch
 from fedstill.core.options import NonNegativeInt
 from fedstill.methods import ArgumentError, NodeGroup, Server, Tensors, cosine_lr, descend, query, set_lr
 from fedstill.methods._critics import generator_gan_loss
-from fedstill.methods._label_maps import GeneratesFromMaps
+from fedstill.methods._label_maps import MapGeneratorOptions
 from fedstill.methods.fediod import FedIOD, FedIODState
 from fedstill.protocol.payload_kinds import INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIODMaps(GeneratesFromMaps, FedIOD):
+class FedIODMaps(MapGeneratorOptions, FedIOD):
     """FedIOD with the options of label maps."""
 
     title: ClassVar[str] = "FedIOD"  # the same method, of another input
@@ -44,18 +44,18 @@ class FedIODMaps(GeneratesFromMaps, FedIOD):
         return self.pretrain + self.steps
 
     @query(
-        sends=lambda self, setting: {"x": INPUTS, **self.critics(setting).sends},
-        releases=lambda self, setting: self.critics(setting).releases,
+        sends=lambda self, setting: {"x": INPUTS, **self.make_critics(setting).sends},
+        releases=lambda self, setting: self.make_critics(setting).releases,
         differentiable=("x",),
         times=lambda self, setting: self.pretrain,
         rows=lambda self, setting: self.batch,
-        depends_on_records=lambda self, setting: self.critics(setting).depends_on_records,
+        depends_on_records=lambda self, setting: self.make_critics(setting).depends_on_records,
         trains=("critic",),
         when=lambda self, setting: self.pretrain > 0,
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """Return D_k(x) after a step, and the distance of x from the node's own image."""
-        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
+        return self.make_critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
 
     def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
         """Run a step of G and the critics alone, or a distillation step."""

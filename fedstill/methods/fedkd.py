@@ -36,7 +36,7 @@ from fedstill.methods import (
     Tensors,
 )
 from fedstill.methods._logit_perturbation import check_no_nan, dequantize, quantize, sample_laplace
-from fedstill.methods._one_shot import STUDENT_OPTIONS, OneShot, OneShotState
+from fedstill.methods._one_shot import STUDENT_OPTIONS, OneShotMethod, OneShotState
 from fedstill.methods._public_data import (
     compute_logits,
     distill,
@@ -80,7 +80,7 @@ def shift_public(public: PublicData | None, seed: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedKD(OneShot):
+class FedKD(OneShotMethod):
     """FedKD."""
 
     title: ClassVar[str] = "FedKD"
@@ -236,7 +236,7 @@ class FedKD(OneShot):
             raise ArgumentError("method.z_max", self.z_max, allowed)
         return super().planned_queries(public, seed)
 
-    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+    def iterate_public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for p in range(self.predictions):
             for rows in split_rows(public, query_size(public)):
                 yield QueryCall("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
@@ -248,7 +248,7 @@ class FedKD(OneShot):
         """Return z_hat of each prediction of each example."""
         z_max = self.fetch_bound(server) if self.agrees_on_bound else self.z_max
         bound, each = {"z_max": z_max} if self.agrees_on_bound else {}, []
-        for call in self.public_queries(require_public(server.public), server.seed):
+        for call in self.iterate_public_queries(require_public(server.public), server.seed):
             responses, omega = self.query_with_weights(server, state, call, **bound)
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             z = responses["logits"]

@@ -25,8 +25,8 @@ import torch
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import Needs, NodeGroup, Server, Span, Tensors, cosine_lr, set_lr, train_round
 from fedstill.methods._public_data import (
+    NodeWeightingMethod,
     WeightedState,
-    WeightsNodes,
     compute_logits,
     finetune_on_public,
     make_student_optimizer,
@@ -51,7 +51,7 @@ class FedMDState(WeightedState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMD(WeightsNodes):
+class FedMD(NodeWeightingMethod):
     """FedMD's options."""
 
     title: ClassVar[str] = "FedMD"
@@ -96,14 +96,14 @@ class FedMD(WeightsNodes):
     @property
     def initial_training(self) -> Span | None:
         """Local training before the first query, unless transfer learning comes before it."""
-        return self.training_before_rounds if self.initial_rounds and not self.public_epochs else None
+        return self.training_part_before_rounds if self.initial_rounds and not self.public_epochs else None
 
     @property
-    def training_before_rounds(self) -> Span:
+    def training_part_before_rounds(self) -> Span:
         """Part of the local training before the first round."""
         return Span(0, self.initial_rounds, self.initial_rounds + self.rounds)
 
-    def revisit_span(self, sent: Tensors) -> Span:
+    def revisit_training_part(self, sent: Tensors) -> Span:
         """Return the part of the local training of the round in ``sent``."""
         return Span.part(int(sent["round"]), self.rounds, offset=self.initial_rounds)
 
@@ -117,7 +117,7 @@ class FedMD(WeightsNodes):
         when=lambda self, setting: self.public_epochs > 0,
         times=1,
         depends_on_records=(),
-        span=lambda self, sent: self.training_before_rounds,
+        span=lambda self, sent: self.training_part_before_rounds,
     )
     def transfer(self, nodes: NodeGroup) -> Tensors:
         """Train f_k on the labeled public data, then on the first part of its own."""
@@ -132,13 +132,13 @@ class FedMD(WeightsNodes):
                 nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr
             )
             if self.initial_rounds:
-                local_training.make_optimizers(nodes.nodes, setting.local)
+                local_training.attach_optimizers(nodes.nodes, setting.local)
                 local_training.train(
                     nodes.nodes,
                     setting.task,
                     setting.local,
                     setting.compute,
-                    span=self.training_before_rounds,
+                    span=self.training_part_before_rounds,
                 )
         return {}
 
@@ -155,7 +155,7 @@ class FedMD(WeightsNodes):
         z = compute_logits(nodes, require_public(nodes.setting.public).inputs[rows[0].long()])
         return {"logits": z}
 
-    @query(sends=DIGEST_INPUTS, times=1, depends_on_records=(), span=revisit_span)
+    @query(sends=DIGEST_INPUTS, times=1, depends_on_records=(), span=revisit_training_part)
     def digest(self, nodes: NodeGroup, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
         """Train towards the consensus on d_j, then on the node's own data."""
         if not nodes.nodes[0].is_frozen:
@@ -170,7 +170,7 @@ class FedMD(WeightsNodes):
         times=lambda self, setting: self.rounds - 1,
         rows=max_rows,
         depends_on_records=(),
-        span=revisit_span,
+        span=revisit_training_part,
     )
     def digest_and_communicate(
         self,

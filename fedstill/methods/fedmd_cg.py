@@ -20,13 +20,13 @@ import torch
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.methods import NodeGroup, TrainStep
 from fedstill.methods._feature_generators import Diversity, GlobalGenerator, diversity_loss, sample_noise
-from fedstill.methods._local_generators import LocalGenerators, kl
+from fedstill.methods._local_generators import LocalGeneratorMethod, kl
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.generators import append_one_hot
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMDCG(LocalGenerators):
+class FedMDCG(LocalGeneratorMethod):
     """FedMD-CG's options."""
 
     title: ClassVar[str] = "FedMD-CG"

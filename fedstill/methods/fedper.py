@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedstill.methods._averaging import Averaging
+from fedstill.methods._averaging import AveragingMethod
 from fedstill.models.extractor_head import EXTRACTOR
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(Averaging):
+class FedPer(AveragingMethod):
     """FedPer's options."""
 
     title: ClassVar[str] = "FedPer"

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt
 from fedstill.methods import (
     ArgumentError,
-    CountsLabels,
     HistogramState,
+    LabelCountQuery,
     Needs,
     NodeGroup,
     NodeSetting,
@@ -34,8 +34,13 @@ from fedstill.methods import (
     query,
     train_round,
 )
-from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, check_class_vectors, class_means, vectors_of_classes
+from fedstill.methods._averaging import RoundsMethod
+from fedstill.methods._class_means import (
+    ClassMeansMethod,
+    check_class_vectors,
+    class_means,
+    vectors_of_classes,
+)
 from fedstill.models import example_inputs
 from fedstill.models.extractor_head import EXTRACTOR, count_features, split_model
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
@@ -61,7 +66,7 @@ class FedProtoState(PrototypeState, HistogramState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrototypeMethod(ClassMeans):
+class PrototypeMethod(ClassMeansMethod):
     """Base class of FedProto and FedTGP, with all that runs at the nodes."""
 
     lam: NonNegativeFloat = 1.0
@@ -80,7 +85,7 @@ class PrototypeMethod(ClassMeans):
         sends={"C": PROTOTYPES, "round": SCHEDULE},
         releases={"C": PROTOTYPES},
         times=lambda self, setting: self.rounds,
-        span=Rounds.round_span,
+        span=RoundsMethod.round_training_part,
         extra_loss="the distance of features to the prototype of an example's class",
     )
     def train_locally(self, nodes: NodeGroup, C: torch.Tensor, round: int) -> Tensors:
@@ -137,12 +142,15 @@ class PrototypeMethod(ClassMeans):
             raise ArgumentError("method.features", 0, f"a common size, as features differ; {details}")
         return self.features or sizes["the student"]
 
-    def known_nodes(self, server: Server, state: Any) -> Sequence[str]:
+    def queryable_nodes(self, server: Server, state: Any) -> Sequence[str]:
         """Return the nodes that can be queried."""
         return server.federation.present
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
-        names, previous = self.sample_participants(self.known_nodes(server, state), server.seed, t), state.C
+        names, previous = (
+            self.sample_participants(self.queryable_nodes(server, state), server.seed, t),
+            state.C,
+        )
         responses = server.query("train_locally", nodes=names, C=previous, round=t)
         losses = self.aggregate(server, state, responses, t)
         return {"moved": (state.C - previous).norm().item(), **losses}
@@ -153,7 +161,7 @@ class PrototypeMethod(ClassMeans):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(CountsLabels, PrototypeMethod):
+class FedProto(LabelCountQuery, PrototypeMethod):
     """FedProto's options."""
 
     title: ClassVar[str] = "FedProto"
@@ -164,7 +172,7 @@ class FedProto(CountsLabels, PrototypeMethod):
             C=torch.zeros(server.task.classes, self.prototype_size(server), device=server.device)
         )
 
-    def known_nodes(self, server: Server, state: FedProtoState) -> list[str]:
+    def queryable_nodes(self, server: Server, state: FedProtoState) -> list[str]:
         """Return the nodes with known label counts."""
         state.histogram.fetch(server)
         return state.histogram.present_nodes(server.federation)

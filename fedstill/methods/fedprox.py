@@ -13,11 +13,11 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import NodeGroup, TrainStep
-from fedstill.methods._averaging import Averaging
+from fedstill.methods._averaging import AveragingMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Averaging):
+class FedProx(AveragingMethod):
     """FedProx's options."""
 
     title: ClassVar[str] = "FedProx"

@@ -21,9 +21,9 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Needs, NodeGroup, Server, cosine_lr, descend, query, set_lr
-from fedstill.methods._generated_inputs import GeneratesFromLabels, GeneratesInputs
+from fedstill.methods._generated_inputs import InputGeneratorMethod, LabelGeneratorOptions
 from fedstill.methods._label_histogram import LabelHistogram, Tensors
-from fedstill.methods._public_data import WeightsNodes
+from fedstill.methods._public_data import NodeWeightingMethod
 from fedstill.methods._student import Student, StudentOptions
 from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
@@ -42,7 +42,7 @@ class FedZGEState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedZGE(WeightsNodes, GeneratesFromLabels, StudentOptions, GeneratesInputs):
+class FedZGE(NodeWeightingMethod, LabelGeneratorOptions, StudentOptions, InputGeneratorMethod):
     """FedZGE's options."""
 
     title: ClassVar[str] = "FedZGE"

@@ -38,7 +38,7 @@ from fedstill.methods import (
     stack_tensors,
     train_round,
 )
-from fedstill.methods._averaging import Averaging
+from fedstill.methods._averaging import AveragingMethod
 from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, PayloadKind
@@ -60,7 +60,7 @@ class FLMRCMState(HistogramState):
     features: torch.Tensor | None = None  # last z_t of the target (M, p)
 
 
-def latent_module(model: nn.Module) -> str:
+def latent_module_name(model: nn.Module) -> str:
     """Return the name of the submodule that computes latent features: encoder, or extractor if there is
     none."""
     encoder = getattr(model.extractor, "encoder", None)
@@ -83,7 +83,7 @@ def pool_latent(z: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FLMRCM(Averaging):
+class FLMRCM(AveragingMethod):
     """FL-MRCM's options."""
 
     title: ClassVar[str] = "FL-MRCM"
@@ -114,7 +114,7 @@ class FLMRCM(Averaging):
         for node in nodes if self.lambda_adv else ():
             model = split_model(node.model, node.name)
             with torch.no_grad():
-                z = pool_latent(model.eval().get_submodule(latent_module(model))(node.data.inputs[:2]))
+                z = pool_latent(model.eval().get_submodule(latent_module_name(model))(node.data.inputs[:2]))
             if z.ndim != 2:
                 shape = tuple(z.shape[1:])
                 raise ModelError(f"latent features of {node.name} are {shape} (expected (C, h, w) or (p,))")
@@ -138,16 +138,16 @@ class FLMRCM(Averaging):
             if self.target not in ("", node.name):
                 raise QueryRefused(node.name, "send_features", f"method.target: {self.target}")
         nodes.load_parameters("model", parameters)
-        x, _ = nodes.sample(self.target_examples, "target", round)
+        x, _ = nodes.sample_batch(self.target_examples, "target", round)
         model = nodes.module("model")
         model.train(False)
-        return {"features": pool_latent(model(x, latent_module(nodes.nodes[0].model)))}
+        return {"features": pool_latent(model(x, latent_module_name(nodes.nodes[0].model)))}
 
     @query(
         sends={**ROUND_INPUTS, "features": FEATURES},
         releases={"parameters": PARAMETERS},
         times=lambda self, setting: self.rounds,
-        span=Averaging.round_span,
+        span=AveragingMethod.round_training_part,
         when=lambda self, setting: self.lambda_adv > 0,
     )
     def align(
@@ -172,8 +172,8 @@ class FLMRCM(Averaging):
         ) -> torch.Tensor:
             model, identifier, call = group.module("model"), group.module("identifier"), next(call_counter)
             identifier.train(True)
-            part, (active, batch) = latent_module(group.nodes[0].model), inputs.shape[:2]
-            draws = [node.generator("target's", t, call) for node in group.nodes[:active]]
+            part, (active, batch) = latent_module_name(group.nodes[0].model), inputs.shape[:2]
+            draws = [node.random_generator("target's", t, call) for node in group.nodes[:active]]
             rows = [torch.randint(len(features), (batch,), generator=draw) for draw in draws]
             z_t = features[stack_tensors(rows).to(features.device)]  # (G, B, p)
             z = pool_latent(model(inputs, part))  # z^k = E^k(x)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedstill.methods._averaging import Averaging
+from fedstill.methods._averaging import AveragingMethod
 from fedstill.models.extractor_head import HEAD
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Averaging):
+class LGFedAvg(AveragingMethod):
     """LG-FedAvg's options."""
 
     title: ClassVar[str] = "LG-FedAvg"

@@ -111,8 +111,8 @@ class World:
 
     def states(self) -> list[torch.Tensor]:
         """Everything that has been learned."""
-        kept = [module for module in vars(self.server.state).values() if isinstance(module, nn.Module)]
-        return [to_vector(module) for module in (self.server.student, *kept, *self.networks())]
+        modules = [module for module in vars(self.server.state).values() if isinstance(module, nn.Module)]
+        return [to_vector(module) for module in (self.server.student, *modules, *self.networks())]
 
     def state_dict(self) -> dict[str, Any]:
         """What a run remembers, to go on."""
@@ -161,10 +161,10 @@ def world(
 
 def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
     """The nodes' names by architecture, each with a network of it."""
-    found: dict[Any, list[Node]] = {}
+    groups: dict[Any, list[Node]] = {}
     for node in nodes:
-        found.setdefault(stacking_key(node.model), []).append(node)
-    return tuple((tuple(node.name for node in same), same[0].model) for same in found.values())
+        groups.setdefault(stacking_key(node.model), []).append(node)
+    return tuple((tuple(node.name for node in same), same[0].model) for same in groups.values())
 
 
 def run(here: World, turns: int | None = None) -> World:
@@ -181,8 +181,8 @@ def answering(here: World, change: Callable[..., Any]) -> None:
     """
     response = here.federation._collect_responses
 
-    def changed(asked: tuple[str, ...], sent: SentQuery) -> Any:
-        return change(sent.query, asked, sent.tensors, partial(response, asked, sent))
+    def changed(nodes: tuple[str, ...], sent: SentQuery) -> Any:
+        return change(sent.query, nodes, sent.tensors, partial(response, nodes, sent))
 
     here.federation._collect_responses = changed
 
@@ -211,7 +211,7 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
 
 def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeGroup:
     """A group of one whose networks of some roles learn."""
-    group = NodeGroup([node]).for_query(setting)
+    group = NodeGroup([node]).set_query(setting)
     for role in node.modules:
         group.module(role).train(role in roles)
     return group

@@ -28,7 +28,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         number = 1 + 3 + k  # after the sizes and three nodes' maps
         batch = plain.server.state.source.sample(ASYN.batch, "w", 0, node.name, node=node.name)
         x = plain.server.state.generator(TASK.encode_maps(batch.maps))
-        D, drawn = node.modules["critic"].train(), node.sample(ASYN.batch, "critic", number)
+        D, drawn = node.modules["critic"].train(), node.sample_batch(ASYN.batch, "critic", number)
         real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
         fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
         optimizer = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
@@ -120,10 +120,10 @@ def away(one: World, *names: str) -> None:
     """Let nodes be away when maps are sent, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
 
-    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
-        if query == "send_label_maps" and asked[0] in names:
+    def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
+        if query == "send_label_maps" and nodes[0] in names:
             one.federation.exclude(
-                asked[0], query, "no answer", may_rejoin=True, since_query=response.args[1].number
+                nodes[0], query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
             return {}
         return response()

@@ -75,7 +75,7 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
     """Local training of one node, plainly."""
     node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), AuditLog()), 0)
-    local_training.make_optimizers([node], LOCAL)
+    local_training.attach_optimizers([node], LOCAL)
     local_training.train([node], Classification(CLASSES), LOCAL, Compute())
     return node.model
 

@@ -78,7 +78,7 @@ def firsts(here: World) -> dict[str, nn.Module]:
 def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
     """What a node makes of a model in round t, without a federation."""
     alone = Node(node.name, node.data, copy.deepcopy(model), node.gate, node.seed)
-    local_training.make_optimizers([alone], LOCAL)
+    local_training.attach_optimizers([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(t, t + 1, rounds))
     return alone.model
 
@@ -148,15 +148,15 @@ def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
 
 
 def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, seen = world(replace(CONFIG, steps=50)), []
+    here, sizes = world(replace(CONFIG, steps=50)), []
 
     def counted(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
-        seen.append(len(inputs))
+        sizes.append(len(inputs))
         return local_training.predict(model, inputs, compute)
 
     monkeypatch.setattr("fedstill.methods.feddf.predict", counted)
     run(here, 1)
-    assert seen == [N] * 4
+    assert sizes == [N] * 4
 
 
 def test_batch_norm_keeps_the_averaged_statistics() -> None:
@@ -205,13 +205,13 @@ def without(here: World, away: set[str]) -> None:
     """Let nodes be away as others train."""
     here.federation.link = LinkConfig(quorum=0.2)
 
-    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
-        gone = away & set(asked) if query == "train" else set()
-        for name in gone:
+    def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
+        excluded = away & set(nodes) if query == "train" else set()
+        for name in excluded:
             here.federation.exclude(
                 name, query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
-        return {name: value for name, value in response().items() if name not in gone}
+        return {name: value for name, value in response().items() if name not in excluded}
 
     answering(here, respond)
 

@@ -182,10 +182,10 @@ def test_each_example_is_queried_once_by_row_number(monkeypatch: pytest.MonkeyPa
     whole = run(world(CONFIG), 1)
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     here = run(world(CONFIG))
-    asked = here.audit.summary()
-    assert asked["queries_by_name"] == {"count_labels": 1, "predict": 3, "max_logit": 1}
-    assert asked["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
-    assert set(asked["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
+    summary = here.audit.summary()
+    assert summary["queries_by_name"] == {"count_labels": 1, "predict": 3, "max_logit": 1}
+    assert summary["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
+    assert set(summary["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
     assert here.federation.queries["predict"].times == 3
     torch.testing.assert_close(targets(here), targets(whole))
 

@@ -129,14 +129,14 @@ def test_digest_and_revisit_by_hand() -> None:
 
     optimizer = torch.optim.Adam(model.parameters(), config.digest_lr)
     for epoch in range(config.digest_epochs):
-        order = torch.randperm(N, generator=node.generator("digest", 0, epoch))
+        order = torch.randperm(N, generator=node.random_generator("digest", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
             loss = (model(here.public.inputs[part]) - consensus[part]).abs().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     alone = Node(node.name, node.data, model, node.gate, node.seed)
-    local_training.make_optimizers([alone], LOCAL)
+    local_training.attach_optimizers([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(2, 3, 3))
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
@@ -179,7 +179,7 @@ def test_transfer_includes_the_first_part_of_local_training() -> None:
     for one in (here, only):
         one.federation.query("transfer")
     node = only.nodes[0]
-    local_training.make_optimizers([node], LOCAL)
+    local_training.attach_optimizers([node], LOCAL)
     local_training.train([node], TASK, LOCAL, Compute(), span=Span(0, 2, 5))
     same(here.nodes[0].model, node.model, rtol=1e-4, atol=1e-6)
 

@@ -15,7 +15,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent_module
+from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent_module_name
 from fedstill.models import build
 from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import to_vector
@@ -130,7 +130,7 @@ def test_a_step_at_a_source_by_hand() -> None:
     features = torch.randn(9, 16 * 2 * 2)
     x, y = node.data.inputs[:4], node.data.targets[:4]
 
-    z_t = features[torch.randint(9, (4,), generator=node.generator("target's", 5, 0))]
+    z_t = features[torch.randint(9, (4,), generator=node.random_generator("target's", 5, 0))]
     z = model.get_submodule("extractor.encoder")(x).flatten(1)
     ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
     fooled = F.binary_cross_entropy_with_logits
@@ -144,7 +144,7 @@ def test_a_step_at_a_source_by_hand() -> None:
         for parameter, slope in zip(model.parameters(), slopes, strict=True):
             parameter.sub_(rate * slope)
 
-    group = NodeGroup([node]).for_query(NodeSetting(TASK, local, Compute()))
+    group = NodeGroup([node]).set_query(NodeSetting(TASK, local, Compute()))
     group.module("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
     work = config.make_align_step(group, features, 5)
@@ -156,7 +156,7 @@ def test_a_step_at_a_source_by_hand() -> None:
 
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
 def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
-    assert latent_module(split_model(build(spec, SHAPE, 1, 0), "model")) == part
+    assert latent_module_name(split_model(build(spec, SHAPE, 1, 0), "model")) == part
 
 
 # --- those who leave ---------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     made = world()
     made.federation.link = LinkConfig(quorum=quorum)
 
-    def faulty(name: str, asked: Any, sent: Any, response: Any) -> Any:
+    def faulty(name: str, nodes: Any, sent: Any, response: Any) -> Any:
         given = response()
         if name == query and "n0" in given:
             return {**given, "n0": {part: each * torch.nan for part, each in given["n0"].items()}}
@@ -194,15 +194,15 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     assert made.server.completed_steps == 2
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
-    asked = made.audit.summary()["queries_by_name"]
-    assert asked.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
+    counts = made.audit.summary()["queries_by_name"]
+    assert counts.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
 
 
 def test_run_stops_without_any_response() -> None:
     made = world(replace(CONFIG, participation=0.34))  # one node a round
     made.federation.link = LinkConfig(quorum=0.3)
 
-    def faulty(name: str, asked: Any, sent: Any, response: Any) -> Any:
+    def faulty(name: str, nodes: Any, sent: Any, response: Any) -> Any:
         if name in ("train", "align"):
             return {node: {"parameters": sent["parameters"] * torch.nan} for node, sent in response().items()}
         return response()

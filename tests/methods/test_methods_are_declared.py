@@ -91,10 +91,10 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
             method = METHODS[name]()
             if unmet_need(method.needs(), task) is None:
                 try:
-                    asked = build_node_side(method, setting).queries.values()
+                    queries = build_node_side(method, setting).queries.values()
                 except ArgumentError:  # an option that is not for this task
                     continue
-                tensors |= {part for each in asked for part in (*each.sends, *each.releases)}
+                tensors |= {part for each in queries for part in (*each.sends, *each.releases)}
     assert {"logits", "counts", "x"} <= tensors
     # Audits of gates ask queries of their own, `methods/audit_method.py`, and read the answers; an approval's
     # document has keys of its own.

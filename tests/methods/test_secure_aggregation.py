@@ -245,20 +245,20 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
 
 def seen(here: World, gradients: bool = False) -> torch.Tensor:
     """Return everything that the server reads about one input, with the gradients of each class."""
-    found = []
-    for name, asked in here.side.queries.items():
-        if not asked.sums_outputs or "consensus" in asked.sends:  # which is the other query once more
+    outputs = []
+    for name, query in here.side.queries.items():
+        if not query.sums_outputs or "consensus" in query.sends:  # which is the other query once more
             continue
         x = torch.zeros(1, *small_world.SHAPE, requires_grad=gradients)
         view = next(VIEWS)  # of which nothing is cached; the input is zero in all of them
-        given = {"x": x, "rows": [0, 1] if "view" in asked.sends else [0], "view": view, "round": 0}
-        sent = {part: given[part] for part in asked.sends}
+        given = {"x": x, "rows": [0, 1] if "view" in query.sends else [0], "view": view, "round": 0}
+        sent = {part: given[part] for part in query.sends}
         for each in range(here.server.task.classes if gradients else 1):
             logits = here.server.query(name, nodes=(SUM,), **sent)["logits"]
-            found.append(logits.detach().flatten())
+            outputs.append(logits.detach().flatten())
             if gradients:
-                found.append(torch.autograd.grad(logits[0, 0, each], x)[0].flatten())
-    return torch.cat(found).double()
+                outputs.append(torch.autograd.grad(logits[0, 0, each], x)[0].flatten())
+    return torch.cat(outputs).double()
 
 
 def derivatives(here: World, of: str, **how: bool) -> torch.Tensor:
