@@ -93,13 +93,13 @@ def query_seconds(
     gate.refusal_reason(predict_logits)  # is the whole run affordable? computed once, before the first query
     seconds = []
     for number in range(times):
-        asked = ReceivedQuery(
+        query = ReceivedQuery(
             number, "predict_logits", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes}
         )
         start = time.perf_counter()
-        gate.admit(asked, predict_logits, {"x": x})
-        gate.release(asked, RESPONSE, response, predict_logits, {"x": x})
-        gate.release(asked, GRADIENT, {"d/dx": x}, predict_logits, {})
+        gate.admit(query, predict_logits, {"x": x})
+        gate.release(query, RESPONSE, response, predict_logits, {"x": x})
+        gate.release(query, GRADIENT, {"d/dx": x}, predict_logits, {})
         seconds.append(time.perf_counter() - start)
     return seconds[5:]
 
@@ -114,7 +114,7 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     privacy = replace(LEARNED, epsilon=float("inf"))
     protect(private, privacy, side, method, setting, secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
-    local_training.make_optimizers([plain, private], local)
+    local_training.attach_optimizers([plain, private], local)
     for turn in range(rounds):
         for name, node in (("plain", plain), ("private", private)):
             start = time.perf_counter()

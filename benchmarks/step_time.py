@@ -38,7 +38,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import make_optimizers, train
+from fedstill.node.local_training import attach_optimizers, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
@@ -364,7 +364,7 @@ def local_training(
     if way == "plain":
         plain = PlainLocal(options, compute, nodes)
         return lambda: plain.turn(options.local_steps), timing
-    make_optimizers(nodes, config)
+    attach_optimizers(nodes, config)
     groups, done = group_nodes(nodes, way == "stacked"), 0
 
     def turn() -> Losses:
@@ -459,9 +459,9 @@ def peak(options: Options, precision: Precision, size: int = 2048) -> float:
 
 def work(options: Options, make: Make, model: str, precision: Precision) -> float:
     """GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
-    once = replace(options, steps=1, local_steps=1)
+    one_step = replace(options, steps=1, local_steps=1)
     with tempfile.TemporaryDirectory() as folder:
-        turn, _ = make(once, model, precision, "plain", Path(folder))
+        turn, _ = make(one_step, model, precision, "plain", Path(folder))
         with FlopCounterMode(display=False) as counter:
             turn()
     return float(counter.get_total_flops()) / 1e9
@@ -525,11 +525,11 @@ def machine(options: Options) -> dict[str, Any]:
 def result_file(name: str, where: Mapping[str, Any]) -> Path:
     """Where figures of a machine (:func:`machine`) and day are kept: ``name-intel-xeon-2026-11-24.json``."""
     words = re.sub(r"\(.*?\)", "", where["gpu"] or where["cpu"]).lower().split()
-    kept = [word for word in words if word not in ("processor", "cpu", "nvidia")][:3]
-    kept += ["amx"] if where["amx"] and not where["gpu"] else []
+    parts = [word for word in words if word not in ("processor", "cpu", "nvidia")][:3]
+    parts += ["amx"] if where["amx"] and not where["gpu"] else []
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    return folder / f"{name}-{'-'.join(kept)}-{where['date']}.json"
+    return folder / f"{name}-{'-'.join(parts)}-{where['date']}.json"
 
 
 def main(options: Options) -> int:

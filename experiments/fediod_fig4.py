@@ -135,7 +135,7 @@ def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.
         build("resnet8:8", input_shape(setting), setting.task.classes, setting.seed, name)
     )
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
-    local_training.make_optimizers([node], local)
+    local_training.attach_optimizers([node], local)
     local_training.train([node], setting.task, local, compute)
     return model.eval()
 
@@ -289,4 +289,4 @@ def reproduce(
 
 def fids(sets: dict[str, torch.Tensor], private: torch.Tensor, space: Extractor) -> dict[str, float]:
     """FID of each set of images from private ones."""
-    return {name: frechet_distance(space(those), space(private)) for name, those in sets.items()}
+    return {name: frechet_distance(space(images), space(private)) for name, images in sets.items()}

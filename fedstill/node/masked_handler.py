@@ -11,7 +11,7 @@ from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.sum_contribution import SumContribution
+from fedstill.node.sum_encoder import SumEncoder
 from fedstill.node.sum_masks import SumMasks
 from fedstill.protocol.digests import sha256_digest
 from fedstill.protocol.queries import NodeSide, Query
@@ -82,11 +82,11 @@ class MaskedHandler(RequestHandler):
         gate = self.group.nodes[0].gate
         return gate.run if gate.budgets is not None and gate.budgets.mechanism.protects else ""
 
-    def _sum_contribution(
+    def _sum_encoder(
         self, node: Node, request: SumRequest | None, exchange: Exchange, gradients: Tensors | None = None
-    ) -> SumContribution | None:
-        contribution = super()._sum_contribution(node, request, exchange)
-        if contribution is None or request is None:
+    ) -> SumEncoder | None:
+        encoder = super()._sum_encoder(node, request, exchange)
+        if encoder is None or request is None:
             return None
         context_hashes = (
             exchange.query_history_hash,
@@ -98,7 +98,7 @@ class MaskedHandler(RequestHandler):
         )  # noisy counts differ in each run
         replacement, always_replace = self.masks.replacement(request), self.masks.is_exhausted
         return replace(
-            contribution,
+            encoder,
             add_mask=mask,
             replacement=replacement,
             always_replace=always_replace,

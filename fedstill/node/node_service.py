@@ -152,7 +152,7 @@ class NodeService:
         """Pack a reply and its released tensors, with the node's own computing time."""
         seconds = time.perf_counter() - start
         session = self.session  # exact times could reveal sampled records or their number
-        if session is not None and (session.node.private_steps or session.plan.secure_aggregation):
+        if session is not None and (session.node.dp_sgd_parameters or session.plan.secure_aggregation):
             seconds = math.ceil(10 * seconds) / 10
         return pack({"body": {} if body is None else asdict(body), "seconds": seconds}, released)
 

@@ -226,7 +226,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         return None
 
     attempt("secret", lambda: read_secret(folder))
-    data, known_spec = None, None if quick else spec
+    data, require_spec = None, None if quick else spec
     schema = attempt("data", lambda: node_data.read_node_schema(file.data, folder))
     if schema is None:
         invalid.add("data")
@@ -235,11 +235,11 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
     elif (
         loaded := attempt("data", lambda: node_data.load_node_data(file.data, folder, spec, task))
     ) is not None:
-        data, known_spec = loaded
+        data, require_spec = loaded
         attempt("data", lambda: node_data.check_pixel_range(file.data, *loaded))
-    if known_spec is not None:
-        model = attempt("model", lambda: make_model(file, folder, known_spec))
-        attempt("model", lambda: load_perceptual(file, folder, known_spec))
+    if require_spec is not None:
+        model = attempt("model", lambda: make_model(file, folder, require_spec))
+        attempt("model", lambda: load_perceptual(file, folder, require_spec))
     else:
         model = attempt("model", lambda: check_name_and_weights(file, folder))
     compute = attempt("compute", lambda: make_compute(file))
@@ -268,7 +268,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
             found += server_faults(file.policy, StartupKit(folder / KIT_FOLDER).authority_fingerprint)
     own_schema = schema or NO_SCHEMA
     return FolderCheck(
-        file, known_spec, data, model, compute, tuple(found), "; ".join(unreported), own_schema
+        file, require_spec, data, model, compute, tuple(found), "; ".join(unreported), own_schema
     )
 
 

@@ -113,7 +113,7 @@ def protect(
     if "model" in config.dp_trained:
         inputs = models.example_inputs(data.inputs.shape[1:], setting.task.form)
         dp_compatibility.check(node.model, f"model of {node.name}", inputs)
-    node.private_steps = mechanism.private_steps()
+    node.dp_sgd_parameters = mechanism.dp_sgd_parameters()
     if shards := config.shards(data):
         _install_teachers(node, config, shards)
     gate = node.gate
@@ -152,7 +152,7 @@ def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
     take a step in it (ArgumentError).
     """
     for node in nodes:
-        node.remaining_private_steps = {} if node.private_steps else None
+        node.remaining_private_steps = {} if node.dp_sgd_parameters else None
     side.prepare(nodes)
     for node in nodes:
         node.remaining_private_steps = None
@@ -195,6 +195,6 @@ def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
         teacher.modules = {"model": model.teachers[index]}
         frozen = (name for name in node.frozen["model"] if name.startswith(prefix))
         teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in frozen)}
-        teacher.optimizers, teacher.private_steps, teacher.teachers = {}, {}, []
+        teacher.optimizers, teacher.dp_sgd_parameters, teacher.teachers = {}, {}, []
         teachers.append(teacher)
     return teachers

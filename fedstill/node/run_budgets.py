@@ -152,7 +152,7 @@ class RunBudgets:
         costs = self.mechanism.training_costs(query, inputs)
         rule = f"DP-SGD of {' and '.join(costs)}, on which the response depends"
         history_hash = chain_digest(received.history_hash, received.content_hash)
-        return self._entry(
+        return self._make_entry(
             received.number, query.name, TRAINING, str(attempt), history_hash, total_cost(costs), rule
         )
 
@@ -162,16 +162,18 @@ class RunBudgets:
             chain_digest(received.history_hash, received.content_hash),
         )
         rule = "hash of the trained weights"
-        return self._entry(
+        return self._make_entry(
             received.number, query.name, TRAINING_RESULT, result, history_hash, PrivacyCost(), rule
         )
 
     def _initial_training_entry(self, pretraining_hash: str) -> Entry:
         noise = self.mechanism.noise_levels.get(self.mechanism.training, 0.0)
         rule = f"DP-SGD of the model (noise {noise:.4g}), on which all releases depend"
-        return self._entry(-1, TRAINING, TRAINING, pretraining_hash, "", self.initial_training_cost, rule)
+        return self._make_entry(
+            -1, TRAINING, TRAINING, pretraining_hash, "", self.initial_training_cost, rule
+        )
 
-    def _entry(
+    def _make_entry(
         self,
         number: int,
         query: str,

@@ -203,11 +203,11 @@ class PrivacyMechanism:
         """
         return keyed_digest(self._secret, f"seal {self.setup_hash} {self.salt} {text}")
 
-    def private_steps(self) -> Mapping[str, DPParameters]:
+    def dp_sgd_parameters(self) -> Mapping[str, DPParameters]:
         """Return the DP-SGD parameters of each network that trains privately, by role."""
-        return {role: self._steps_of_role(role) for role in self.config.dp_trained}
+        return {role: self._dp_sgd_parameters_of_role(role) for role in self.config.dp_trained}
 
-    def _steps_of_role(self, role: str) -> DPParameters:
+    def _dp_sgd_parameters_of_role(self, role: str) -> DPParameters:
         def noise_sampler(*names: str | int) -> NoiseSampler:
             return self.noise_sampler("dp-sgd", role, *names)
 
@@ -341,7 +341,7 @@ class PrivacyMechanism:
         return self._dp_sgd_cost("model", self.local.batch, steps)
 
     def _dp_sgd_cost(self, role: str, batch: int, steps: int) -> PrivacyCost | None:
-        return dpsgd.training_cost(self._steps_of_role(role), self.examples, batch, steps)
+        return dpsgd.training_cost(self._dp_sgd_parameters_of_role(role), self.examples, batch, steps)
 
 
 def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None:

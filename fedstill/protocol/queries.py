@@ -494,7 +494,7 @@ def _build_query(
 
     def as_handler(function: Callable[..., Any]) -> Handler:
         def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            nodes = group.for_query(setting, number)
+            nodes = group.set_query(setting, number)
             response: Mapping[str, torch.Tensor] = function(method, nodes, **inputs)
             return response
 

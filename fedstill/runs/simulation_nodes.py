@@ -78,7 +78,7 @@ class PreparedSimulation(Run, ABC):
             {node.name: kind_of(node.model) == student for node in self.nodes},
         )
         networks = {f"model of {node.name}": node.model for node in self.nodes}
-        self.check_batches({"student": self.student, **networks})
+        self.check_batch_size_for_batch_norm({"student": self.student, **networks})
         learning = networks if self.method.trains_models else {}
         central = (
             {} if setting.centralized_model is None else {"centralized model": setting.centralized_model}
@@ -106,7 +106,7 @@ class PreparedSimulation(Run, ABC):
             if needs_mechanism(privacy):
                 key = self.secret(node.name)
                 protect(node, privacy, self.side, self.method, self.at_nodes, secret=key)
-        self.learners = [learner for node in self.nodes for learner in node.learners]
+        self.learners = [learner for node in self.nodes for learner in node.self_or_teachers]
         prepare_uncharged(self.side, self.nodes)
         learned = {
             node.name: node.data for node in self.nodes
@@ -117,7 +117,7 @@ class PreparedSimulation(Run, ABC):
             for module in node.modules.values():
                 self.compute.to_device(module)
         if self.side.initial_training is not None:
-            local_training.make_optimizers(self.learners, setting.local)
+            local_training.attach_optimizers(self.learners, setting.local)
         # A trial server checks that every node allows the method's queries, and that options, task, student
         # and public data fit together.
         with seeded(setting.seed, "trial server"):

@@ -178,8 +178,10 @@ def test_tiny_gradient_on_huge_features_is_clipped(shortcut: bool) -> None:
     layer.weight.data[0, 0] = 60e-30  # the other classes have a chance of e^-60
     network, x = layer if shortcut else Behind(layer), torch.tensor([[1e30, 0.0, 0.0, 0.0]])
     for clip in (1.0, 1e-3):
-        found, _ = clipped_sum(network, dict(layer.named_parameters()), entropy, x, torch.tensor([0]), clip)
-        assert 0.99 * clip < found.norm() <= clip
+        gradient, _ = clipped_sum(
+            network, dict(layer.named_parameters()), entropy, x, torch.tensor([0]), clip
+        )
+        assert 0.99 * clip < gradient.norm() <= clip
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -237,7 +239,7 @@ def test_fixed_layers_features_are_computed_once_per_example(
         torch.manual_seed(0)
         frozen = nn.Linear(64, 9).requires_grad_(False)
         node = made(kind(Fixed(), frozen, nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)), n=24)
-        local_training.make_optimizers([node], config)
+        local_training.attach_optimizers([node], config)
         before, Fixed.asked = vector(node.model), 0
         assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3)) == 5
         moved = vector(node.model) - before
@@ -311,15 +313,15 @@ def test_augmentation_depends_on_secret_not_seed() -> None:
 
 def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
-    drawn = dp_training.augmentation_numbers(inputs, seeded(0, "a"))
-    assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
-    assert drawn.min() >= 0
+    numbers = dp_training.augmentation_numbers(inputs, seeded(0, "a"))
+    assert (numbers.shape, numbers.dtype) == ((4, 6000), torch.int64)
+    assert numbers.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
-    assert torch.equal(dp_training.augmentation_numbers(some, seeded(0, "a")), drawn[:, order])
-    assert not (dp_training.augmentation_numbers(inputs, seeded(0, "b")) == drawn).any()
-    places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
-    places = 4 * places + drawn[3] % 4
+    assert torch.equal(dp_training.augmentation_numbers(some, seeded(0, "a")), numbers[:, order])
+    assert not (dp_training.augmentation_numbers(inputs, seeded(0, "b")) == numbers).any()
+    places = 6 * (numbers[0] % 3) + 2 * (numbers[1] % 3) + numbers[2] % 2
+    places = 4 * places + numbers[3] % 4
     assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
 
 
@@ -401,9 +403,9 @@ def test_different_sums_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> No
     exact = dp_training.clipped_sum
 
     def rounded(*args: Any) -> tuple[torch.Tensor, float]:
-        found, loss = exact(*args)
-        found[-1] = torch.nextafter(found[-1], torch.full_like(found[-1], math.inf))
-        return found, loss
+        total, loss = exact(*args)
+        total[-1] = torch.nextafter(total[-1], torch.full_like(total[-1], math.inf))
+        return total, loss
 
     monkeypatch.setattr(dp_training, "clipped_sum", rounded)
     assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
@@ -529,7 +531,7 @@ def test_stacked_network_gets_equal_private_step() -> None:
 
 def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> Node:
     node = made(COMPUTE.to_device(build(model, SHAPE, 3, 0)), n)
-    local_training.make_optimizers([node], config)
+    local_training.attach_optimizers([node], config)
     return node
 
 

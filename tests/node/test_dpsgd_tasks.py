@@ -98,9 +98,9 @@ def test_batch_loss_is_mean_of_example_losses(case: Case) -> None:
     with torch.no_grad():
         outputs = model.eval()(data.inputs).float()
     together = task.loss(outputs.unsqueeze(0), data.targets.unsqueeze(0))
-    apart = task.loss(outputs.unsqueeze(1), data.targets.unsqueeze(1))
-    assert apart.shape == (N,)
-    torch.testing.assert_close(together[0], apart.mean(), rtol=1e-5, atol=1e-6)
+    losses = task.loss(outputs.unsqueeze(1), data.targets.unsqueeze(1))
+    assert losses.shape == (N,)
+    torch.testing.assert_close(together[0], losses.mean(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
@@ -110,9 +110,9 @@ def test_private_training_is_reproducible(case: Case) -> None:
         dp_compatibility.check(model, "the model", data.inputs[:2])
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
-        node.private_steps = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
+        node.dp_sgd_parameters = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
         config = LocalConfig(epochs=1, min_steps=2, batch=3, optimizer="sgd", lr=0.1)
-        local_training.make_optimizers([node], config)
+        local_training.attach_optimizers([node], config)
         local_training.train([node], task, config, Compute())
         return torch.cat([own.detach().flatten() for own in model.parameters()])
 

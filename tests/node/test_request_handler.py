@@ -154,7 +154,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 def privately(office: Office) -> None:
     """Let the critic of the second node learn with DP-SGD."""
     node, journal = office.nodes[1], Journal()
-    node.private_steps = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
     journal.node = node.name
     node.gate.budgets = RunBudgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
 
@@ -300,10 +300,10 @@ def test_without_gradients_no_graph_is_kept() -> None:
     office = Office()
     office.query(grad=False)
     assert not office.grad_enabled
-    kept = [output() for output in office.outputs]
-    assert all(output is None or output.grad_fn is None for output in kept)
+    outputs = [output() for output in office.outputs]
+    assert all(output is None or output.grad_fn is None for output in outputs)
     office.query(1, grad=False)
-    del kept
+    del outputs
     assert office.outputs
 
 
@@ -315,9 +315,9 @@ def test_graph_is_kept_until_backward_or_next_query() -> None:
     office.pull(pulls())
     assert not alive(office)
     office.query(1)
-    kept = office.outputs
+    outputs = office.outputs
     office.query(2)
-    office.outputs = kept
+    office.outputs = outputs
     assert not alive(office)
 
 

@@ -17,7 +17,7 @@ from torch.autograd.functional import jacobian
 from fedstill.core.errors import QueryRefused, RunFolderError
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_contribution import SumContribution
+from fedstill.node.sum_encoder import SumEncoder
 from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
 from fedstill.node.sum_masks import SumMasks, mask_sign, mask_stream
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, PayloadKind
@@ -106,10 +106,10 @@ def test_mask_is_random_and_never_repeats(party: Party) -> None:
     party.values["n0"] = torch.zeros(1, 20_000)
     one, other = (party.added("n0", SumRequest(number, NAMES))["z"] for number in (1, 2))
 
-    for drawn in (one, other, one - other):
-        ones = torch.stack([(drawn >> bit) & 1 for bit in range(64)]).double().mean()
+    for mask in (one, other, one - other):
+        ones = torch.stack([(mask >> bit) & 1 for bit in range(64)]).double().mean()
         assert abs(ones - 0.5) < 0.002
-        assert len(drawn.unique()) == drawn.numel()
+        assert len(mask.unique()) == mask.numel()
 
 
 @pytest.mark.parametrize("lie", ["content", "members", "number"])
@@ -134,30 +134,30 @@ def test_different_inputs_break_sum(party: Party, lie: str) -> None:
 
 
 def test_survivors_sum_is_read_and_late_response_stays_masked(party: Party) -> None:
-    call, left = SumRequest(1, NAMES, recover=True), NAMES[:3]
+    call, remaining = SumRequest(1, NAMES, recover=True), NAMES[:3]
     added = {name: party.added(name, call) for name in NAMES}
-    words = {name: party.masks[name].agree(1, left) for name in left}
+    words = {name: party.masks[name].agree(1, remaining) for name in remaining}
     keys = {
-        name: party.masks[name].reveal(1, {other: words[other][name] for other in left if other != name})
-        for name in left
+        name: party.masks[name].reveal(1, {other: words[other][name] for other in remaining if other != name})
+        for name in remaining
     }
 
-    assert all(set(keys[name]) == {name, "n3"} for name in left)
-    ring = add_contributions([added[name] for name in left])["z"].clone()
-    for name in left:
+    assert all(set(keys[name]) == {name, "n3"} for name in remaining)
+    ring = add_contributions([added[name] for name in remaining])["z"].clone()
+    for name in remaining:
         ring -= mask_stream(bytes.fromhex(keys[name][name]), 0, ring.shape)
         ring -= mask_sign(name, "n3") * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
-    assert torch.equal(from_ring(ring), party.true(left))
+    assert torch.equal(from_ring(ring), party.true(remaining))
 
     late = added["n3"]["z"].clone()  # with all that the survivors revealed of its masks taken away
-    for name in left:
+    for name in remaining:
         late -= mask_sign("n3", name) * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
     assert (from_ring(late) - party.values["n3"]).abs().min() > 1
     with refused("not all survivors"):  # and what covers it is not revealed by itself
         party.masks["n3"].reveal(1, {})
     party.masks["n3"].agree(1, NAMES)
     with refused("not all survivors"):
-        party.masks["n3"].reveal(1, {name: words[name].get("n3", words["n0"]["n1"]) for name in left})
+        party.masks["n3"].reveal(1, {name: words[name].get("n3", words["n0"]["n1"]) for name in remaining})
 
 
 def test_node_agrees_once_on_enough_survivors(party: Party) -> None:
@@ -225,23 +225,23 @@ def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) 
     """Else a server learned how large one node's answers are, place by place; and from zeros in its place the
     others' sum."""
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
-    found = []
+    totals = []
     for call in (SumRequest(1, NAMES), SumRequest(2, NAMES)):
         each = []
         for name in NAMES:
             z = torch.tensor([[1.0, value if name == "n0" else 2.0]])
             masks = party.masks[name]
             masks.admit("predict", call)
-            adding = SumContribution(
+            adding = SumEncoder(
                 {}, add_mask=masks.mask(call, "predict", ["content"]), replacement=masks.replacement(call)
             )
-            each.append(adding.mask(name, query, {"z": z}))
-        found.append(from_ring(add_contributions(each)["z"]))
-    for sums in found:
+            each.append(adding.encode(name, query, {"z": z}))
+        totals.append(from_ring(add_contributions(each)["z"]))
+    for sums in totals:
         assert bool(sums.isfinite().all())
         assert abs(sums[0, 0] - 4.0) > 1.0, "in no other place can it be read either"
         assert abs(sums[0, 1] - 6.0) > 1.0, "the sum of the others"
-    assert bool((found[0] != found[1]).all())
+    assert bool((totals[0] != totals[1]).all())
 
 
 def test_exhausted_node_corrupts_all_sums(
@@ -256,11 +256,11 @@ def test_exhausted_node_corrupts_all_sums(
             masks = party.masks[name]
             masks.admit("predict", call)
             mask = masks.mask(call, "predict", ["content"])
-            adding = SumContribution(
+            adding = SumEncoder(
                 {}, add_mask=mask, replacement=masks.replacement(call), always_replace=masks.is_exhausted
             )
             z = torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]])
-            each.append(adding.mask(name, query, {"z": z}))
+            each.append(adding.encode(name, query, {"z": z}))
         return from_ring(add_contributions(each)["z"])
 
     assert asked(1).tolist() == [[4.0, 8.0]]
@@ -343,14 +343,14 @@ def test_damaged_sum_history_gives_error(text: str, tmp_path: Path) -> None:
 @given(st.lists(st.sets(st.integers(0, 8), min_size=3), min_size=1, max_size=6))
 def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
     """Of all linear combinations of the sums that nodes let happen, none is of one or two of them alone."""
-    seen = {node: SumHistory(Path("none.json")) for node in range(9)}
+    histories = {node: SumHistory(Path("none.json")) for node in range(9)}
     let = []
     for members in sets:
         named = [str(member) for member in members]
-        if all(seen[member].member_conflict(named) is None for member in members):
+        if all(histories[member].member_conflict(named) is None for member in members):
             let.append([float(node in members) for node in range(9)])
             for member in members:
-                seen[member].member_sets = [frozenset(named)]
+                histories[member].member_sets = [frozenset(named)]
     rows = np.array(let)
     for few in itertools.chain(itertools.combinations(range(9), 1), itertools.combinations(range(9), 2)):
         others = np.delete(rows, few, axis=1)
@@ -398,7 +398,7 @@ def test_weights_are_first_released_counts() -> None:
     """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
     count = Query("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
     for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
-        adding = SumContribution({}, min_count=least)
+        adding = SumEncoder({}, min_count=least)
         adding.record_counts(count, {"n": torch.tensor([0.0, 7.0])})
         adding.record_counts(count, {"n": torch.tensor([3.0, 4.0])})
         assert adding.counts["counts"].tolist() == expected
@@ -483,26 +483,26 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
         package
     )
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
-    asked = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
-    return NodeSide({name: asked}, sum_source=adds)
+    query = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
+    return NodeSide({name: query}, sum_source=adds)
 
 
-@given(asked=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
+@given(requests=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
 @settings(max_examples=60)
 def test_no_sequence_of_queries_determines_a_nodes_response(
-    asked: list[tuple[Trap, str, bool]], tmp_path_factory: pytest.TempPathFactory
+    requests: list[tuple[Trap, str, bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever a server asks about one input, in any order and number, over restarts of the node."""
     home, members = tmp_path_factory.mktemp("node"), NAMES[:3]
     cohort, added = SumHistory(home / SUM_HISTORY_FILE), list[Trap]()
-    for trap, name, restarted in asked:
+    for trap, name, restarted in requests:
         cohort = SumHistory(home / SUM_HISTORY_FILE) if restarted else cohort
         side = build_node_side(trap, name)
         if not cohort.conflicts(side):
             cohort.record_sum(members, side.weightings(name))
             added.append(trap)
 
-    assert len({*added}) == bool(asked)
+    assert len({*added}) == bool(requests)
     z = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     if added:
         J = jacobian(lambda z: torch.cat([statistic(trap, z) for trap in added]), z)

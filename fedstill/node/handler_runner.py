@@ -1,4 +1,4 @@
-"""Calls of query handlers, on a GPU as captured CUDA graphs."""
+"""Runner of query handlers, on a GPU as captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
 
-class QueryHandlers:
-    """Query handlers of one group of nodes, captured as CUDA graphs if query and networks allow it."""
+class HandlerRunner:
+    """Runs query handlers of one group of nodes, captured as CUDA graphs if query and networks allow it."""
 
     def __init__(self, group: NodeGroup, compute: Compute) -> None:
         self.group, self.compute = group, compute
@@ -35,7 +35,7 @@ class QueryHandlers:
     def _capture(self, query: Query, number: int) -> CudaGraphStep | None:
         nodes = self.group.nodes
         modules = [module for node in nodes for module in node.modules.values()]
-        if nodes[0].private_steps or not (query.capturable and self.compute.uses_cuda_graphs(*modules)):
+        if nodes[0].dp_sgd_parameters or not (query.capturable and self.compute.uses_cuda_graphs(*modules)):
             return None
         optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
         for optimizer in optimizers:
