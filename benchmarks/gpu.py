@@ -112,12 +112,12 @@ class Counted(TorchDispatchMode):
         self.operations, self.bytes = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.operations += 1
-            each = [*args, *(found if isinstance(found, tuple | list) else [found])]
+            each = [*args, *(output if isinstance(output, tuple | list) else [output])]
             self.bytes += sum(part.nbytes for part in each if isinstance(part, torch.Tensor))
-        return found
+        return output
 
 
 @dataclass
@@ -237,8 +237,8 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"method": name, "engine": engine, "rounding": rounding}
             try:
                 with tf32(False):
-                    found = trained(name, EngineConfig(engine, chosen.device, "float32"))[1]  # type: ignore[arg-type]
-                row["apart"] = float((found - expected).norm() / way)
+                    vector = trained(name, EngineConfig(engine, chosen.device, "float32"))[1]  # type: ignore[arg-type]
+                row["apart"] = float((vector - expected).norm() / way)
                 row["equal"] = row["apart"] <= max(APART, CHAOS * rounding)
             except (FedstillError, RuntimeError) as error:  # what this stage is there to find
                 row |= {"equal": False, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -356,11 +356,11 @@ def timed(
         for precision in ("float32", "TF32", "bfloat16")
     ]
     for way, precision in within(chosen, ways):
-        kept = "bfloat16" if precision == "bfloat16" else "float32"
+        dtype = "bfloat16" if precision == "bfloat16" else "float32"
         name, _, without = way.partition(", ")
         options = dataclasses.replace(base, channels_last=name == "one-by-one", cuda_graphs=not without)
         with tf32(precision == "TF32"), tempfile.TemporaryDirectory() as folder:
-            work = make(options, kept, name, Path(folder))
+            work = make(options, dtype, name, Path(folder))
             row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(work, chosen.device)}
         rows.append(row | {"memory": memory(chosen.device)})
     return rows
@@ -378,7 +378,7 @@ def memory(device: str) -> int:
 def step(chosen: Chosen) -> list[dict[str, Any]]:
     """A FedIOD step by way and precision, the nodes' part by further ways, and where the library waits."""
     rows = timed(
-        chosen, lambda options, kept, way, out: distillation(options, chosen.model, kept, way, out)[0]
+        chosen, lambda options, dtype, way, out: distillation(options, chosen.model, dtype, way, out)[0]
     )  # type: ignore[arg-type]
     ways = (
         ("loop", "streams", "graph", "graph of streams", "compile") if chosen.device == "cuda" else ("loop",)
@@ -414,14 +414,14 @@ def waits(chosen: Chosen) -> list[tuple[str, int]]:
                 turn()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-    found = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in record)
-    return found.most_common()
+    counts = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in record)
+    return counts.most_common()
 
 
 def local(chosen: Chosen) -> list[dict[str, Any]]:
     """A step of local training at every node, by way and precision."""
     return timed(
-        chosen, lambda options, kept, way, out: local_training(options, chosen.model, kept, way, out)[0]
+        chosen, lambda options, dtype, way, out: local_training(options, chosen.model, dtype, way, out)[0]
     )  # type: ignore[arg-type]
 
 

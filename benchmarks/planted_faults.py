@@ -61,13 +61,13 @@ HEAVY = ("torch", "numpy", "scipy.stats", "sklearn.metrics", "torchmetrics", "dp
 
 def typed_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Where a file has annotations, as (line, column) from and to."""
-    found: list[ast.expr] = []
+    annotations: list[ast.expr] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation:
-            found.append(node.annotation)
+            annotations.append(node.annotation)
         elif isinstance(node, ast.FunctionDef) and node.returns:
-            found.append(node.returns)
-    return [((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0)) for n in found]
+            annotations.append(node.returns)
+    return [((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0)) for n in annotations]
 
 
 def import_lines(source: str) -> set[int]:
@@ -101,12 +101,12 @@ def drawn(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[st
     faults = []
     for package in packages:
         pick = random.Random(f"{seed} {package}")
-        found: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
+        sites: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
         for path in sorted((tree / "fedstill" / package).rglob("*.py")):
             for (line, column), name, occurrence in places(path):
-                found[str(path.relative_to(tree)), line, column].append((name, occurrence))
-        for file, line, column in pick.sample(sorted(found), min(each, len(found))):
-            name, occurrence = pick.choice(found[file, line, column])
+                sites[str(path.relative_to(tree)), line, column].append((name, occurrence))
+        for file, line, column in pick.sample(sorted(sites), min(each, len(sites))):
+            name, occurrence = pick.choice(sites[file, line, column])
             faults.append(
                 {"package": package, "file": file, "line": line, "operator": name, "occurrence": occurrence}
             )
@@ -115,12 +115,12 @@ def drawn(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[st
 
 def durations(times: Path) -> dict[str, float]:
     """Seconds of each test that passed without a fault, by its id: ``tests/a/test_b.py::test_c[1]``."""
-    found = {}
+    seconds = {}
     for case in ET.parse(times).iter("testcase"):
         *parts, last = str(case.get("classname")).split(".")
         if not any(case.iter("failure")) and not any(case.iter("error")):
-            found["/".join([*parts, last]) + f".py::{case.get('name')}"] = float(case.get("time") or 0)
-    return found
+            seconds["/".join([*parts, last]) + f".py::{case.get('name')}"] = float(case.get("time") or 0)
+    return seconds
 
 
 class Passing:
@@ -243,8 +243,8 @@ def main() -> None:
     for package in chosen.packages:
         counts = Counter(fault["result"] for fault in done if fault["package"] == package)
         print(package, dict(counts), f"{(counts['found'] + counts['hung']) / counts.total():.1%}")
-    found = sum(fault["result"] in ("found", "hung") for fault in done)
-    print(f"{found} of {len(done)}: {found / len(done):.1%}")
+    caught = sum(fault["result"] in ("found", "hung") for fault in done)
+    print(f"{caught} of {len(done)}: {caught / len(done):.1%}")
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def main() -> None:
             precision: [metric(preset, seed, precision, given.root, given.out) for seed in given.seeds]
             for precision in PRECISIONS
         }
-        apart = [b - f for f, b in zip(*(record[precision] for precision in PRECISIONS), strict=True)]
+        differences = [b - f for f, b in zip(*(record[precision] for precision in PRECISIONS), strict=True)]
         cells = [f"{statistics.fmean(of):.1f} ± {statistics.stdev(of):.1f}" for of in record.values()]
-        gap = paired_t_interval(apart)
+        gap = paired_t_interval(differences)
         means.append(gap.mean)
         print(
             f"| `{preset} {RUNS[preset]}` | {' | '.join(cells)} | {gap.mean:+.2f} ± {gap.half_width:.2f} |",

@@ -65,8 +65,8 @@ def parts(options: Options) -> dict[str, tuple[int, Part]]:
 
     def there_and_back(network: nn.Module) -> None:
         network.requires_grad_(False)
-        asked = x.clone().requires_grad_()
-        network(asked).sum().backward()
+        inputs = x.clone().requires_grad_()
+        network(inputs).sum().backward()
         network.requires_grad_(True)
 
     def step(network: nn.Module, loss: torch.Tensor) -> None:
@@ -91,16 +91,16 @@ def main(options: Options) -> None:
     where = step_time.machine(step_time.Options())
     print(f"{where['cpu']}, one thread, torch {where['torch']}, {where['date']}\n")
     print("| part | ms | times a step | ms a step | share |\n|---|---:|---:|---:|---:|")
-    found = {}
+    timings = {}
     for name, (times, part) in parts(options).items():
         for _ in range(5):
             part()
         start = time.process_time()
         for _ in range(options.repeat):
             part()
-        found[name] = (1e3 * (time.process_time() - start) / options.repeat, times)
-    whole = sum(ms * times for ms, times in found.values())
-    for name, (ms, times) in found.items():
+        timings[name] = (1e3 * (time.process_time() - start) / options.repeat, times)
+    whole = sum(ms * times for ms, times in timings.values())
+    for name, (ms, times) in timings.items():
         print(f"| {name} | {ms:.1f} | {times} | {ms * times:.0f} | {100 * ms * times / whole:.0f} % |")
     print(f"| all | | | {whole:.0f} | |")
 

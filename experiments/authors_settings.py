@@ -104,14 +104,14 @@ def own(work: Work, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
     nodes = zip(work.models, work.parts, strict=True)
     record = torch.stack([class_means(model.extractor(i), labels, CLASSES) for model, (i, labels) in nodes])
     C = record.sum(0) / held.sum(0).clamp_min(1).unsqueeze(1)  # a plain mean, as in the published code (C, p)
-    found: dict[str, list[float]] = {"head": [], "prototypes": []}
+    accuracies: dict[str, list[float]] = {"head": [], "prototypes": []}
     for model, mine in zip(work.models, held, strict=True):
         at = mine[y]
         f = model.extractor(x[at])
         far = torch.cdist(f, C).masked_fill(~mine, torch.inf)
-        for by, said in (("head", model.head(f).argmax(1)), ("prototypes", far.argmin(1))):
-            found[by].append(100 * (said == y[at]).float().mean().item())
-    return {by: np.array(values) for by, values in found.items()}
+        for by, predicted in (("head", model.head(f).argmax(1)), ("prototypes", far.argmin(1))):
+            accuracies[by].append(100 * (predicted == y[at]).float().mean().item())
+    return {by: np.array(values) for by, values in accuracies.items()}
 
 
 def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray]:

@@ -95,9 +95,9 @@ def compared(folder: Path, name: str, times: float) -> None:
     for seed in range(SEEDS):
         figures.setdefault("ranges", []).append(accuracy(folder, name, "ranges", seed))
         for way, noise in (("sums", 4.0), ("exact", 0.0)):
-            asked = {"name": "column-sums", "noise": noise}
+            method = {"name": "column-sums", "noise": noise}
             (folder / "asking").write_text(schema_text(schema))
-            out = reached(folder, name, "asking", seed, asked, noise)
+            out = reached(folder, name, "asking", seed, method, noise)
             (folder / f"{way}-{seed}").write_text((out / "schema.toml").read_text())
             out.rename(folder / f"asked-{way}-{seed}")
             figures.setdefault(way, []).append(accuracy(folder, name, f"{way}-{seed}", seed))

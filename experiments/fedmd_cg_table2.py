@@ -124,9 +124,9 @@ def attacked(
         }
     )
     start = time.monotonic()
-    asked = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network], steps=steps)
+    attack = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network], steps=steps)
     try:
-        got = run_inversion(ReplayedRun.from_config(config), asked, seed)
+        got = run_inversion(ReplayedRun.from_config(config), attack, seed)
     except FedstillError as error:
         return {"refused": str(error)}, None
     return {**got.part, "refused_attacks": got.skipped, "seconds": time.monotonic() - start}, got.pictures

@@ -66,11 +66,13 @@ class Adversary:
 
     def areas(self, student: torch.nn.Module) -> dict[str, Record]:
         """AUC of each attack, with its interval over records."""
-        said = torch.stack([self.outputs(self.compute.to_device(student)), *self.said])
-        found = score_candidates(self.asked, said, self.inside)
+        outputs = torch.stack([self.outputs(self.compute.to_device(student)), *self.said])
+        scores = score_candidates(self.asked, outputs, self.inside)
         inside = self.asked.inside
-        sure = 1 - (1 - CONFIDENCE) / len(found)  # all hold together, as those of the attack
-        return {name: auc_with_interval(score[inside], score[~inside], sure) for name, score in found.items()}
+        sure = 1 - (1 - CONFIDENCE) / len(scores)  # all hold together, as those of the attack
+        return {
+            name: auc_with_interval(score[inside], score[~inside], sure) for name, score in scores.items()
+        }
 
 
 def attack_students(
@@ -114,13 +116,13 @@ def main() -> None:
         parser.error(str(error))
     if not reached:
         parser.error(f"{given.runs} has no student of these seeds")
-    for (setting, label), found in reached.items():
+    for (setting, label), by_seed in reached.items():
         cells = [setting or given.runs.name, label]
-        for name in found[0]:
-            values = [100 * areas[name]["value"] for areas in found]
-            above = sum(areas[name]["low"] > 0.5 for areas in found)
+        for name in by_seed[0]:
+            values = [100 * areas[name]["value"] for areas in by_seed]
+            above = sum(areas[name]["low"] > 0.5 for areas in by_seed)
             spread = f" \u00b1 {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}, {above} of {len(found)} above 50")
+            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}, {above} of {len(by_seed)} above 50")
         print(" | ".join(cells))
 
 

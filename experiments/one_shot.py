@@ -27,9 +27,9 @@ def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
     ensemble = "" if entry.evaluated_model == "ensemble" else entry.format_metric(f"ensemble {metric}") or ""
     costs = [entry.spread(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (round(each.mean) if each else 0 for each in costs)
-    left = ", ".join(entry.releases) or "nothing"
+    released = ", ".join(entry.releases) or "nothing"
     sent = (format_bytes(up), format_bytes(down), str(queries))
-    return (entry.name, entry.format_metric(metric) or "", ensemble, left, *sent)
+    return (entry.name, entry.format_metric(metric) or "", ensemble, released, *sent)
 
 
 def apart(setting: ComparedSetting, one: ComparedMethod) -> str:

@@ -71,7 +71,7 @@ def percent(config: RunConfig, data: DataSet, o: Options) -> dict[float, list[fl
         for inputs in (*(part.inputs for part in parts), data.test.inputs)
     ]
     counts = torch.stack([task.counts(part) for part in parts]).unsqueeze(1)  # (K, 1, C)
-    found = {}
+    accuracies = {}
     for epsilon in o.epsilon:
         noise = 0.0
         if math.isfinite(epsilon):
@@ -85,8 +85,8 @@ def percent(config: RunConfig, data: DataSet, o: Options) -> dict[float, list[fl
         consensus = task.ensemble(torch.stack(z), counts / counts.sum(0), "consensus")
         hits = [(each.argmax(1) == data.test.targets).float().mean() for each in (*z, probs, consensus)]
         right = [100 * hit.item() for hit in hits]
-        found[epsilon] = [statistics.mean(right[:-2]), *right[-2:]]
-    return found
+        accuracies[epsilon] = [statistics.mean(right[:-2]), *right[-2:]]
+    return accuracies
 
 
 def main() -> None:

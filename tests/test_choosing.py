@@ -28,7 +28,7 @@ def rows() -> list[str]:
     """A line of the page's table for each method that comes with the package, with its default options."""
     task = Classification(10)
     at = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
-    found = []
+    lines = []
     for name in METHODS.builtin:
         method = METHODS[name]()
         needs, side = method.needs(), method.node_side(at)
@@ -53,8 +53,8 @@ def rows() -> list[str]:
             else "",
             MAIN_MODELS[method.evaluated_model],
         )
-        found.append("| " + " | ".join(cells) + " |")
-    return found
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def test_the_page_has_what_methods_declare() -> None:

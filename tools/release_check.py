@@ -62,22 +62,24 @@ def main() -> int:
 
 def cases(pythons: Sequence[str], versions: Sequence[str], extras: Sequence[str]) -> Iterator[Case]:
     """As asked; else each Python with pinned versions, and one with the lowest, the newest, each extra."""
-    found = [name for name in pythons if works(name)]
+    working = [name for name in pythons if works(name)]
     if versions or extras:
-        yield from ((p, v, e) for p in found for v in versions or ["pinned"] for e in extras or ["none"])
+        yield from ((p, v, e) for p in working for v in versions or ["pinned"] for e in extras or ["none"])
         return
-    yield from ((python, "pinned", "none") for python in found)
-    one = "python3.11" if "python3.11" in found else found[0]
+    yield from ((python, "pinned", "none") for python in working)
+    one = "python3.11" if "python3.11" in working else working[0]
     yield from ((one, which, "none") for which in ("lowest", "newest"))
     yield from ((one, "pinned", extra) for extra in EXTRAS)
 
 
 def works(python: str) -> bool:
     """Whether there is such a Python; it is said where there is none."""
-    there = shutil.which(python) and not subprocess.run([python, "-c", ""], capture_output=True).returncode
-    if not there:
+    executable = (
+        shutil.which(python) and not subprocess.run([python, "-c", ""], capture_output=True).returncode
+    )
+    if not executable:
         print(f"{python}: not found, left out", file=sys.stderr)
-    return bool(there)
+    return bool(executable)
 
 
 def built(home: Path) -> Path:
@@ -133,8 +135,8 @@ def bound(versions: str, extra: str, place: Path) -> list[str]:
     if versions == "pinned":
         return ["-c", str(ROOT / "constraints.txt")]
     lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
-    least = [found for line in lines if (found := LEAST.match(line))]
-    text = "".join(f"{found['name']}=={found['version']}\n" for found in least)
+    least = [match for line in lines if (match := LEAST.match(line))]
+    text = "".join(f"{match['name']}=={match['version']}\n" for match in least)
     (place / "lowest.txt").write_text(text, encoding="utf-8")
     return ["-c", str(place / "lowest.txt")]
 

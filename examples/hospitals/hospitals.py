@@ -143,12 +143,12 @@ def wait_for_nodes(university: Path) -> None:
     end = time.monotonic() + PATIENCE
     while True:
         status = command("server", "status", "federation")
-        seen = subprocess.run(status, cwd=university, capture_output=True, text=True, check=False).stdout
-        if all(f"  {hospital}  seen" in seen for hospital in HOSPITALS):
-            print(seen, end="", flush=True)
+        output = subprocess.run(status, cwd=university, capture_output=True, text=True, check=False).stdout
+        if all(f"  {hospital}  seen" in output for hospital in HOSPITALS):
+            print(output, end="", flush=True)
             return
         if time.monotonic() > end:
-            sys.exit(f"the hospitals did not join within {PATIENCE:g} s:\n{seen}")
+            sys.exit(f"the hospitals did not join within {PATIENCE:g} s:\n{output}")
         time.sleep(3.0)
 
 

@@ -156,10 +156,10 @@ def test_observed_releases_match_audit_log(method: Any, changes: dict[str, Any])
         for name, tensor in release.tensors.items():
             observed[release.node, release.kinds[name]] += tensor.nbytes
     counted = experiment.audit.totals.bytes.items()
-    left = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
-    assert observed.keys() == left.keys()
+    audited = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
+    assert observed.keys() == audited.keys()
     if "link" not in changes:  # else in fewer bytes than they are observed in
-        assert observed == left
+        assert observed == audited
 
 
 def test_last_observed_parameters_are_the_nodes() -> None:

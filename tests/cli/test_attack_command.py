@@ -111,7 +111,7 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
 @pytest.mark.usefixtures("here")
 def test_without_options_attacks_are_the_default_ones(command: Main, attacks: Attacks) -> None:
     assert command("attack", "a run", "--quiet")[0] == 0
-    assert [(asked[1], asked[3]) for asked in attacks.asked] == [(LeakageConfig(), False)]
+    assert [(call[1], call[3]) for call in attacks.asked] == [(LeakageConfig(), False)]
 
 
 @pytest.mark.usefixtures("here")
@@ -120,9 +120,9 @@ def test_a_first_look_is_quick_and_how_long_it_takes_is_said(command: Main, atta
     err = command("attack", "a run", "--quick", "--membership.records", "40")[2]
     assert err == "The run is repeated first (it took 1 min 15 s), then 4 attacks.\n"
     quick = {type(attack): attack for attack in LeakageConfig.quick().attacks}
-    asked = {type(attack): attack for attack in attacks.asked[0][1].attacks}
-    assert asked == {**quick, MembershipInference: replace(quick[MembershipInference], records=40)}
-    assert asked[MembershipInference].shadows < MembershipInference().shadows
+    chosen = {type(attack): attack for attack in attacks.asked[0][1].attacks}
+    assert chosen == {**quick, MembershipInference: replace(quick[MembershipInference], records=40)}
+    assert chosen[MembershipInference].shadows < MembershipInference().shadows
     assert "--quick is a first look" in command("attack", "a run")[2]
     assert attacks.asked[1][1] == LeakageConfig()
 
@@ -187,8 +187,8 @@ def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attac
 # --- what it prints -----------------------------------------------------------------------------------
 
 
-def read(found: dict[str, Any]) -> Leakage:
-    return load_record(Leakage, json.loads(json.dumps(found)), Path("leakage.json"))
+def read(record: dict[str, Any]) -> Leakage:
+    return load_record(Leakage, json.loads(json.dumps(record)), Path("leakage.json"))
 
 
 def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
@@ -206,9 +206,9 @@ def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
     ]  # fmt: skip
 
 
-def shown(found: dict[str, Any], width: int) -> str:
+def shown(record: dict[str, Any], width: int) -> str:
     out = StringIO()
-    print_leakage(read(found), Console(file=out, width=width, color_system=None))
+    print_leakage(read(record), Console(file=out, width=width, color_system=None))
     return out.getvalue()
 
 

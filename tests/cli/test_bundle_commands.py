@@ -100,9 +100,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["offline", "make", "run.toml"],
             *(["offline", "answer", name, "queries.safetensors"] for name in NAMES),
         ):
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as exit_info:
                 cli.main(words)
-            assert left.value.code == 0, words
+            assert exit_info.value.code == 0, words
     return folder
 
 
@@ -118,8 +118,8 @@ RESPONSES = tuple(f"responses-{name}.safetensors" for name in NAMES)
 COMBINE = ("offline", "combine", *RESPONSES, "--queries", "queries.safetensors", "--out", "out", "--quiet")
 
 
-def refused(left: tuple[int, str, str]) -> str:
-    code, _, text = left
+def refused(outcome: tuple[int, str, str]) -> str:
+    code, _, text = outcome
     assert code == 2, text
     assert text.count("\n") == 1
     return text
@@ -220,7 +220,7 @@ def test_the_page_can_be_followed_as_it_stands(
     if not page.exists():
         pytest.skip("without the docs")
     monkeypatch.chdir(tmp_path)
-    said, done = "", []
+    printed, done = "", []
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
         if kind == "toml":
             Path("run.toml").write_text(block)
@@ -231,19 +231,19 @@ def test_the_page_can_be_followed_as_it_stands(
         for words in map(shlex.split, block.splitlines() if not kind else []):
             if words[0] == "fedstill":
                 if "--server-key" in words:
-                    words[-1] = re.findall(r"your key +(.*)", said)[0]
+                    words[-1] = re.findall(r"your key +(.*)", printed)[0]
                 words = [name for word in words for name in sorted(glob.glob(word)) or [word]]
                 words = [word for word in words if not word.endswith(".sig")]
                 code, out, err = command(*words[1:])
                 assert code == 0, (words, err)
-                said, done = said + out, [*done, " ".join(words[1:3])]
+                printed, done = printed + out, [*done, " ".join(words[1:3])]
             elif shutil.which(words[0]):
                 subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
     assert done == [
         "offline make", "node init", "node check", "offline show", "offline answer", "offline combine",
     ]  # fmt: skip
     assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
-    assert "not compared" not in said.split("asked by")[1]
+    assert "not compared" not in printed.split("asked by")[1]
 
 
 # --- the same file again -------------------------------------------------------------------------
@@ -276,27 +276,27 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     for path in (*Path("node-0").glob("audit.*"), *Path("node-0").glob("runs/*/*")):
         path.unlink()
     path = Path("node-0/node.toml")
-    kept = path.read_text()
-    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
+    original = path.read_text()
+    path.write_text(f"{original}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
     assert "privacy budget" in refused(command("offline", "answer", "node-0", "queries.safetensors"))
-    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
+    path.write_text(f"{original}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
     code, out, err = command("offline", "answer", "node-0", "queries.safetensors")
     assert code == 0, err
     assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
     # What has left stays bound, though what is kept of it is lost.
-    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
+    path.write_text(f"{original}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
     (responses,) = Path("node-0").glob("runs/*/responses.safetensors")
     responses.unlink()
-    said = refused(command("offline", "answer", "node-0", "queries.safetensors"))
-    assert "it was begun with another setup: start a new run" in said
+    error = refused(command("offline", "answer", "node-0", "queries.safetensors"))
+    assert "it was begun with another setup: start a new run" in error
 
 
 def test_released_responses_stay_the_same_after_option_changes(here: Path, command: Main) -> None:
     """Or else other data would leave under a number that is paid for; and so is what was said of it."""
     before = Path(RESPONSES[0]).read_bytes()
-    path, kept = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
+    path, original = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
     for spoil in (
-        lambda: np.savez("node-0/data.npz", images=kept["images"][:50], labels=kept["labels"][:50]),
+        lambda: np.savez("node-0/data.npz", images=original["images"][:50], labels=original["labels"][:50]),
         lambda: Path("node-0/first.safetensors").unlink(),
         lambda: path.write_text(path.read_text().replace('name = "small-cnn:8"', 'name = "mlp:4"')),
         lambda: path.write_text(path.read_text() + "\n[policy]\nmax_rows = 7\n"),
@@ -312,23 +312,23 @@ ANSWER = ("offline", "answer", "node-0", "queries.safetensors")
 
 
 def test_stored_responses_are_released_again_only_if_unchanged(here: Path, command: Main) -> None:
-    (kept,) = Path("node-0/runs").glob("*/responses.safetensors")
-    whole, signed_before = kept.read_bytes(), Path(RESPONSES[0]).read_bytes()
+    (stored,) = Path("node-0/runs").glob("*/responses.safetensors")
+    whole, signed_before = stored.read_bytes(), Path(RESPONSES[0]).read_bytes()
     header, tensors = unpack(whole)
     tensor = len(whole) - 100
     for place in (0, whole.index(b"node-0"), whole.index(b"max_rows"), whole.index(b"mechanism"), tensor):
         blob = bytearray(whole)
         blob[place] ^= 1
-        kept.write_bytes(blob)
+        stored.write_bytes(blob)
         Path(RESPONSES[0]).unlink(missing_ok=True)
-        assert f"{kept} was modified, or audit" in refused(command(*ANSWER)), place
+        assert f"{stored} was modified, or audit" in refused(command(*ANSWER)), place
         assert not Path(RESPONSES[0]).exists()
     header["replies"]["join"]["privacy"]["mechanism"] = "pate"
-    kept.write_bytes(pack(header, tensors))
+    stored.write_bytes(pack(header, tensors))
     assert "Restore the one that has changed" in refused(command(*ANSWER))
-    kept.unlink()
+    stored.unlink()
     assert command(*ANSWER)[0] == 0
-    assert (kept.read_bytes(), Path(RESPONSES[0]).read_bytes()) == (whole, signed_before)
+    assert (stored.read_bytes(), Path(RESPONSES[0]).read_bytes()) == (whole, signed_before)
 
 
 def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, command: Main) -> None:
@@ -348,14 +348,14 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
             path.unlink()
         AuditLog(audit).close()
 
-    for spoil, said in (
+    for spoil, message in (
         (edited, "entry 1 is not as it was written; nothing is released until its owner has accepted it"),
         (foreign, "was modified, or audit.sqlite is another audit log"),
         (audit.unlink, "audit.sqlite: is missing, but its head exists: put it back"),
         (another_run, "was modified, or audit.sqlite is another audit log"),
     ):
         spoil()
-        assert said in refused(command(*ANSWER))
+        assert message in refused(command(*ANSWER))
         assert not Path(RESPONSES[0]).exists()
         shutil.rmtree("node-0")
         shutil.copytree("sound", "node-0")
@@ -385,8 +385,8 @@ def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main
     assert command("offline", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
     assert command("offline", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
     assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
-    left = command(*COMBINE[:4], "more.answers", *COMBINE[5:])
-    assert "more.answers responds to another file of queries" in refused(left)
+    outcome = command(*COMBINE[:4], "more.answers", *COMBINE[5:])
+    assert "more.answers responds to another file of queries" in refused(outcome)
 
 
 def test_stopped_combine_resumes_with_the_same_command(
@@ -410,7 +410,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
     assert code == 0, err
     result = json.loads(Path("out/result.json").read_text())
     assert (result["iterations"], result["student"]["model"]) == (3, "mlp:8")
-    for option, value, said in (
+    for option, value, message in (
         (
             "--method.levels",
             100,
@@ -422,25 +422,25 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
         ("--nodes.local.epochs", 99, "invalid nodes.local.epochs = 99.0 (expected 10.0, as in the queries"),
         ("--link.inputs", "int8", "invalid link.inputs = 'int8' (expected 'float32', as in the queries"),
     ):
-        assert said in refused(command(*COMBINE[:-2], "other", option, value))
+        assert message in refused(command(*COMBINE[:-2], "other", option, value))
         assert not Path("other").exists()
 
 
 @pytest.mark.parametrize(
-    ("here_and_there", "said"),
+    ("here_and_there", "message"),
     [
         (("levels = 200", "levels = 100"), "invalid method.levels = 100 (expected 200, as in the queries"),
         (("share = 0.2", "share = 0.3"), "does not hold the queries of this run"),
     ],
 )
 def test_rejects_a_configuration_that_differs_from_its_queries(
-    here: Path, command: Main, here_and_there: tuple[str, str], said: str
+    here: Path, command: Main, here_and_there: tuple[str, str], message: str
 ) -> None:
     recipe = Path("queries.safetensors.toml")
     text = recipe.read_text()
     assert here_and_there[0] in text
     recipe.write_text(text.replace(*here_and_there))
-    assert said in refused(command(*COMBINE))
+    assert message in refused(command(*COMBINE))
     assert not Path("out").exists()
 
 
@@ -460,8 +460,8 @@ def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
     )
     for name in NAMES:
         shutil.copy("node-0/node.pub", f"keys/{name}.pub")
-    left = refused(command(*COMBINE, "--node-keys", "keys"))
-    assert f"{RESPONSES[1]} is signed by a key that is not expected here" in left
+    error = refused(command(*COMBINE, "--node-keys", "keys"))
+    assert f"{RESPONSES[1]} is signed by a key that is not expected here" in error
     words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key")
     assert "signed by a key that is not expected" in refused(command(*words, "node-1/node.pub"))
     assert "is no public key" in refused(command(*words, "friend"))
@@ -478,10 +478,10 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     text = refused(command("offline", "answer", "node-0", "fewer.safetensors", "--out", "fewer-answers"))
     assert re.search(r"label|class", text), text
     assert len(list(Path("node-0/runs").glob("*/responses.safetensors"))) == 1  # the earlier ones
-    kept = dict(np.load("node-0/data.npz"))
+    original = dict(np.load("node-0/data.npz"))
     shutil.rmtree("node-0/runs")
     Path(RESPONSES[0]).unlink()
-    np.savez("node-0/data.npz", images=kept["images"].repeat(2, axis=2), labels=kept["labels"])
+    np.savez("node-0/data.npz", images=original["images"].repeat(2, axis=2), labels=original["labels"])
     assert "1 x 8 x 8" in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(RESPONSES[0]).exists()
 
@@ -523,7 +523,7 @@ def test_nothing_is_released_after_the_owner_forbids_it(here: Path, command: Mai
 
 
 def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
-    for words, said in (
+    for words, message in (
         (["run.toml", "--method.z_max", 0], "invalid method.z_max = 0.0 (expected a bound above 0"),
         (["digits-fediod"], "invalid method.name = 'fediod' (expected a one-round method"),
         (
@@ -533,5 +533,5 @@ def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) 
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
         (["run.toml", "--method.levels", 100], "queries.safetensors exists and holds other data"),
     ):
-        assert said in refused(command("offline", "make", *words))
+        assert message in refused(command("offline", "make", *words))
     assert "unknown command 'offline mak': did you mean 'offline make'?" in refused(command("offline", "mak"))

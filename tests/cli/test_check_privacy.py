@@ -40,10 +40,10 @@ def test_check_prints_mechanism_unit_and_remaining_budget(
     assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in output
     assert re.search(r"It can take part\. It would pay epsilon (2\.9\d*|3) ", output)
     charge(folder, {"gaussian(2.0)": 1})
-    left = 10 - compute_epsilon({Event("gaussian", 2.0): 1}, 1e-6)
+    remaining = 10 - compute_epsilon({Event("gaussian", 2.0): 1}, 1e-6)
     output = said(capsys, str(folder), "digits-fedkd-private")
-    (kept,) = re.findall(r"of which (\S+) is left", output)
-    assert left - 0.001 <= float(kept) <= left
+    (printed,) = re.findall(r"of which (\S+) is left", output)
+    assert remaining - 0.001 <= float(printed) <= remaining
     assert "It can take part." in output
 
 
@@ -73,8 +73,8 @@ def test_check_refuses_a_run_beyond_the_remaining_budget(
     assert "It can take part." in said(capsys, str(folder), "digits-fedkd-private")
     charge(folder, {"gaussian(1.2)": 1})
     output = said(capsys, str(folder), "digits-fedkd-private")
-    left = "the data's budget, epsilon 4 at delta 1e-05"
-    assert f"It cannot take part: it costs more than is left of {left}." in output
+    budget = "the data's budget, epsilon 4 at delta 1e-05"
+    assert f"It cannot take part: it costs more than is left of {budget}." in output
     bare = folder_of(tmp_path / "bare", privacy)
     charge(bare, {}, guarantee=False)
     assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fedkd-private")
@@ -176,9 +176,9 @@ def test_check_remarks_on_runs_without_end_and_finds_no_fault(
 
 def test_plan_finds_noise_from_the_total(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\ntotal_epsilon = 3.0\n')
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["privacy", "plan", str(folder), "digits-fedkd"])
-    assert not left.value.code
+    assert not exit_info.value.code
     output = " ".join(capsys.readouterr().out.split())
     assert "found noise, so that epsilon is at most 3" in output
     assert "of the run no budget" in output

@@ -211,11 +211,11 @@ def test_show_is_complete_and_reads_back(command: Main) -> None:
 def test_options_change_one_value(command: Main, runs: Runs, words: str, name: str, value: object) -> None:
     code, _, _ = command("run", "mine.toml", *shlex.split(words), "--out", "there")
     assert code == 0
-    found: Any = runs.asked[0][1]["config"]
+    configured: Any = runs.asked[0][1]["config"]
     for part in name.split("."):
-        found = getattr(found, part)
-    assert found == value
-    assert type(found) is type(value)
+        configured = getattr(configured, part)
+    assert configured == value
+    assert type(configured) is type(value)
 
 
 @pytest.mark.usefixtures("here")
@@ -355,10 +355,10 @@ def test_run_hands_everything_over_and_ends_with_table_and_report(command: Main,
     assert (code, err) == (0, "")
     assert "97.25" in out
     assert out.endswith("Report: there/report.html\n")
-    [(what, asked)] = runs.asked
-    assert (what, asked["out"], asked["progress"]) == ("run", Path("there"), True)
-    assert asked["command"] == "fedstill run mine.toml --data.root 'a b' --out there --seed 3"
-    assert (asked["config"].seed, asked["config"].data.root) == (3, "a b")
+    [(what, arguments)] = runs.asked
+    assert (what, arguments["out"], arguments["progress"]) == ("run", Path("there"), True)
+    assert arguments["command"] == "fedstill run mine.toml --data.root 'a b' --out there --seed 3"
+    assert (arguments["config"].seed, arguments["config"].data.root) == (3, "a b")
 
 
 @pytest.mark.usefixtures("here")
@@ -378,7 +378,7 @@ def test_progress_is_shown_unless_quiet(
     command("run", "mine.toml", "--out", "there")
     command("run", "mine.toml", "--out", "there", "--quiet")
     command("run", "--resume", "there")
-    assert [asked["progress"] for _, asked in runs.asked] == [True, False, True]
+    assert [arguments["progress"] for _, arguments in runs.asked] == [True, False, True]
 
 
 def test_resume(command: Main, runs: Runs) -> None:
@@ -479,12 +479,12 @@ def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
     assert command(*words, "--quiet") == (0, "table of there\n", "")
     assert command(*words, "--data", "fashion-mnist") == (0, "table of there\n", "")
     (here / "part.toml").write_text('method.name = "fediod"\n[evaluation]\nnope = 3', encoding="utf-8")
-    code, out, said = command("compare", "fedavg", "part.toml", "--out", "there")
+    code, out, stderr = command("compare", "fedavg", "part.toml", "--out", "there")
     assert (code, out) == (0, "table of there\n")
-    assert said.endswith("all run on digits; --base part.toml takes all else from it, too.\n")
-    code, _, said = command("compare", "digits-fedkd", "fedavg", "--fedkd.epochs", "2")
+    assert stderr.endswith("all run on digits; --base part.toml takes all else from it, too.\n")
+    code, _, stderr = command("compare", "digits-fedkd", "fedavg", "--fedkd.epochs", "2")
     assert code == 2
-    assert said == "fedstill: unknown option '--fedkd.epochs': did you mean '--digits-fedkd.epochs'?\n"
+    assert stderr == "fedstill: unknown option '--fedkd.epochs': did you mean '--digits-fedkd.epochs'?\n"
     (here / "lab.py").touch()
     wanted = "unknown method or preset 'lab.py': did you mean 'lab:CLASS', a method in that file?"
     assert one_line(command("compare", "fedavg", "lab.py")) == wanted
@@ -603,8 +603,8 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     assert "<html" in (here / "there" / "report.html").read_text(encoding="utf-8")
     result = json.loads((here / "there" / "result.json").read_text(encoding="utf-8"))
     assert 0 <= result["student"]["accuracy"] <= 100
-    kept = config.load_toml(here / "there" / "config.toml")
-    assert (kept.name, kept.seed, kept.split.nodes, kept.method.steps) == ("mine", 4, 2, 3)
+    saved = config.load_toml(here / "there" / "config.toml")
+    assert (saved.name, saved.seed, saved.split.nodes, saved.method.steps) == ("mine", 4, 2, 3)
     assert "there" in one_line(command(*words, "--seed", "1"))
     assert command("report", "there")[:2] == (0, "Report: there/report.html\n")
 

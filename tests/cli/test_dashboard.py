@@ -374,10 +374,10 @@ def test_connections_that_all_wait_for_pages_keep_their_places(monkeypatch: pyte
 
     with PageServer(page) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        asked = f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        request = f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
         links = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(2)]
         for link in links:
-            link.sendall(asked)
+            link.sendall(request)
         deadline = time.monotonic() + 20
         while list(server._deadlines.values()) != [None, None] and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -71,10 +71,10 @@ def write(folder: Path, *sections: str) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     """What a command prints; with an exit code of 2, its one line of error."""
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["privacy", *words])
     output = capsys.readouterr()
-    assert left.value.code == code
+    assert exit_info.value.code == code
     if code:
         assert output.err.count("\n") == 1
         assert output.err.startswith("fedstill: ")
@@ -185,21 +185,21 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     output = said(capsys, "plan", str(path))
     assert "found      noise, so that epsilon is at most 2" in output
     (level,) = re.findall(r"\[nodes\.privacy\.training\]\n  noise = (\S+)", output)
-    found = json.loads(said(capsys, "plan", str(path), "--json"))
-    assert found["noise to fix"] == {"training": float(level)}
-    assert found["facts"]["found"] == "noise, so that epsilon is at most 2"
-    most = max(node["epsilon"]["pld"] for node in found["nodes"])
+    plan = json.loads(said(capsys, "plan", str(path), "--json"))
+    assert plan["noise to fix"] == {"training": float(level)}
+    assert plan["facts"]["found"] == "noise, so that epsilon is at most 2"
+    most = max(node["epsilon"]["pld"] for node in plan["nodes"])
     assert f"epsilon {round_up(most)} (PLD)" in output
-    assert (found["delta"], found["budgets"]["epsilon_pld"]) == (1e-5, most)
-    assert found["budgets"]["of_the_run"] == {
+    assert (plan["delta"], plan["budgets"]["epsilon_pld"]) == (1e-5, most)
+    assert plan["budgets"]["of_the_run"] == {
         "epsilon": 2.0,
         "delta": 1e-5,
         "epsilon_before": 0.0,
         "epsilon_after": most,
         "epsilon_left": 2.0 - most,
     }
-    assert {node["refused"] for node in found["nodes"]} == {None}
-    for row in found["queries"]:
+    assert {node["refused"] for node in plan["nodes"]} == {None}
+    for row in plan["queries"]:
         line = next(line for line in output.splitlines() if line.startswith(f"  {row['query']}  "))
         assert line.split()[-2:] == [f"{row['times']}", round_up(row["epsilon"])]
         assert row["events"] or row["epsilon"] == 0
@@ -248,13 +248,13 @@ def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
     path = str(write(tmp_path, FEDIOD, privacy("pate", more="pate = { teachers = 20 }\n")))
     for steps in (4, 64):
         noise = "--noise=pate=40,critic=3,gradients=10"
-        found = json.loads(said(capsys, "plan", path, "--epsilon=inf", noise, f"--steps={steps}", "--json"))
-        (alone,) = (row["epsilon"] for row in found["queries"] if row["for"] == "gradients")
+        plan = json.loads(said(capsys, "plan", path, "--epsilon=inf", noise, f"--steps={steps}", "--json"))
+        (alone,) = (row["epsilon"] for row in plan["queries"] if row["for"] == "gradients")
         mu = math.sqrt(steps) * 2 * math.sqrt(8) / (10 * 20)
         for at, reached in ((alone + 0.001, True), (alone - 0.001, False)):
             lost = ndtr(mu / 2 - at / mu) - math.exp(at) * ndtr(-mu / 2 - at / mu)
             assert bool(lost <= 1e-5) is reached
-        assert max(node["epsilon"]["pld"] for node in found["nodes"]) > 2 * alone, "all else is charged too"
+        assert max(node["epsilon"]["pld"] for node in plan["nodes"]) > 2 * alone, "all else is charged too"
 
 
 def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
@@ -336,9 +336,9 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     before = PrivacyCost({Event("gaussian", 2.0): 1})
     charge(clinic, before)
     output = said(capsys, "plan", str(clinic / "node.toml"), "digits-fedkd")
-    left = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", output)
-    assert float(left[0][0]) == pytest.approx(compute_epsilon(before, 1e-5), abs=1e-3)
-    assert 3 < float(left[0][1]) < 5
+    budgets = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", output)
+    assert float(budgets[0][0]) == pytest.approx(compute_epsilon(before, 1e-5), abs=1e-3)
+    assert 3 < float(budgets[0][1]) < 5
     charge(clinic, PrivacyCost({Event("gaussian", 1.0): 1}), 1)
     output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
     assert "so it is REFUSED" in output

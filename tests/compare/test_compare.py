@@ -714,14 +714,14 @@ class FakeAttack:
             "value": 60.0,
             "column": "membership_auc",
         }
-        found = {
+        record = {
             "config": config.to_table(),
             "audit": None,
             "attacks": [{"name": "membership", "rows": [row]}],
             "sentence": "One in <three> was found.",
         }
-        (folder / "leakage.json").write_text(json.dumps(found))
-        return found
+        (folder / "leakage.json").write_text(json.dumps(record))
+        return record
 
     @property
     def folders(self) -> list[str]:
@@ -836,15 +836,15 @@ def test_failed_attack_is_noted_and_stops_nothing(
     rows = {row["method"]: row for row in records(out)}
     assert {label: row["status"] for label, row in rows.items()} == dict.fromkeys(plan.methods, "finished")
     assert (rows["standalone"]["membership_auc"], rows["fedavg"]["membership_auc"]) == ("", "60.0")
-    said = "Standalone, seed 0: not attacked: the run is not repeated here."
-    assert said in (out / "compare.html").read_text(encoding="utf-8")
-    assert said in summarize(out, plan).notes
+    message = "Standalone, seed 0: not attacked: the run is not repeated here."
+    assert message in (out / "compare.html").read_text(encoding="utf-8")
+    assert message in summarize(out, plan).notes
     # It is tried again, and the note goes once it is attacked.
     attacks.failing = None
     resume_comparison(out, quiet=True)
     assert comparison_runner.read_not_attacked(out) == {}
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "standalone-seed0"]
-    assert said not in (out / "compare.html").read_text(encoding="utf-8")
+    assert message not in (out / "compare.html").read_text(encoding="utf-8")
 
 
 # --- killed -------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_features_follow_column_order_without_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"name": ""}, "name"),
         (
@@ -40,13 +40,13 @@ def test_features_follow_column_order_without_target() -> None:
         ({"type": "category", "categories": ("x", "y", "x")}, "two or more different texts"),
     ],
 )
-def test_rejects_invalid_columns(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_invalid_columns(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         SchemaColumn(**{"name": "a", **options})
 
 
 @pytest.mark.parametrize(
-    ("target", "columns", "said"),
+    ("target", "columns", "message"),
     [
         ("ill", (AGE, SEX), r"invalid target = 'ill' \(expected one of the columns age, sex"),
         ("ill", (AGE, AGE, ILL), r"invalid columns = 'age' \(expected each name once"),
@@ -54,8 +54,8 @@ def test_rejects_invalid_columns(options: dict[str, Any], said: str) -> None:
         ("ill", (ILL,), "one or more besides the target"),
     ],
 )
-def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         Schema(target, columns)
 
 

@@ -14,7 +14,7 @@ from fedstill.core.toml import parse
 from fedstill.data.config import check_supports_task
 from fedstill.runs import config, presets
 from tests.experiments.packs import PRESETS
-from tests.own_lab import Lab
+from tests.my_lab_package import Lab
 
 
 def preset(name: str) -> str:
@@ -189,11 +189,11 @@ def study(lab: Lab) -> Path:
 
 def test_finds_a_reader_in_the_folder_of_the_file(lab: Lab, study: Path) -> None:
     lab.run("first", file="study/runs/above.toml")
-    found = lab.result("first")["data"]
-    assert (found["name"], found["train"] + found["test"]) == ("readers.noise:Noise", 60)
+    data = lab.result("first")["data"]
+    assert (data["name"], data["train"] + data["test"]) == ("readers.noise:Noise", 60)
     (lab.here / "first" / "result.json").unlink()
     lab("run", "--resume", "first", "--quiet")
-    assert lab.result("first")["data"] == found
+    assert lab.result("first")["data"] == data
     assert "accuracy" in lab.run("above", "--data.count", "50", file="study/below.toml")
 
 

@@ -310,8 +310,8 @@ def same_figures(
             continue
         mine = [audit_fields(line) for line in sites.audit(node.name)]
         assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))  # each line once
-        there = [audit_fields(line) for line in sites.audit("server") if line["node"] == node.name]
-        assert Counter(map(repr, there)) == Counter(map(repr, unbroken.audit(node.name)))
+        server_lines = [audit_fields(line) for line in sites.audit("server") if line["node"] == node.name]
+        assert Counter(map(repr, server_lines)) == Counter(map(repr, unbroken.audit(node.name)))
     if audits:
         for key in ("bytes", "queries", "queries_by_name"):
             assert result[key] == metrics[key]

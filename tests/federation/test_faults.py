@@ -195,15 +195,15 @@ def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) ->
         since = time.monotonic()
         result = three.end()
         assert isinstance(result, dict), result
-        gone, back = result["events"]
-        assert (gone["node"], gone["event"]) == ("node-1", "excluded")
+        excluded, back = result["events"]
+        assert (excluded["node"], excluded["event"]) == ("node-1", "excluded")
         assert (back["node"], back["event"]) == ("node-1", "rejoined")
         # The numbers are those of the first query without the node, and of the first one with it again.
         numbers = {line["number"] for line in three.audit("server") if line["node"] == "node-1"}
         everyone = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         away = everyone - numbers
         assert away
-        assert away == set(range(gone["number"], back["number"]))
+        assert away == set(range(excluded["number"], back["number"]))
         assert without - numbers <= away
         assert numbers | away == everyone == set(range(61))
         assert all(torch.isfinite(value).all() for value in three.student().values())
@@ -274,8 +274,10 @@ def test_node_with_full_disk_releases_nothing(three: Sites, unbroken: Unbroken, 
     since = time.monotonic()
     stopped(three, "node-1", "No space left on device")
     # What the node's audit log says has left is what the server has.
-    there = [(line["number"], line["part"]) for line in three.audit("server") if line["node"] == "node-1"]
-    assert there == [(line["number"], line["part"]) for line in three.audit("node-1")]
+    server_entries = [
+        (line["number"], line["part"]) for line in three.audit("server") if line["node"] == "node-1"
+    ]
+    assert server_entries == [(line["number"], line["part"]) for line in three.audit("node-1")]
     assert "No space left on device" in three.log("node-1")
     three.begin()  # still full
     stopped(three, "node-1", "No space left on device")

@@ -119,9 +119,9 @@ def test_reads_sum_without_failed_and_late_nodes(tmp_path: Path) -> None:
     live.run()
 
     assert list(live.federation.excluded) == ["node-3"]
-    left = NAMES[:3]
-    mean = torch.stack([sizes[name] * models[name] for name in left]).sum(0) / sum(
-        sizes[name] for name in left
+    remaining = NAMES[:3]
+    mean = torch.stack([sizes[name] * models[name] for name in remaining]).sum(0) / sum(
+        sizes[name] for name in remaining
     )
     torch.testing.assert_close(to_vector(live.student).double(), mean, rtol=0, atol=1e-6)
     assert from_ring(unpack(late[0])[1]["parameters"]).abs().median() > 1e6
@@ -439,20 +439,20 @@ def test_rejects_other_weighting_of_equal_responses(
     (run := tmp_path / "again.toml").write_text(to_toml(again), encoding="utf-8")
     result = " ".join(command("node", "check", four.hosts[NAMES[0]].folder, run)[1].split())
     assert (f"sums: it {rule}" in result) is bool(rule)  # as its owner knows beforehand
-    asked: list[str] = []
+    operations: list[str] = []
 
     def recorded(serve: Serve) -> Serve:
-        return lambda message: asked.append(unpack(message)[0]["operation"]) or serve(message)  # type: ignore[func-returns-value]
+        return lambda message: operations.append(unpack(message)[0]["operation"]) or serve(message)  # type: ignore[func-returns-value]
 
     serve = {name: recorded(host.serve) for name, host in four.hosts.items()}
     live = Live(again, Loopback(serve), "two", tmp_path / "again")
     if rule:
         with pytest.raises(FedstillError, match=rule):
             live.run()
-        assert "train_locally" not in asked  # nobody trains for what is refused
+        assert "train_locally" not in operations  # nobody trains for what is refused
     else:
         live.run()
-        assert "train_locally" in asked
+        assert "train_locally" in operations
 
 
 def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:

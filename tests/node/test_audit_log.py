@@ -123,9 +123,9 @@ def test_entry_holds_release_and_totals_add_up(path: Path) -> None:
 def test_equal_release_is_charged_once(other: dict[str, Any], path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry())
-        asked: list[Spending] = []
-        assert audit.charge(entry(rule="another", cost={"laplace(1.0)": 9}), asked.append) == 1
-        assert asked == []  # not even the budget is asked
+        spendings: list[Spending] = []
+        assert audit.charge(entry(rule="another", cost={"laplace(1.0)": 9}), spendings.append) == 1
+        assert spendings == []  # not even the budget is asked
         assert sum(1 for _ in audit.entries()) == 1
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry()) == 1
@@ -193,8 +193,8 @@ def test_totals_match_naive_count(
     for node, run, number, price, sure in releases:
         fresh = (node, run, number) not in paid
         before = sum(1 for _ in audit.entries())
-        said = audit.charge(entry(number, node=node, run=run, cost=price, no_guarantee=int(not sure)))
-        assert (said > before) == fresh
+        entry_id = audit.charge(entry(number, node=node, run=run, cost=price, no_guarantee=int(not sure)))
+        assert (entry_id > before) == fresh
         paid.setdefault((node, run, number), (price, sure))
     audit.verify()
     for node in "ab":

@@ -149,9 +149,9 @@ def test_leftover_wal_is_not_applied_to_new_log(path: Path) -> None:
     log = path.with_name(f"{path.name}-wal")
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(3))
-        left = log.read_bytes()
+        leftover = log.read_bytes()
     path.unlink()
-    log.write_bytes(left)
+    log.write_bytes(leftover)
     assert settles(path, "ends at entry 0, and its head at 4").total_events["gaussian(1.1)"] == 4
 
 

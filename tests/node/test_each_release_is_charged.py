@@ -62,13 +62,13 @@ def released(clinic: Clinic) -> int:
 @pytest.mark.parametrize("query", ["predict_logits", "score_with_critic"])
 def test_query_with_another_number_changes_history(tmp_path: Path, query: str) -> None:
     clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
-    seen: set[bytes] = set()
+    releases: set[bytes] = set()
     for number in range(1, 5):
         clinic.say("load_checkpoint", checkpoint=0)
         clinic.query(number, image(0), query=query)
         for more in range(3):
-            seen.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
-    assert len(seen) == 12, "each had a critic of its own"
+            releases.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
+    assert len(releases) == 12, "each had a critic of its own"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
     assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
@@ -80,15 +80,15 @@ def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
     answered = 0
     for number in range(1, 6):
         clinic.say("load_checkpoint", checkpoint=0)
-        for asked in (number, 1001, 1002):
-            answered += isinstance(clinic.query(asked, image(asked)), tuple)
+        for query_number in (number, 1001, 1002):
+            answered += isinstance(clinic.query(query_number, image(query_number)), tuple)
     assert answered == released(clinic) == 6
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
     clinic = Clinic(tmp_path / "other", f"max_bytes = {3 * one}\n" + PRIVATE).ready()
     for number in range(1, 4):
         clinic.say("load_checkpoint", checkpoint=0)
-        for asked in (number, 1001, 1002):
-            clinic.query(asked, image(asked))
+        for query_number in (number, 1001, 1002):
+            clinic.query(query_number, image(query_number))
     assert clinic.session.audit.spending(NODE_DATA, "one").total_bytes == 3 * one
 
 
@@ -151,9 +151,9 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     sample = dp_training.poisson_sample
 
     def watched(data: Any, rate: float, draws: Any) -> Any:
-        drawn = sample(data, rate, draws)
-        samples.append(tuple(drawn.inputs.flatten().tolist()))
-        return drawn
+        batch = sample(data, rate, draws)
+        samples.append(tuple(batch.inputs.flatten().tolist()))
+        return batch
 
     monkeypatch.setattr(dp_training, "poisson_sample", watched)
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
@@ -350,13 +350,13 @@ def test_audit_log_covers_all_releases_property(operations: Any) -> None:
         for what, one, two in operations:
             if what == "ask":
                 last += 1 + one
-                _, left = clinic.query(last, image(two))
+                _, reply = clinic.query(last, image(two))
             elif what == "pull":
-                left = clinic.pull(last, one)
-                if isinstance(left, dict):  # already pulled otherwise, or nothing to pull, or no number
-                    assert left["kind"] == ("ArgumentError" if last < 0 else "QueryMismatch")
+                reply = clinic.pull(last, one)
+                if isinstance(reply, dict):  # already pulled otherwise, or nothing to pull, or no number
+                    assert reply["kind"] == ("ArgumentError" if last < 0 else "QueryMismatch")
                     continue
-                left = left[1]
+                reply = reply[1]
             else:
                 if what == "remember":
                     checkpoints = [0, last + 1]
@@ -374,8 +374,8 @@ def test_audit_log_covers_all_releases_property(operations: Any) -> None:
                     last = checkpoint - 1
                 continue
             whole = hashlib.sha256()
-            for name in sorted(left):
-                whole.update(left[name].numpy().tobytes())
+            for name in sorted(reply):
+                whole.update(reply[name].numpy().tobytes())
             bytes_seen.add(whole.digest())
             critics.add(clinic.critic().numpy().tobytes())
         spent = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
@@ -383,8 +383,8 @@ def test_audit_log_covers_all_releases_property(operations: Any) -> None:
         assert released(clinic) >= len(bytes_seen)
         assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
         assert compute_epsilon(spent, 1e-5, "rdp") >= compute_epsilon(model, 1e-5, "rdp")
-        left = [line for line in clinic.lines() if line["part"] != "refused"]
-        costs = [cost_from_dict(line[name]) for line in left for name in ("cost", "training_cost")]
+        reply = [line for line in clinic.lines() if line["part"] != "refused"]
+        costs = [cost_from_dict(line[name]) for line in reply for name in ("cost", "training_cost")]
         assert sum(costs, PrivacyCost()) == spent, "the server gets the same costs"
         clinic.session.audit.verify()
         clinic.say("leave")

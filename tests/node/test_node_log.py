@@ -156,7 +156,7 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
     )
     config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
     side, x = NodeSide({"predict": query}), {"x": torch.zeros(4, 1, 4, 4)}
-    paid, left = [], []
+    paid, released = [], []
     for name in ("first", "second", "second"):
         mechanism = PrivacyMechanism(
             name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3
@@ -164,13 +164,13 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
         mechanism.setup_hash = "the same data, model and options"
         gate = Gate(name, PolicyConfig(), audit, "run", NODE_DATA)
         gate.budgets = RunBudgets(mechanism, audit, "run", NODE_DATA)
-        asked = ReceivedQuery(0, "predict", "content", "", {})
-        gate.admit(asked, query, x)
-        left.append(gate.release(asked, "response", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
+        received = ReceivedQuery(0, "predict", "content", "", {})
+        gate.admit(received, query, x)
+        released.append(gate.release(received, "response", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
         paid.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))
         assert not audit.spending(name, "run").run_events
-    assert not torch.equal(left[0], left[1])
-    assert torch.equal(left[1], left[2])  # asked again after a stop
+    assert not torch.equal(released[0], released[1])
+    assert torch.equal(released[1], released[2])  # asked again after a stop
     assert paid == [1, 2, 2]
 
 

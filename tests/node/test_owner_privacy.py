@@ -55,9 +55,9 @@ def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     """What the command says, on one line; errors behind the rest."""
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["node", "check", *words])
-    assert left.value.code == code
+    assert exit_info.value.code == code
     output = capsys.readouterr()
     return " ".join((output.out + output.err).split())
 

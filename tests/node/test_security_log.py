@@ -16,10 +16,10 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def log(tmp_path: Path) -> SecurityLog:
-    found = SecurityLog(tmp_path)
+    security_log = SecurityLog(tmp_path)
     for number in range(5):
-        found.write("joined", "aa", f"reason {number}", run=f"run-{number}")
-    return found
+        security_log.write("joined", "aa", f"reason {number}", run=f"run-{number}")
+    return security_log
 
 
 def change(old: str, new: str) -> Callable[[Path], object]:

@@ -70,15 +70,15 @@ def test_laplace_error_rates_reach_epsilon() -> None:
 def test_bound_has_stated_confidence_and_is_tight(mu: float) -> None:
     spent = {Event("gaussian", 1 / mu): 1}
     claimed, count = compute_epsilon(spent, 1e-5), 100
-    found = [
+    audits = [
         evidence_from_runs(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)
     ]
-    wrong = sum(evidence.refutes(spent) for evidence in found)
+    wrong = sum(evidence.refutes(spent) for evidence in audits)
     assert wrong <= 10, "5 % of 100, or what chance makes of that"
-    assert sum(evidence.epsilon(1e-5) > claimed for evidence in found) <= wrong
-    same_noise_bounds = [evidence.same_noise_bound(spent, 1e-5) for evidence in found[:5]]
+    assert sum(evidence.epsilon(1e-5) > claimed for evidence in audits) <= wrong
+    same_noise_bounds = [evidence.same_noise_bound(spent, 1e-5) for evidence in audits[:5]]
     assert sum(same_noise_bounds) / 5 > 0.6 * claimed
-    assert max(evidence.epsilon(1e-5) for evidence in found) > 0.2 * claimed
+    assert max(evidence.epsilon(1e-5) for evidence in audits) > 0.2 * claimed
 
 
 def test_detects_half_the_noise() -> None:
@@ -108,12 +108,12 @@ def test_thresholds_come_from_separate_runs() -> None:
 
 def test_discriminant_subtracts_repeated_noise() -> None:
     noise, own = normals(400, 0, 3), 0.01 * normals(400, 1, 3)
-    seen = torch.cat([noise, noise[:, :1] + own[:, :1]], 1)
-    moved = seen + torch.tensor([0.5, 0.0, 0.0, -0.5])
-    scores = fisher_discriminant(seen[:200], moved[200:])
+    samples = torch.cat([noise, noise[:, :1] + own[:, :1]], 1)
+    moved = samples + torch.tensor([0.5, 0.0, 0.0, -0.5])
+    scores = fisher_discriminant(samples[:200], moved[200:])
     evidence = evidence_from_runs(*scores, 1e-5)
     assert evidence.epsilon(1e-5) > 3
-    alone = fisher_discriminant(seen[:200, :3], moved[200:, :3])
+    alone = fisher_discriminant(samples[:200, :3], moved[200:, :3])
     assert evidence_from_runs(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
 
 

@@ -186,7 +186,7 @@ def test_chooses_layout_with_equal_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A product of many rows with one matrix rounds unevenly here, many products of one row do not."""
-    asked = []
+    calls = []
 
     class Product(torch.autograd.Function):
         @staticmethod
@@ -200,12 +200,12 @@ def test_chooses_layout_with_equal_positions(
         def vmap(  # type: ignore[override]
             info: Any, in_dims: Any, x: torch.Tensor, w: torch.Tensor
         ) -> tuple[torch.Tensor, int]:
-            asked.append((len(x), in_dims[1] is None))
+            calls.append((len(x), in_dims[1] is None))
             return x * w + error[in_dims[1] is None] * torch.arange(len(x)).view(-1, 1), 0
 
     def way() -> tuple[bool, int]:
         monkeypatch.setattr(per_example, "_layouts", {})
-        asked.clear()
+        calls.clear()
 
         def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
             return [Product.apply(x, leaves["w"])]
@@ -217,11 +217,11 @@ def test_chooses_layout_with_equal_positions(
 
     error = {True: 0.0, False: 0.0}  # with shared parameters, and with own ones
     assert way() == (True, 12)
-    assert asked == [(12, True)] * per_example.MAX_TRIALS, "once for all"
+    assert calls == [(12, True)] * per_example.MAX_TRIALS, "once for all"
 
     error[True] = 1e-3
     assert way() == (False, 12)
-    assert set(asked) == {(12, True), (12, False)}
+    assert set(calls) == {(12, True), (12, False)}
 
     error[False] = 1e-3
     assert way() == (True, 1)

@@ -91,9 +91,9 @@ def test_clipped_rows_stay_within_clip(array: np.ndarray, clip: float) -> None:
 @given(st.integers(0, 600), st.sampled_from([1e-14, 1e-3, 1.0, 1e12, 1e18, 1e20, 1e37]), st.integers(0, 99))
 def test_row_norms_match_float64(values: int, scale: float, seed: int) -> None:
     x = scale * torch.randn(3, values, generator=torch.Generator().manual_seed(seed))
-    found = row_norms(x)
-    assert found.dtype is torch.float64
-    torch.testing.assert_close(found, x.double().norm(dim=1), rtol=(1 - CLIP_MARGIN) / 2, atol=1e-15)
+    norms = row_norms(x)
+    assert norms.dtype is torch.float64
+    torch.testing.assert_close(norms, x.double().norm(dim=1), rtol=(1 - CLIP_MARGIN) / 2, atol=1e-15)
     if values:
         x[0, seed % values], x[1, -1] = math.inf, math.nan
         assert row_norms(x).isfinite().tolist() == [False, False, True]

@@ -92,13 +92,13 @@ def test_lines_fit_into_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "drawn"),
+    ("event", "sampled"),
     [("gaussian(2.0)", False), ("gaussian(2.0, rate=1.0)", False), ("gaussian(2.0, rate=0.5)", True)],
 )
-def test_poisson_assumption_needs_sampled_events(event: str, drawn: bool) -> None:
+def test_poisson_assumption_needs_sampled_events(event: str, sampled: bool) -> None:
     private = statement_of(DPSGD())
     (node,) = summarize_privacy({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
-    assert node["assumes"] == [line for line in private.assumes if drawn or line != POISSON]
+    assert node["assumes"] == [line for line in private.assumes if sampled or line != POISSON]
     assert POISSON in private.assumes
     (unpaid,) = summarize_privacy({"a": private}, {"a": ({}, 0)})["nodes"]
     assert unpaid["assumes"] == list(private.assumes)
@@ -117,12 +117,12 @@ def test_composition_time_of_reported_costs_is_limited(monkeypatch: pytest.Monke
     text_ = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
     plain = {"gaussian(2.0)": 1}
     made_up = {"gaussian(2.5, rate=0.5, group=97)": 3}
-    found = summarize_privacy(
+    summary = summarize_privacy(
         {"honest": text_, "north": text_}, {"honest": (plain, 0), "north": (made_up, 0)}
     )
-    honest, north = found["nodes"]
+    honest, north = summary["nodes"]
     assert [node["guarantee"] for node in (honest, north)] == [True, False]
     assert (north["epsilon"], north["left"]) == (None, None)
     assert statement.COMPOSE_TIMEOUT_TEXT in north["rules"]
     assert statement.COMPOSE_TIMEOUT_TEXT not in honest["rules"]
-    assert found["text"] == "no guarantee for north"
+    assert summary["text"] == "no guarantee for north"

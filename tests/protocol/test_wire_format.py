@@ -43,8 +43,8 @@ def made(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     def raw(tensor: torch.Tensor) -> list[int]:
-        found: list[int] = tensor.reshape(-1).view(torch.uint8).tolist()
-        return found
+        values: list[int] = tensor.reshape(-1).view(torch.uint8).tolist()
+        return values
 
     decoded = [{name: (t.dtype, t.shape, raw(t)) for name, t in each.items()} for each in (one, other)]
     return decoded[0] == decoded[1]
@@ -72,8 +72,8 @@ def test_what_lies_otherwise_in_memory_is_written_in_order() -> None:
 
 def test_other_bytes_than_0_and_1_are_true() -> None:
     blob = encode_tensors({"x": torch.tensor([True, False])}, {})
-    found = decode_tensors(blob[:-2] + b"\x07\x00", decode_header(blob))["x"]
-    assert found.view(torch.uint8).tolist() == [1, 0]
+    decoded = decode_tensors(blob[:-2] + b"\x07\x00", decode_header(blob))["x"]
+    assert decoded.view(torch.uint8).tolist() == [1, 0]
 
 
 def blob_of(header: Any, data: bytes = bytes(8)) -> bytes:
@@ -152,21 +152,21 @@ def tensors(draw: Any, dtypes: tuple[torch.dtype, ...] = DTYPES) -> torch.Tensor
 )
 def test_a_message_comes_back_as_it_was(header: dict[str, Any], named: dict[str, torch.Tensor]) -> None:
     message = pack(header, named)
-    decoded, came = unpack(message)
+    decoded, unpacked = unpack(message)
     assert decoded == header
-    assert came.keys() == named.keys()
+    assert unpacked.keys() == named.keys()
     for name, tensor in named.items():
-        assert came[name].dtype == tensor.dtype
-        assert torch.equal(came[name], tensor)
+        assert unpacked[name].dtype == tensor.dtype
+        assert torch.equal(unpacked[name], tensor)
     assert pack(header, dict(reversed(named.items()))) == message  # equal messages are equal bytes
 
 
 def test_channels_last_in_memory_is_so_at_the_other_end() -> None:
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    _, came = unpack(pack({}, {"x": x, "y": x.contiguous(), "half": x[:, :2]}))
-    assert came["x"].stride() == x.stride()
-    assert came["y"].is_contiguous()
-    assert torch.equal(came["half"], x[:, :2])
+    _, tensors = unpack(pack({}, {"x": x, "y": x.contiguous(), "half": x[:, :2]}))
+    assert tensors["x"].stride() == x.stride()
+    assert tensors["y"].is_contiguous()
+    assert torch.equal(tensors["half"], x[:, :2])
 
 
 def test_tensors_begin_where_torch_lets_them_begin() -> None:
@@ -259,30 +259,30 @@ def test_int8_by_hand() -> None:
 @given(tensors(dtypes=(torch.float32,)).filter(lambda x: x.ndim > 0), st.sampled_from(WIRE_DTYPES))
 def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, dtype: WireDtype) -> None:
     sent = WireConfig(inputs=dtype).compress({"x": x}, KINDS)
-    came = decompress(sent)["x"]
-    assert came.dtype == torch.float32
-    assert came.shape == x.shape
+    restored = decompress(sent)["x"]
+    assert restored.dtype == torch.float32
+    assert restored.shape == x.shape
     if x.numel():
         top = x.abs().reshape(len(x), -1).amax(1).view(-1, *(1,) * (x.ndim - 1))
         # Half a step of 254, or half a unit in the last place of eleven binary digits.
-        assert bool(((came - x).abs() <= top * (0.5 / 127 if dtype == "int8" else 2**-11) * 1.0001).all())
+        assert bool(((restored - x).abs() <= top * (0.5 / 127 if dtype == "int8" else 2**-11) * 1.0001).all())
 
 
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e30])
 def test_gradients_of_any_size_survive(dtype: WireDtype, scale: float) -> None:
     x = torch.tensor([[0.5, -1.0]]) * scale
-    came = decompress(WireConfig(gradients=dtype).compress({"g": x}, {"g": "gradients"}))["g"]
-    torch.testing.assert_close(came, x, rtol=0.01, atol=0)
+    restored = decompress(WireConfig(gradients=dtype).compress({"g": x}, {"g": "gradients"}))["g"]
+    torch.testing.assert_close(restored, x, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_not_finite_at_the_other_end(dtype: WireDtype, wrong: float) -> None:
     x = torch.tensor([[1.0, wrong], [1.0, 2.0]])
-    came = decompress(WireConfig(inputs=dtype).compress({"x": x}, KINDS))["x"]
-    assert not torch.isfinite(came[0]).all()
-    assert torch.isfinite(came[1]).all()
+    restored = decompress(WireConfig(inputs=dtype).compress({"x": x}, KINDS))["x"]
+    assert not torch.isfinite(restored[0]).all()
+    assert torch.isfinite(restored[1]).all()
 
 
 def test_only_inputs_and_gradients_are_rounded() -> None:

@@ -356,8 +356,8 @@ def drawn(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
     """Give a run resamples of its test cases."""
     save_file({"judged": np.array(draws)}, folder / run / "draws.safetensors")
     file = folder / run / "result.json"
-    kept = {"level": 95, "draws": len(draws), "cases": cases, "global_model": [0.0, 1.0]}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "intervals": kept}))
+    intervals = {"level": 95, "draws": len(draws), "cases": cases, "global_model": [0.0, 1.0]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "intervals": intervals}))
 
 
 def two_methods(folder: Path, first: list[float], second: list[float]) -> ComparedSetting:

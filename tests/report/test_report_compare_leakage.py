@@ -29,9 +29,9 @@ LEAKS = LeakageConfig().columns
 AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
 
 
-def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, Any]:
+def an_attack(title: str, auc: float, rate: float | None = None) -> dict[str, Any]:
     rates = [leaked.rate_record(0.001, interval(0.5))] + (
-        [] if found is None else [leaked.rate_record(0.01, interval(found))]
+        [] if rate is None else [leaked.rate_record(0.01, interval(rate))]
     )
     return leaked.member_attack(title, interval(auc), *rates)
 
@@ -39,8 +39,8 @@ def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, A
 def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
     responses = leaked.target("responses of node-0", an_attack("LiRA", 0.99, 0.99))
     attacked = {name: parts.pop(name, None) for name in ("inversion", "memorization")}
-    found = leaked.attack_entries(membership=[leaked.target("student", *attacks), responses], **attacked)
-    return {"config": CONFIG, "attacks": found, "sentence": "<one> left.", "audit": None, **parts}
+    entries = leaked.attack_entries(membership=[leaked.target("student", *attacks), responses], **attacked)
+    return {"config": CONFIG, "attacks": entries, "sentence": "<one> left.", "audit": None, **parts}
 
 
 # LiRA's mean is (0.50 + 0.70 + 0.72) / 3 = 0.64, the loss's 0.62; but the loss finds 0.03 at 1%, LiRA 0.02.
@@ -64,8 +64,8 @@ def a_plan(**changes: Any) -> Comparison:
     return dataclasses.replace(compare._comparison({**table, **changes}, "mine", {}), leakage=CONFIG)
 
 
-def leak(folder: Path, run: str, found: dict[str, Any]) -> None:
-    (folder / run / "leakage.json").write_text(json.dumps(found))
+def leak(folder: Path, run: str, leakage: dict[str, Any]) -> None:
+    (folder / run / "leakage.json").write_text(json.dumps(leakage))
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def strongest(entry: ComparedMethod, column: LeakageColumn) -> str | None:
-    found = entry.strongest_attack(column)
-    return None if found is None else found[1].text(column.digits)
+    attack = entry.strongest_attack(column)
+    return None if attack is None else attack[1].text(column.digits)
 
 
 def test_leakage_is_of_strongest_attack_over_seeds(folder: Path) -> None:
@@ -125,8 +125,8 @@ def test_leakage_needs_all_finished_seeds(folder: Path) -> None:
 def test_missing_leakage_values_are_none(folder: Path, value: Any) -> None:
     rows = [{"column": leak.name, "target": "it", "metric": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
-        found = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
-        leak(folder, f"fedavg-seed{seed}", found)
+        leakage = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
+        leak(folder, f"fedavg-seed{seed}", leakage)
     _, fedavg, _ = summarize(folder, a_plan()).entries
     assert [strongest(fedavg, leak) for leak in LEAKS] == [None] * 5
     write_comparison(folder, a_plan())
@@ -260,8 +260,8 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
 
 
 def test_describe_attacks_names_attacks_and_strength() -> None:
-    def read(found: dict[str, Any]) -> Leakage:
-        return load_record(Leakage, found, Path("leakage.json"))
+    def read(leakage: dict[str, Any]) -> Leakage:
+        return load_record(Leakage, leakage, Path("leakage.json"))
 
     assert describe_attacks(read({"audit": None})) == "No attack was run."
     assert describe_attacks(

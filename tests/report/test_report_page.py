@@ -470,9 +470,9 @@ def test_sentence_names_released_payload_kinds() -> None:
     )
     both = sentence_with({"head parameters": {"up": 9}, "generator parameters": {"up": 9}})
     assert "released generator parameters and head parameters of models" in both
-    came = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
-    assert "or models" not in came
-    assert came.endswith("model parameters were sent to the nodes.")
+    sentence = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
+    assert "or models" not in sentence
+    assert sentence.endswith("model parameters were sent to the nodes.")
     data = sentence_with({"private data": {"up": 9, "down": 0}})
     assert data.endswith("The nodes released their training data.")
     assert "No node released" not in data

@@ -124,8 +124,8 @@ def begin(*words: str, progress: bool = False) -> None:
 
 
 def result() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path("out/live.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads(Path("out/live.json").read_text())
+    return record
 
 
 # --- at a deployed federation -------------------------------------------------------------------------
@@ -177,8 +177,8 @@ def test_run_above_quorum_begins_without_missing_node(server: Server) -> None:
     server.there.remove("node-2")
     server.left = {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
-    there = ["node-0", "node-1", "node-10"]
-    assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *there]
+    connected = ["node-0", "node-1", "node-10"]
+    assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *connected]
     assert result()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]  # it still belongs to the run
 
 
@@ -275,9 +275,9 @@ def test_resolves_and_replaces_kit(server: Server, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir("/")
     with pytest.raises(FedstillError):
         run.resume(out, progress=False)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(["run", "--resume", str(out), "--startup-kit", str(out.parent / "new/admin")])
-    assert left.value.code == 2  # it stopped again
+    assert exit_info.value.code == 2  # it stopped again
     assert server.kits[-1] == out.parent / "new/admin"
     text = (out / "config.toml").read_text()
     assert text.startswith("# Made by: fedstill run\n")
@@ -403,10 +403,10 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     live.finish({**live.describe_run(), **results}, keep_state=True)
     (folder / "out").mkdir()
     experiment, about = build.build_simulation(config)
-    found = local_processes._evaluate_checkpoints(
+    metrics = local_processes._evaluate_checkpoints(
         experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, ProgressBar(False)
     )
-    return run.finish(experiment, about, found, folder / "out")
+    return run.finish(experiment, about, metrics, folder / "out")
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedkd"])

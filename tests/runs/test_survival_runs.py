@@ -61,7 +61,7 @@ def test_methods_learn_survival(tmp_path: Path, method: str, options: tuple[str,
 
 def test_rejects_survival_table_without_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = survivors.write(tmp_path / "hospitals", rows=12)
-    for task, text, said in (
+    for task, text, message in (
         ("survival", survivors.SCHEMA.replace('event = "died"', ""), "'months' of the schema is a number"),
         ("regression", survivors.SCHEMA, "'months' of the schema is a time until an event (expected"),
     ):
@@ -69,7 +69,7 @@ def test_rejects_survival_table_without_event(tmp_path: Path, capsys: pytest.Cap
         with pytest.raises(SystemExit) as exit:
             cli.main(["run", "diabetes-fediod", "--task.name", task, "--data.name", str(folder)])
         assert exit.value.code == 2
-        assert said in " ".join(capsys.readouterr().err.split())
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_distil_accepts_times_and_events(tmp_path: Path) -> None:

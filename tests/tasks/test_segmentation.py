@@ -94,9 +94,9 @@ def slow_hd95(prediction: Mask, truth: Mask) -> float:
         return [(r, c) for r, c in np.argwhere(mask) if not all(inside(r + a, c + b) for a, b in around)]
 
     a, b = edge(prediction), edge(truth)
-    there = np.quantile([min(math.dist(p, q) for q in b) for p in a], 0.95)
+    forward = np.quantile([min(math.dist(p, q) for q in b) for p in a], 0.95)
     back = np.quantile([min(math.dist(p, q) for q in a) for p in b], 0.95)
-    return float(max(there, back))
+    return float(max(forward, back))
 
 
 def test_hd95_of_a_box_and_one_grown_by_two_columns() -> None:

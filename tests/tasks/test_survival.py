@@ -88,8 +88,8 @@ def test_integrated_brier_score_equals_definition(seed: int) -> None:
         share = 1.0
         for t in sorted({t for t, e in zip(time, event, strict=True) if not e}):
             if t < until or (including and t == until):
-                there = sum(time > t) + sum((time == t) & (event == 0))
-                share *= 1 - sum((time == t) & (event == 0)) / there
+                at_risk = sum(time > t) + sum((time == t) & (event == 0))
+                share *= 1 - sum((time == t) & (event == 0)) / at_risk
         return share
 
     scores = [0.0]
