@@ -34,7 +34,7 @@ from fedstill.tasks import TASKS
 KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
 CHANGING = {  # dataclasses that are state, outside of the methods' own
-    "AuditTotals", "Budget", "QueryContext", "FedstillConfig", "DailyReleases", "LinkCosts",
+    "AuditTotals", "Budget", "DifferentiableQueryState", "FedstillConfig", "DailyReleases", "LinkCosts",
     "ServerTranscript",
     "NodeTraffic", "GlobalRngWatch",
     "AuditedNode", "NodeProgress", "Exchange", "_OpenSum",

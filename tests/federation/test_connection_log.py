@@ -82,9 +82,9 @@ def test_only_heartbeat_replies_change_connection_state(
         get_header = dict.get
 
     monkeypatch.setattr(connection_log.threading, "Thread", Idle)
-    left: list[str] = []
-    connection_log.watch_connection(
-        ServerConnection("here:1", Clock()), Cell(), 10.0, lambda: left.append("left")
+    calls: list[str] = []
+    connection_log.update_connection_on_replies(
+        ServerConnection("here:1", Clock()), Cell(), 10.0, lambda: calls.append("left")
     )
 
     def reply(topic: str, code: str) -> list[str]:
@@ -100,6 +100,6 @@ def test_only_heartbeat_replies_change_connection_state(
     assert reply(topics.HEART_BEAT, codes.UNAUTHENTICATED) == [
         "the server at here:1 refuses this node: it is full"
     ]
-    assert left == []
+    assert calls == []
     reply(topics.Register, codes.UNAUTHENTICATED)
-    assert left == ["left"]
+    assert calls == ["left"]

@@ -32,7 +32,7 @@ from fedstill.federation import flare, flare_component, flare_kit, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODE, NodeProgram
 from fedstill.node.owner_folder import init_folder
-from fedstill.node.permission_check import find_open_files
+from fedstill.node.permission_check import readable_files_warning
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
@@ -134,7 +134,7 @@ def kill(here: flare_kit.Site) -> None:
     """SIGKILL for a site and the processes of its jobs."""
     number = flare_site.process_id(here)
     assert number is not None
-    jobs = list(flare_site.jobs_of(here))
+    jobs = list(flare_site.job_processes(here))
     assert jobs
     os.kill(number, 9)
     for job in jobs:
@@ -172,11 +172,14 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
             until(
-                lambda: (noted := admin.progress(job)[0]) and re.fullmatch(waits, noted.describe()), pause=0.1
+                lambda: (
+                    (noted := admin.progress_and_metrics(job)[0]) and re.fullmatch(waits, noted.describe())
+                ),
+                pause=0.1,
             )
-            _, lines = admin.progress(job)  # it waits, and measures nothing meanwhile
+            _, lines = admin.progress_and_metrics(job)  # it waits, and measures nothing meanwhile
             assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
-            assert admin.progress(job, 2)[1] == lines[2:] != []
+            assert admin.progress_and_metrics(job, 2)[1] == lines[2:] != []
         code, printed = run.end()
         report_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed
@@ -200,7 +203,9 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         report_time("FLARE, server killed in distillation, to the end", since)
         folder = run.out / "federation/nodes/node-1"
         assert {"node.log", "node.pid", "audit.sqlite"} <= {path.name for path in folder.iterdir()}
-        assert find_open_files(folder, folder / "audit.sqlite") is None  # FLARE's processes write there, too
+        assert (
+            readable_files_warning(folder, folder / "audit.sqlite") is None
+        )  # FLARE's processes write there, too
 
 
 def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
@@ -241,7 +246,7 @@ def test_node_with_invalid_folder_replies_with_generic_error(
     (tmp_path / "clinic" / "security.jsonl").write_text("")
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
     guarded: list[Any] = []
-    monkeypatch.setattr(flare_component, "guard_job", lambda *about: guarded.append(about))
+    monkeypatch.setattr(flare_component, "install_job_request_filter", lambda *about: guarded.append(about))
     monkeypatch.setattr(flare, "collab", SimpleNamespace(site_name="clinic"))  # which FLARE has in jobs alone
     program = NodeProgram()
     program.begin()

@@ -19,7 +19,7 @@ from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.federation.flare import FlareLink
-from fedstill.federation.flare_lost_nodes import LostNodeMonitor, watch_lost_nodes
+from fedstill.federation.flare_lost_nodes import LostNodeMonitor, subscribe_to_lost_nodes
 from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
 
@@ -141,7 +141,7 @@ def test_monitor_notifies_job_of_lost_node(
 def test_job_accepts_lost_nodes_from_server_only() -> None:
     engine, cell = engine_of({})
     lost: list[str] = []
-    watch_lost_nodes(engine, lost.append)
+    subscribe_to_lost_nodes(engine, lost.append)
     ((_, hear),) = cell.filters
     for origin in ("north", "server", "server.other"):
         hear(new_cell_message({MessageHeaderKey.ORIGIN: origin}, {"node": f"of {origin}"}))

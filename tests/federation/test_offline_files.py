@@ -116,7 +116,7 @@ class World:
         return ResponseFiles(self.queries, [self.read(name) for name in NAMES])
 
     def federation(self) -> Remote:
-        plan, declared = self.queries.plan, self.queries.declared()
+        plan, declared = self.queries.plan, self.queries.query_declarations()
         remote = Remote(self.files(), plan, declared, LinkConfig(), AuditLog(), COMPUTE)
         remote.join()
         return remote
@@ -182,16 +182,16 @@ def replies(name: str, responses: Mapping[int, Any]) -> Replies:
 
 def test_queries_file_has_planned_queries_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedkd, "CHUNK", 10)
-    federation, seen = live(), []
+    federation, calls = live(), []
     call = federation.query
     monkeypatch.setattr(
-        federation, "query", lambda name, **sent: (seen.append((name, sent)), call(name, **sent))[1]
+        federation, "query", lambda name, **sent: (calls.append((name, sent)), call(name, **sent))[1]
     )
     step(federation)
     expected = CONFIG.planned_queries(public_data(), SEED)
-    assert [name for name, _ in seen] == ["count_labels"] + ["predict"] * 6
-    assert len(seen) == len(expected)
-    for (name, sent), planned in zip(seen, expected, strict=True):
+    assert [name for name, _ in calls] == ["count_labels"] + ["predict"] * 6
+    assert len(calls) == len(expected)
+    for (name, sent), planned in zip(calls, expected, strict=True):
         tensors = {key: value for key, value in sent.items() if isinstance(value, torch.Tensor)}
         assert digest(name, tensors) == digest(planned.query, planned.tensors)
 
@@ -229,7 +229,7 @@ def test_response_file_rejects_other_queries(world: World) -> None:
 
 def test_queries_file_round_trip(world: World) -> None:
     mine, again = asked(), world.queries
-    assert (again.plan, again.contents()) == (mine.plan, mine.contents())
+    assert (again.plan, again.content_digests()) == (mine.plan, mine.content_digests())
     assert again.public is not None
     assert torch.equal(again.public.inputs, public_data().inputs)
     assert (again.public.name, again.public.note) == ("made", "by hand")
@@ -278,7 +278,7 @@ def test_rejects_swapped_queries_and_responses(world: World) -> None:
 
 
 def test_rejects_queries_with_unknown_option(world: World) -> None:
-    for change, said in (
+    for change, message in (
         ({"surprise": 1}, "no plan that this version of fedstill can follow: unknown key 'method.surprise'"),
         ({"name": "magic"}, "method.name = 'magic'"),
         ({"levels": -1}, "invalid method.levels = -1"),
@@ -286,12 +286,12 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
         header, tensors = unpack(world.path("queries").read_bytes())
         header["plan"]["method"] |= change
         signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
-        with pytest.raises(BundleError, match=re.escape(said)):
+        with pytest.raises(BundleError, match=re.escape(message)):
             read_queries(world.path("x"))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda h, t: h.update(format=1), f"is of format 1: this version of fedstill reads {FORMAT}"),
         (lambda h, t: h.pop("queries"), "queries"),
@@ -319,11 +319,11 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
         (lambda h, t: h.update(plan=None), "has no plan"),
     ],
 )
-def test_rejects_inconsistent_queries(world: World, change: Any, said: str) -> None:
+def test_rejects_inconsistent_queries(world: World, change: Any, message: str) -> None:
     header, tensors = unpack(world.path("queries").read_bytes())
     change(header, tensors)
     signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
-    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+    with pytest.raises(BundleError, match=re.escape(message)) as caught:
         read_queries(world.path("x"))
     assert "\n" not in str(caught.value)
 
@@ -354,7 +354,7 @@ def test_rejects_two_files_of_one_node(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda h, t: t.pop("1.logits"), "does not hold one response to each of the 3 queries"),
         (lambda h, t: h["replies"]["privacy"].pop(), "does not hold one response to each of the 3 queries"),
@@ -365,16 +365,16 @@ def test_rejects_two_files_of_one_node(world: World) -> None:
         (lambda h, t: h.pop("node"), "node"),
     ],
 )
-def test_rejects_inconsistent_responses(world: World, change: Any, said: str) -> None:
+def test_rejects_inconsistent_responses(world: World, change: Any, message: str) -> None:
     world.forge(change)
-    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+    with pytest.raises(BundleError, match=re.escape(message)) as caught:
         world.read()
     assert str(world.path("node-0")) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda t: t["0.counts"].fill_(float("nan")), "query 'count_labels': counts hold NaN"),
         (lambda t: t.update({"1.logits": t["1.logits"][:-1]}), "'predict': logits are .* of shape .22, 3."),
@@ -383,9 +383,9 @@ def test_rejects_inconsistent_responses(world: World, change: Any, said: str) ->
     ],
 )
 def test_invalid_offline_responses_name_node(
-    world: World, change: Callable[[dict[str, torch.Tensor]], None], said: str
+    world: World, change: Callable[[dict[str, torch.Tensor]], None], message: str
 ) -> None:
     """As in a live run: what is in a file is checked like what comes over a link."""
     world.forge(lambda header, tensors: change(tensors), "node-1")
-    with pytest.raises(NodeFault, match=f"node 'node-1'.*{said}"):
+    with pytest.raises(NodeFault, match=f"node 'node-1'.*{message}"):
         step(world.federation())

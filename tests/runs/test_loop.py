@@ -112,9 +112,7 @@ def test_notes_best_evaluation(tmp_path: Path) -> None:
     }
     assert len(evaluations) == 3
     [note] = result["notes"]
-    assert (
-        f"best of 3 evaluations on the test data was {max(evaluations):.1f} % at round {evaluations[max(evaluations)]};"
-        in note
-    )
+    best = max(evaluations)
+    assert f"best of 3 evaluations on the test data was {best:.1f} % at round {evaluations[best]};" in note
     assert "selection on the test data" in note
     assert evaluations[result["accuracy"]] == 3  # the figure stays the last one's
