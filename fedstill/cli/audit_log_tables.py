@@ -187,8 +187,8 @@ def totals(
     all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what
     is left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
-    from fedstill.node.audit_cost import compute_audit_cost
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, RELEASES
+    from fedstill.node.spent_budget import compute_spent_budget
 
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
@@ -200,7 +200,7 @@ def totals(
     for payer, names in runs.items():
         own = privacy if payer == NODE_DATA and _limited(privacy) else None
         for run in names if len(names) == 1 and own is None else [*names, ALL_RUNS]:
-            found = compute_audit_cost(audit, payer, run, delta, accountant, own, mine)
+            found = compute_spent_budget(audit, payer, run, delta, accountant, own, mine)
             rows.append(
                 {
                     "whose": payer,

@@ -16,7 +16,7 @@ from fedstill.node.audit_file import TotalSpent
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import FolderCheck
 from fedstill.node.privacy_forecast import forecast, refusal_reason
-from fedstill.node.protection import needs_mechanism, unit_notes
+from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.accounting import is_within_epsilon
 from fedstill.privacy.budget import ProtectedUnitChanged, remaining_epsilon, round_down, round_up
@@ -34,7 +34,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         unit = make_statement(config, {}, ()).unit
         lines.append(f"{config.registered_name}, {config.randomness} randomness; for {unit}")
     if data is not None:
-        lines += unit_notes([data], [config])
+        lines += group_privacy_notes([data], [config])
     for what, most, delta in (
         ("a run", config.epsilon, config.delta),
         ("all runs on these data", *config.total_budget),

@@ -18,12 +18,12 @@ from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node.audit_file import TotalSpent
 from fedstill.node.privacy_forecast import (
     RunLength,
+    charged_noise_tables,
     find_run_length,
     forecast,
     max_affordable_steps,
-    paid_parts,
 )
-from fedstill.node.protection import needs_mechanism, unit_notes
+from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.events import PrivacyCost, total_cost
 from fedstill.protocol.method import build_node_side
@@ -87,7 +87,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
     folder = path.parent if path.name == owner_folder.FILE else path
     file, asking = owner_folder.read_node_file(folder), asked_by(target, config)
     data, spec = node_data.load_node_data(file.data, folder, asking.spec, asking.config.task)
-    notes = unit_notes([data], [file.privacy])
+    notes = group_privacy_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
@@ -105,7 +105,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
 
     data = load(config.data, config.task)
     parts, public = split_data(config, data)
-    notes = unit_notes(parts, [config.nodes.privacy] * len(parts))
+    notes = group_privacy_notes(parts, [config.nodes.privacy] * len(parts))
     made = PlannedRun(
         target, config.method, InputSpec.from_data(config.task, data), public, config.nodes.models, notes
     )
@@ -155,7 +155,7 @@ def _solve(
     wants = [part for part, table in privacy.noise_tables.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
     first = _mechanism(run, place, noisy, method, local)
-    used = paid_parts(first)
+    used = charged_noise_tables(first)
     if noise is not None:
         unknown = [part for part in wants if part in used]
         privacy = privacy.with_noise(_levels(noise, privacy, used, unknown))

@@ -165,7 +165,7 @@ class Gate:
         if rule is not None:
             raise QueryRefused(self.node, received.query, rule)
         # A repeated query is admitted; other content under the same number is another query.
-        if received.content_hash not in self.audit.totals.sibling_contents(
+        if received.content_hash not in self.audit.totals.sibling_content_hashes(
             vars(self._make_entry(received, RESPONSE))
         ):
             self._require_approved(received.query)
@@ -276,7 +276,7 @@ class Gate:
             # The hash includes the query, so that equal responses to two queries are not recognizable.
             past = f"{received.content_hash} {received.history_hash}"
             context = f"{received.number} {part} {past} {digest(part, outgoing)}"
-            release_hash = self.budgets.seal(chain_digest(context, bounded_digest))
+            release_hash = self.budgets.keyed_hash(chain_digest(context, bounded_digest))
         unmasked = outgoing
         if sum_encoder is not None:
             outgoing = sum_encoder.encode(self.node, query, unmasked)
@@ -325,7 +325,7 @@ class Gate:
         # A gradient belongs to its response, and each further gradient is a query by itself.
         # So is another response to the same query if a bit differs, for example because inputs
         # have another memory layout, or the processor changed.
-        is_changed = bool(self.audit.totals.sibling_contents(vars(entry)))
+        is_changed = bool(self.audit.totals.sibling_content_hashes(vars(entry)))
         query_count = int(entry.part == RESPONSE or is_changed)
 
         def check(spending: Spending) -> None:
@@ -335,7 +335,7 @@ class Gate:
             if self.budgets is not None:
                 self.budgets.require_within_budget(spending, max_cost, received.query)
 
-        training_cost = self.audit.totals.unreported(self.run, self.node)
+        training_cost = self.audit.totals.unreported_training_charges(self.run, self.node)
         return self.audit.charge(replace(entry, queries=query_count, training_cost=training_cost), check)
 
     def _make_entry(self, received: ReceivedQuery, part: str, **fields: Any) -> Entry:
@@ -391,7 +391,7 @@ class Gate:
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name, shape in shapes.items():
-            mechanism.require_width(query, name, shape)
+            mechanism.require_declared_width(query, name, shape)
         cost, max_cost = (
             total_cost(mechanism.release_costs(query, shapes, released)) for released in (noised, None)
         )

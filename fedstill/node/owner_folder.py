@@ -209,7 +209,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         table = _read_table(folder)
     except FedstillError as error:
         return FolderCheck(None, faults=(str(error),))
-    file, found, invalid = _read_with_defaults(table)
+    file, found, invalid = _read_valid_sections(table)
     unreported: list[str] = []
 
     def attempt(section: str, make: Callable[[], T]) -> T | None:
@@ -258,7 +258,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         )
         if reason:
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {reason}")
-    if (fault := SecurityLog(folder).verify()) is not None:
+    if (fault := SecurityLog(folder).find_fault()) is not None:
         found.append(f"the security log: {fault}")
     if data is not None and "policy" not in invalid and len(data) < file.policy.min_records:
         found.append(f"policy.min_records is {file.policy.min_records}, and here are {len(data)} examples")
@@ -272,7 +272,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
     )
 
 
-def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
+def _read_valid_sections(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
     """Return a table's configuration, its faults, and the invalid sections, which get defaults."""
     faults: list[str] = []
     invalid: set[str] = set()
@@ -298,7 +298,9 @@ def _remove_key(table: Any, path: list[str]) -> bool:
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
-def refused_queries(file: NodeFile, passes_gradients: bool, queries: Mapping[str, Query]) -> dict[str, str]:
+def rules_by_refused_query(
+    file: NodeFile, passes_gradients: bool, queries: Mapping[str, Query]
+) -> dict[str, str]:
     """Return the rule that refuses each query that this node never accepts, by name.
 
     Args:

@@ -89,7 +89,7 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
         if (rule := no_guarantee_reason(mechanism, query)) is not None:
             return f"{query.name}: {rule}"
     supposed, planned = mechanism.with_placeholder_noise().run_costs(), mechanism.run_costs()
-    for part in paid_parts(mechanism):
+    for part in charged_noise_tables(mechanism):
         if config.noise_tables[part].noise is None and not supposed.get(part):
             unlimited = ", ".join(name for name, declared in queries.items() if not declared.times)
             reason = (
@@ -104,7 +104,7 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
     return None
 
 
-def paid_parts(mechanism: PrivacyMechanism) -> list[str]:
+def charged_noise_tables(mechanism: PrivacyMechanism) -> list[str]:
     """Return the parts of a protection that a run is charged to, with the placeholder noise."""
     supposed = mechanism.with_placeholder_noise()
     parts = {part for part, cost in supposed.run_costs().items() if cost}

@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest_group_size, limit_groups
 from fedstill.models import dp_compatibility
 from fedstill.models.module_utils import deep_copy, to_vector
-from fedstill.node.network_setup import architecture_hash
+from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node import Node, frozen_parameter_names
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
@@ -36,7 +36,7 @@ def needs_mechanism(config: PrivacyConfig) -> bool:
     return config.protects or math.isfinite(config.budget)
 
 
-def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
+def group_privacy_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
     """Return a note if epsilon holds for one record, but several records belong to one group (a patient,
     for example).
 
@@ -147,7 +147,7 @@ def _setup_hash(
     return keyed_digest(secret, f"{digest('binding', tensors)} {description!r}")
 
 
-def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
+def run_uncharged_preparation(side: NodeSide, nodes: Sequence[Node]) -> None:
     """Run a method's preparation of nodes, which is not charged: networks with private training may not
     take a step in it (ArgumentError).
     """

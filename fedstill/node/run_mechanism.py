@@ -195,7 +195,7 @@ class PrivacyMechanism:
             raise ArgumentError("setup_hash", self.setup_hash, "a hash, set before any noise is drawn")
         return self._make_sampler(self._secret, self.node, self.setup_hash, self.salt, *names)
 
-    def seal(self, text: str) -> str:
+    def keyed_hash(self, text: str) -> str:
         """Return a hash of a text in this run, keyed by the secret.
 
         ``setup_hash`` and salt are stored next to the audit log; with these alone, values without noise
@@ -254,7 +254,7 @@ class PrivacyMechanism:
             )
         return costs
 
-    def require_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
+    def require_declared_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
         """Refuse rows whose cost differs from the declared one, which the plan assumes.
 
         Raises:

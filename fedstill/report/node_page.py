@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.text_format import clip_text, format_bytes, format_count
-from fedstill.node.audit_cost import AuditCost
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import describe_log_line, describe_request
 from fedstill.node.requests import MIN_DIGITS_TO_APPROVE, UNPROVEN, WAITS, ApprovalRequest, requires_approval
+from fedstill.node.spent_budget import SpentBudget
 from fedstill.privacy.budget import describe_budgets, round_down, round_up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
@@ -137,11 +137,11 @@ def _cost_table(node: Overview) -> Table:
     return Table("Epsilon spent by run", "Run", columns, rows, style="stacked")
 
 
-def _spent(cost: AuditCost) -> str:
+def _spent(cost: SpentBudget) -> str:
     return round_up(cost.epsilon) if cost.events is not None else UNKNOWN
 
 
-def _remaining(cost: AuditCost) -> str:
+def _remaining(cost: SpentBudget) -> str:
     return round_down(cost.remaining) if cost.remaining is not None else UNKNOWN
 
 

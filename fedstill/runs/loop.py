@@ -31,7 +31,7 @@ from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.network_setup import prepare_model
+from fedstill.node.model_setup import prepare_model
 from fedstill.privacy.statement import Statement, summarize_privacy
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.queries import NodeSide

@@ -20,7 +20,7 @@ from fedstill.federation.remote import Remote
 from fedstill.federation.transport import Link
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
-from fedstill.node.network_setup import architecture_hash
+from fedstill.node.model_setup import architecture_hash
 from fedstill.node.replies import NOT_JOINED
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import LocalConfig

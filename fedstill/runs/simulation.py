@@ -22,7 +22,7 @@ from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.network_setup import architecture_hash
+from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node import Node
 from fedstill.node.node_group import stacking_key
 from fedstill.node.policy import PolicyConfig

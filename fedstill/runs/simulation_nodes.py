@@ -16,7 +16,7 @@ from fedstill.methods._server import Server
 from fedstill.models.module_utils import deep_copy
 from fedstill.node import local_training
 from fedstill.node.gate import Gate
-from fedstill.node.network_setup import require_trainable_batch_size
+from fedstill.node.model_setup import require_trainable_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import architecture_key as kind_of
 from fedstill.node.protection import (

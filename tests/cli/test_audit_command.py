@@ -137,13 +137,13 @@ def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Captur
 def test_show_counts_epsilon_for_each_run_and_for_all(
     clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedstill.node import audit_cost
+    from fedstill.node import spent_budget
 
     def stand_in(spent: dict[Event, int], delta: float, accountant: str) -> float:
         assert accountant == "pld"
         return sum(times / event.noise for event, times in spent.items()) + delta
 
-    monkeypatch.setattr(audit_cost, "compute_epsilon", stand_in)
+    monkeypatch.setattr(spent_budget, "compute_epsilon", stand_in)
     out = said(capsys, "show", clinic, "--delta", "1e-9")
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
@@ -158,7 +158,7 @@ def test_show_prints_remaining_budget_by_the_owners_accountant(tmp_path: Path, c
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     limits = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\ntotal_epsilon = 20.0\ndelta = 1e-6\n'
-    price = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
+    cost = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
     with closing(AuditLog(folder / "audit.sqlite")) as log:
         charge(log, 0, payer=NODE_DATA)
         charge(log, 0, run="autumn", payer=NODE_DATA)
@@ -170,7 +170,7 @@ def test_show_prints_remaining_budget_by_the_owners_accountant(tmp_path: Path, c
         lines = [line.split() for line in out.splitlines() if line.startswith(NODE_DATA)]
         assert [line[2] for line in lines] == ["spring", "autumn", "all"]
         one, all_runs = (
-            compute_epsilon(Counter({event: n * times for event, n in price.items()}), 1e-6, accountant)  # type: ignore[arg-type]
+            compute_epsilon(Counter({event: n * times for event, n in cost.items()}), 1e-6, accountant)  # type: ignore[arg-type]
             for times in (1, 2)
         )
         assert float(lines[0][-2]) == pytest.approx(one, abs=1e-3)
@@ -224,8 +224,8 @@ def test_shows_no_epsilon_after_a_release_without_guarantee(clinic: Path, capsys
     out = said(capsys, "show", clinic)
     lines = [line for line in out.splitlines() if line.startswith("clinic")]
     assert ["no guarantee" in line for line in lines] == [False, True, True]
-    paid = "Total cost for clinic: 4 x gaussian(4), 8 x laplace(10), 1 release without guarantee."
-    assert paid in " ".join(out.split())
+    expected = "Total cost for clinic: 4 x gaussian(4), 8 x laplace(10), 1 release without guarantee."
+    assert expected in " ".join(out.split())
 
 
 def test_charges_before_the_first_query_have_no_number(clinic: Path, capsys: Capture) -> None:

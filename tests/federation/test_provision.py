@@ -757,12 +757,12 @@ def test_run_begins_after_owner_approval(
     assert [path for owner in (north, east) for path in owner.glob("runs/*/*")] == []
     log = SecurityLog(east)
     lines = list(log.lines())  # the first are of others' tests
-    assert (log.verify(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
+    assert (log.find_fault(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
     path = east / "security.jsonl"
     path.write_text(path.read_text().replace("min_records: 5", "min_records: 0"))
-    assert f"line {len(lines)} is not as it was written" in str(log.verify())
+    assert f"line {len(lines)} is not as it was written" in str(log.find_fault())
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.verify())
+    assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.find_fault())
 
 
 def test_stop_ends_all_processes(federation: Federation) -> None:

@@ -251,7 +251,7 @@ def test_a_personal_part_never_appears_in_any_message(
     values = to_vector(one.nodes[0].model.get_submodule(shared)).numel()
     whole = to_vector(one.nodes[0].model).numel()
     kind = f"{shared} parameters"
-    assert one.audit.summary()["by_kind"] == {
+    assert one.audit.traffic_totals()["by_kind"] == {
         "data sizes": {"up": 3 * 4, "down": 0},
         kind: {"up": 3 * 3 * 4 * values, "down": 3 * 3 * 4 * values},
         "parameters": {"up": 0, "down": 3 * 4 * whole},  # the same first weights for all

@@ -161,7 +161,7 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     assert metrics["queries_by_name"] == {"count_labels": 1}
     x = torch.zeros(5, *SHAPE)
     asked_about(experiment, x)
-    kinds = experiment.audit.summary()["by_kind"]
+    kinds = experiment.audit.traffic_totals()["by_kind"]
     assert kinds["logits"] == {"up": 3 * 5 * CLASSES * 4, "down": 0}
     assert kinds["inputs"] == {"up": 0, "down": 3 * 5 * math.prod(SHAPE) * 4}
 

@@ -93,7 +93,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
         optimizer.step()
     here.server.step()
     same(node.model, model, rtol=1e-3, atol=1e-5)
-    assert here.audit.summary()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
+    assert here.audit.traffic_totals()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
 
 
 def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_noise() -> None:

@@ -139,9 +139,9 @@ def test_cached_labels_are_free_and_unchanged() -> None:
     for row, label in labels.items():
         assert torch.equal(get_buffers(cached.nodes[0], "labels")["t_g"][row], label)
     size = len(MIXED) * N * CLASSES * 4
-    assert cached.audit.summary()["by_kind"]["logits"] == {"up": size, "down": size}
-    assert plain.audit.summary()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}
-    assert cached.audit.summary()["queries_by_name"] == {"predict": 3, "distill": 3}
+    assert cached.audit.traffic_totals()["by_kind"]["logits"] == {"up": size, "down": size}
+    assert plain.audit.traffic_totals()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}
+    assert cached.audit.traffic_totals()["queries_by_name"] == {"predict": 3, "distill": 3}
 
 
 def test_returning_node_gets_all_labels() -> None:

@@ -93,11 +93,11 @@ def received(config: Any, node: Node, t: int = 1) -> GlobalGenerator:
     )
 
 
-def stepped(node: Node, roles: tuple[str, ...], work: Callable[[NodeGroup], Any]) -> float:
+def stepped(node: Node, roles: tuple[str, ...], make_train_step: Callable[[NodeGroup], Any]) -> float:
     """The loss that a step on four of a node's own examples is said to have."""
     x, y = batch(node)
     group = in_training(node, SETTING, *roles)
-    loss: float = work(group)(group, 7, x.unsqueeze(0), y.unsqueeze(0)).item()
+    loss: float = make_train_step(group)(group, 7, x.unsqueeze(0), y.unsqueeze(0)).item()
     return loss
 
 
@@ -289,7 +289,7 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
         kinds = {"head parameters": head}
         if method.shares == "model":
             kinds = {"parameters": to_vector(model).numel()}
-    up = here.audit.summary()["by_kind"]
+    up = here.audit.traffic_totals()["by_kind"]
     expected = {kind: 4 * size * 2 * method.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
     assert {kind: size["up"] for kind, size in up.items() if size["up"]} == {
         **expected,

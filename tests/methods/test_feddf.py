@@ -132,7 +132,7 @@ def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
     run(here, 1)
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     assert torch.equal(here.server.state.histogram.counts, counts)
-    summary = here.audit.summary()
+    summary = here.audit.traffic_totals()
     assert "count_samples" not in summary["queries_by_name"]
     assert summary["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in here.nodes}

@@ -268,7 +268,7 @@ def test_step_equals_algorithm_1(config: FedIOD) -> None:
 # --- options -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("importance", "drawn"), [("counts", 0), ("realness", 1)])
+@pytest.mark.parametrize(("importance", "samples"), [("counts", 0), ("realness", 1)])
 def test_private_critic_samples_real_inputs_only_for_ratings(
     importance: Any, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +307,7 @@ def test_frozen_student_parameters_stay_frozen() -> None:
 def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
     one = world(replace(SMALL, importance=importance))
     one.server.step()
-    before, audit = copy.deepcopy([node.state_dict() for node in one.nodes]), one.audit.summary()
+    before, audit = copy.deepcopy([node.state_dict() for node in one.nodes]), one.audit.traffic_totals()
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in one.nodes])
@@ -319,7 +319,7 @@ def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
-    assert one.audit.summary() == audit
+    assert one.audit.traffic_totals() == audit
     expected = {"counts": set(), "realness": {"critic", "critic_real"}, "odds": {"critic"}}
     assert set(response) == {"logits"} | expected[importance]
     together = one.server.ensemble_responses(Responses(-1, one.server.federation.nodes, response))

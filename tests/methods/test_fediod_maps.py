@@ -61,8 +61,8 @@ def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds
     number = 1 + len(plain.nodes)  # the counts were query 0, then each node was asked for its maps
     gan, unlike, z = torch.zeros(()), torch.zeros(()), []
     for k, node in enumerate(plain.nodes):
-        D, drawn = node.modules["critic"].train(), node.sample_batch(config.batch, "critic", number)
-        real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
+        D, sampled = node.modules["critic"].train(), node.sample_batch(config.batch, "critic", number)
+        real = torch.cat([TASK.encode_maps(TASK.label_maps(sampled)), sampled.inputs], 1)
         fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
         D_loss = F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()
         optimizer = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
@@ -70,9 +70,9 @@ def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds
         optimizer.step()
         gan = gan + pi[k] * F.softplus(D(fake)).flatten(1).sum(1).mean()
         z.append(node.model(x))
-        for row, (owner, place, pose) in enumerate(batch.source.tolist()):
+        for row, (owner, index, pose) in enumerate(batch.source.tolist()):
             if owner == owner_id(node.name):
-                target = real_of(node, place, pose)
+                target = real_of(node, index, pose)
                 unlike = unlike + 2.0 * (x[row] - target).abs().mean() / config.batch
                 far = perceptual_loss(features, x[row : row + 1], target.unsqueeze(0))
                 unlike = unlike + 0.5 * far.sum() / config.batch
@@ -111,7 +111,7 @@ def test_released_bytes() -> None:
         "difference": 2 * batch * 4,
         "gradients": 2 * batch * pixels * 4,
     }
-    kinds = one.audit.summary()["by_kind"]
+    kinds = one.audit.traffic_totals()["by_kind"]
     assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
 
 
@@ -140,7 +140,7 @@ def test_pretraining_trains_generator_and_critics_only() -> None:
     assert "logits" not in up(one)
     one.server.step()
     assert not torch.equal(weights(one.server.student), student)
-    assert one.audit.summary()["queries_by_name"] == {
+    assert one.audit.traffic_totals()["queries_by_name"] == {
         "count_labels": 1, "send_label_maps": 3, "score_with_critic": 2, "predict_logits": 1,
     }  # fmt: skip
 
@@ -294,7 +294,7 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
     torch.testing.assert_close(
         stacked.server.preview_samples(3), alone.server.preview_samples(3), rtol=0.02, atol=0.01
     )
-    assert stacked.audit.summary() == alone.audit.summary()
+    assert stacked.audit.traffic_totals() == alone.audit.traffic_totals()
 
 
 @pytest.mark.parametrize(

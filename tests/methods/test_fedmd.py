@@ -93,13 +93,13 @@ def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_query_per_round_and_its_bytes() -> None:
     here = run(world(CONFIG))
-    summary = here.audit.summary()
+    summary = here.audit.traffic_totals()
     assert summary["queries_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
     logits = len(MIXED) * 11 * CLASSES * 4 * 3
     assert summary["by_kind"]["logits"] == {"up": logits, "down": logits}
     assert set(summary["by_kind"]) == {"indices", "logits", "schedule"}
     single = run(world(replace(CONFIG, rounds=1)))
-    assert single.audit.summary()["queries_by_name"] == {"communicate": 1, "digest": 1}
+    assert single.audit.traffic_totals()["queries_by_name"] == {"communicate": 1, "digest": 1}
 
 
 # --- digest, revisit -----------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     assert labels is not None
     assert (responses(here).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
-    assert whole.audit.summary()["queries_by_name"]["transfer"] == 1
+    assert whole.audit.traffic_totals()["queries_by_name"]["transfer"] == 1
     assert whole.side.initial_training is None  # the first part of local training follows in the same query
 
 

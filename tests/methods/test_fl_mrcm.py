@@ -82,7 +82,7 @@ def test_other_nodes_refuse_features_with_named_target() -> None:
 
 def test_queries_and_bytes_of_features() -> None:
     made = run(world())  # the target is the first node
-    summary = made.audit.summary()
+    summary = made.audit.traffic_totals()
     assert summary["queries_by_name"] == {"count_samples": 1, "send_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
     # Up once a round, and down to both sources.
@@ -147,8 +147,8 @@ def test_a_step_at_a_source_by_hand() -> None:
     group = NodeGroup([node]).set_query(NodeSetting(TASK, local, Compute()))
     group.module("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
-    work = config.make_align_step(group, features, 5)
-    loss_k = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
+    train_step = config.make_align_step(group, features, 5)
+    loss_k = train_step(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss_k.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
     same(node.modules["identifier"], C, rtol=1e-4, atol=1e-5)
     same(node.model, model, rtol=1e-4, atol=1e-5)
@@ -169,7 +169,7 @@ def test_sources_use_last_features_of_excluded_target() -> None:
     made.federation.exclude("n0", "train", "gone", may_rejoin=False)
     run(made, 1)
     assert made.server.state.features is features
-    assert made.audit.summary()["queries_by_name"]["align"] == 2
+    assert made.audit.traffic_totals()["queries_by_name"]["align"] == 2
 
 
 @pytest.mark.parametrize("query", ["send_features", "train"])
@@ -194,7 +194,7 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     assert made.server.completed_steps == 2
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
-    counts = made.audit.summary()["queries_by_name"]
+    counts = made.audit.traffic_totals()["queries_by_name"]
     assert counts.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
 
 

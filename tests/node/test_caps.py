@@ -242,7 +242,9 @@ def test_serving_processes_have_memory_limit(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("FEDSTILL_NODE", str(clinic.folder))
     monkeypatch.setattr(flare, "collab", type("Site", (), {"site_name": "clinic"}))
     limited: list[str] = []
-    monkeypatch.setattr("fedstill.node.node_service.limit_process", lambda most, device: limited.append(most))
+    monkeypatch.setattr(
+        "fedstill.node.node_service.limit_process_memory", lambda most, device: limited.append(most)
+    )
     flare.NodeProgram().begin()
     assert limited == [GIB]
 
@@ -336,9 +338,9 @@ def test_endless_rounds_are_refused(tmp_path: Path) -> None:
 
 
 def test_cost_computation_respects_time_limit() -> None:
-    price = PrivacyCost({Event("gaussian", 1.2345, rate=0.0123): 10**5})
+    cost = PrivacyCost({Event("gaussian", 1.2345, rate=0.0123): 10**5})
     with timing.time_limit(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
-        compute_epsilon(price, 1e-5)
+        compute_epsilon(cost, 1e-5)
 
 
 def test_initial_training_stops_at_time_limit_and_resumes(tmp_path: Path) -> None:

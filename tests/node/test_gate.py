@@ -76,7 +76,7 @@ class Journal:
     def rule(self, query: Query, name: str) -> Any:
         return self
 
-    def seal(self, text: str) -> str:
+    def keyed_hash(self, text: str) -> str:
         return text
 
     def describe_rule(self, *given: Any) -> str:
@@ -93,7 +93,7 @@ class Journal:
         self.calls.append("noise")
         return tensor + 1
 
-    def require_width(self, *given: Any) -> None:
+    def require_declared_width(self, *given: Any) -> None:
         pass
 
     def release_costs(self, *given: Any) -> CostBreakdown:
@@ -234,7 +234,7 @@ def test_undeclared_tensor_is_refused() -> None:
     audit = AuditLog()
     with pytest.raises(QueryRefused, match="undeclared: diary, secret"):
         release(gate(audit), tensors={**ANSWER, "secret": torch.ones(1), "diary": torch.ones(1)})
-    assert audit.summary() == AuditLog().summary()
+    assert audit.traffic_totals() == AuditLog().traffic_totals()
 
 
 def journaled(**bills: CostBreakdown) -> tuple[Gate, Journal, Watched]:
@@ -365,17 +365,17 @@ def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
-    seen = []
+    entry_counts = []
 
     class Watching(Gate):
         def _charge(self, *args: Any) -> int:
             number = super()._charge(*args)
-            seen.append(len(entries(tmp_path)))  # read while nothing has been returned
+            entry_counts.append(len(entries(tmp_path)))  # read while nothing has been returned
             return number
 
     with closing(AuditLog(tmp_path / FILE)) as audit:
         release(Watching("clinic", PolicyConfig(), audit))
-    assert seen == [1]
+    assert entry_counts == [1]
 
 
 def test_release_has_no_graph() -> None:
@@ -513,15 +513,15 @@ def test_label_maps_have_input_limits(maps: torch.Tensor, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "said"),
+    ("scores", "message"),
     [(torch.ones(2, 4), r"\(2, 4\), for 3 classes"), (torch.ones(5, 3), r"\(5, 3\), for 2 inputs")],
 )
-def test_scores_of_another_shape_are_refused(scores: torch.Tensor, said: str) -> None:
+def test_scores_of_another_shape_are_refused(scores: torch.Tensor, message: str) -> None:
     audit = AuditLog()
     door = gate(audit)
     door.output_shape = (3,)
     sent = {"x": torch.zeros(2, 5)}
-    with pytest.raises(QueryRefused, match=rf"outputs: logits are {said}"):
+    with pytest.raises(QueryRefused, match=rf"outputs: logits are {message}"):
         release(door, tensors={**ANSWER, "logits": scores}, sent=sent)
     assert not audit.totals.bytes
     assert set(release(door, tensors=ANSWER, sent=sent)) == set(ANSWER)

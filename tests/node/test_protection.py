@@ -28,11 +28,11 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import (
+    group_privacy_notes,
     needs_mechanism,
-    prepare_uncharged,
     protect,
     require_unchanged_data,
-    unit_notes,
+    run_uncharged_preparation,
 )
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import PrivacyMechanism
@@ -408,14 +408,14 @@ def test_note_states_per_record_epsilon() -> None:
     assert PER_RECORD_ONLY not in whole.assumes
 
     parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]
-    (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
+    (note,) = group_privacy_notes(parts, [under("dp-sgd")] * 3)
     assert note.startswith("epsilon holds for one record: a patient or slide has up to 8 at one node")
     assert "privacy.group_size = 8" in note
-    (note,) = unit_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
+    (note,) = group_privacy_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
     assert "up to 4 at" in note
-    assert unit_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
-    assert unit_notes(parts[2:], [under("dp-sgd")]) == ()
-    assert unit_notes(parts, [NoPrivacy()] * 3) == ()
+    assert group_privacy_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
+    assert group_privacy_notes(parts[2:], [under("dp-sgd")]) == ()
+    assert group_privacy_notes(parts, [NoPrivacy()] * 3) == ()
 
 
 # --- steps that are taken, and those that are charged --------------------------------------------------
@@ -472,7 +472,7 @@ def test_uncharged_private_steps_are_refused(query: str) -> None:
     protect(node, make_mechanism("dp-sgd", **CONFIG), side, method, at, secret=1)
 
     def attempt() -> None:
-        prepare_uncharged(side, [node])
+        run_uncharged_preparation(side, [node])
         RequestHandler(NodeGroup([node]), side, COMPUTE).respond(query, 0, {"x": X}, False)
 
     with pytest.raises(ArgumentError, match=r"steps of the \w+ of n = .more."):

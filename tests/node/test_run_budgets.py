@@ -278,12 +278,12 @@ def test_unaffordable_training_blocks_releases() -> None:
 def test_repeated_release_is_allowed_after_spent_budget() -> None:
     audit = AuditLog()
     node = Node(replace(VOTES, epsilon=1.5), audit)
-    left = [node.send(number) for number in range(fit(ONE, 1.5))]
+    first_releases = [node.send(number) for number in range(fit(ONE, 1.5))]
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
     received = ReceivedQuery(0, "predict", "c0", "", {})
     released = again.gate.release(received, "response", LOGITS, again.query, X)
-    assert torch.equal(released["logits"], left[0]["logits"])
+    assert torch.equal(released["logits"], first_releases[0]["logits"])
     assert again.spent() == node.spent()
 
 
@@ -334,7 +334,7 @@ def test_training_is_charged_at_admission() -> None:
     first, own = charged(node)
     assert first == ("training", "training", -1, {str(STEP): 20})
     assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
-    assert node.gate.audit.summary() == AuditLog().summary(), "nothing has left"
+    assert node.gate.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has left"
     for _ in range(3):  # whatever came of it
         admitted(node)
     assert len(charged(node)) == 2
@@ -406,8 +406,8 @@ def test_release_without_guarantee_voids_budget() -> None:
         assert "cannot hold, as releases left without any guarantee" in rule
         assert "fedstill audit show lists the runs" in rule
         assert "zero" not in rule  # a server's run, of which the one that is refused is to learn nothing
-    apart = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
-    assert Node(apart, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
+    separate = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
+    assert Node(separate, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
 
 
 def test_budget_without_mechanism_refuses_all() -> None:

@@ -423,7 +423,7 @@ def test_calibrated_noise_uses_whole_epsilon(mechanism: str, most: float, accoun
         "noisy-outputs": ("outputs", "gradients"),
     }
     used = {"critic", *parts[mechanism]}
-    assert {name for name, level in made.noise_levels.items() if level} == used
+    assert {name for name, noise in made.noise_levels.items() if noise} == used
 
 
 def test_charges_match_calibrated_epsilon() -> None:
@@ -579,7 +579,7 @@ def test_seal_depends_on_secret() -> None:
         return made
 
     one, other = noisy(1), noisy(2)
-    assert one.seal("counts 3 4") == one.seal("counts 3 4") != one.seal("counts 4 3")
-    assert one.seal("counts 3 4") != other.seal("counts 3 4")
+    assert one.keyed_hash("counts 3 4") == one.keyed_hash("counts 3 4") != one.keyed_hash("counts 4 3")
+    assert one.keyed_hash("counts 3 4") != other.keyed_hash("counts 3 4")
     other_run = noisy(1, "of another run")
-    assert one.seal("counts 3 4") != other_run.seal("counts 3 4")
+    assert one.keyed_hash("counts 3 4") != other_run.keyed_hash("counts 3 4")

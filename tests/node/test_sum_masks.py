@@ -19,7 +19,7 @@ from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_encoder import SumEncoder
 from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
-from fedstill.node.sum_masks import SumMasks, mask_sign, mask_stream
+from fedstill.node.sum_masks import SumMasks, mask_sign, mask_tensor
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
@@ -47,7 +47,7 @@ class Party:
         for index, name in enumerate(names):
             self.authority.write(folder / name, name, with_rsa=index == 0)
         self.masks = {name: self.begun(name) for name in names}
-        self.cards = {name: each.card() for name, each in self.masks.items()}
+        self.cards = {name: each.make_key_card() for name, each in self.masks.items()}
         for each in self.masks.values():
             each.exchange_keys(self.cards)
         self.values = {name: torch.tensor([[1.5, -2.0, index]]) for index, name in enumerate(names)}
@@ -69,7 +69,7 @@ class Party:
         return self.masked(name, call, content)
 
     def masked(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
-        mask = self.masks[name].mask(call, "predict", (content,))
+        mask = self.masks[name].mask_function(call, "predict", (content,))
         return {"z": mask(to_ring(self.values[name]), 0)}
 
     def true(self, names: Sequence[str]) -> torch.Tensor:
@@ -136,28 +136,32 @@ def test_different_inputs_break_sum(party: Party, lie: str) -> None:
 def test_survivors_sum_is_read_and_late_response_stays_masked(party: Party) -> None:
     call, remaining = SumRequest(1, NAMES, recover=True), NAMES[:3]
     added = {name: party.added(name, call) for name in NAMES}
-    words = {name: party.masks[name].agree(1, remaining) for name in remaining}
+    words = {name: party.masks[name].confirm_survivors(1, remaining) for name in remaining}
     keys = {
-        name: party.masks[name].reveal(1, {other: words[other][name] for other in remaining if other != name})
+        name: party.masks[name].reveal_mask_keys(
+            1, {other: words[other][name] for other in remaining if other != name}
+        )
         for name in remaining
     }
 
     assert all(set(keys[name]) == {name, "n3"} for name in remaining)
     ring = add_contributions([added[name] for name in remaining])["z"].clone()
     for name in remaining:
-        ring -= mask_stream(bytes.fromhex(keys[name][name]), 0, ring.shape)
-        ring -= mask_sign(name, "n3") * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
+        ring -= mask_tensor(bytes.fromhex(keys[name][name]), 0, ring.shape)
+        ring -= mask_sign(name, "n3") * mask_tensor(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
     assert torch.equal(from_ring(ring), party.true(remaining))
 
     late = added["n3"]["z"].clone()  # with all that the survivors revealed of its masks taken away
     for name in remaining:
-        late -= mask_sign("n3", name) * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
+        late -= mask_sign("n3", name) * mask_tensor(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
     assert (from_ring(late) - party.values["n3"]).abs().min() > 1
     with refused("not all survivors"):  # and what covers it is not revealed by itself
-        party.masks["n3"].reveal(1, {})
-    party.masks["n3"].agree(1, NAMES)
+        party.masks["n3"].reveal_mask_keys(1, {})
+    party.masks["n3"].confirm_survivors(1, NAMES)
     with refused("not all survivors"):
-        party.masks["n3"].reveal(1, {name: words[name].get("n3", words["n0"]["n1"]) for name in remaining})
+        party.masks["n3"].reveal_mask_keys(
+            1, {name: words[name].get("n3", words["n0"]["n1"]) for name in remaining}
+        )
 
 
 def test_node_agrees_once_on_enough_survivors(party: Party) -> None:
@@ -172,24 +176,27 @@ def test_node_agrees_once_on_enough_survivors(party: Party) -> None:
         (("n0", "n1", "n1"), "must be members"),
     ):
         with refused(rule):
-            masks.agree(1, survivors)
+            masks.confirm_survivors(1, survivors)
     with refused("read from all its members"):
-        masks.agree(2, NAMES[:3])
+        masks.confirm_survivors(2, NAMES[:3])
     with refused("is unknown"):
-        masks.agree(7, NAMES)
+        masks.confirm_survivors(7, NAMES)
     masks.admit("predict", SumRequest(3, NAMES, recover=True))
     with refused("has not added to it"):
-        masks.agree(3, NAMES)
-    assert masks.agree(1, NAMES[:3]) == masks.agree(1, NAMES[:3])
+        masks.confirm_survivors(3, NAMES)
+    assert masks.confirm_survivors(1, NAMES[:3]) == masks.confirm_survivors(1, NAMES[:3])
     with refused("agreed on other survivors"):
-        masks.agree(1, NAMES)
+        masks.confirm_survivors(1, NAMES)
 
 
 def test_agreement_code_is_for_one_receiver_and_sum(party: Party) -> None:
     for number in (1, 2):
         for name in NAMES:
             party.added(name, SumRequest(number, NAMES, recover=True))
-    words = {number: {name: party.masks[name].agree(number, NAMES) for name in NAMES} for number in (1, 2)}
+    words = {
+        number: {name: party.masks[name].confirm_survivors(number, NAMES) for name in NAMES}
+        for number in (1, 2)
+    }
     others = NAMES[1:]
     right = {name: words[1][name]["n0"] for name in others}
 
@@ -200,8 +207,8 @@ def test_agreement_code_is_for_one_receiver_and_sum(party: Party) -> None:
         {name: right[name] for name in others[1:]},
     ):
         with refused("not all survivors"):
-            party.masks["n0"].reveal(1, wrong)
-    assert set(party.masks["n0"].reveal(1, right)) == {"n0"}
+            party.masks["n0"].reveal_mask_keys(1, wrong)
+    assert set(party.masks["n0"].reveal_mask_keys(1, right)) == {"n0"}
 
 
 # --- who is asked, and how often ----------------------------------------------------------------------
@@ -233,7 +240,9 @@ def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) 
             masks = party.masks[name]
             masks.admit("predict", call)
             adding = SumEncoder(
-                {}, add_mask=masks.mask(call, "predict", ["content"]), replacement=masks.replacement(call)
+                {},
+                add_mask=masks.mask_function(call, "predict", ["content"]),
+                replacement=masks.random_replacement_function(call),
             )
             each.append(adding.encode(name, query, {"z": z}))
         totals.append(from_ring(add_contributions(each)["z"]))
@@ -255,9 +264,12 @@ def test_exhausted_node_corrupts_all_sums(
         for name in NAMES:
             masks = party.masks[name]
             masks.admit("predict", call)
-            mask = masks.mask(call, "predict", ["content"])
+            mask = masks.mask_function(call, "predict", ["content"])
             adding = SumEncoder(
-                {}, add_mask=mask, replacement=masks.replacement(call), always_replace=masks.is_exhausted
+                {},
+                add_mask=mask,
+                replacement=masks.random_replacement_function(call),
+                always_replace=masks.has_reached_corruption_limit,
             )
             z = torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]])
             each.append(adding.encode(name, query, {"z": z}))
@@ -268,7 +280,7 @@ def test_exhausted_node_corrupts_all_sums(
     assert party.masks["n0"].history.corrupted == 1
     assert abs(asked(3)[0, 0] - 4.0) > 1.0, "though it could be added"
     party.masks["n0"] = party.begun("n0")  # for another run
-    party.cards["n0"] = party.masks["n0"].card()
+    party.cards["n0"] = party.masks["n0"].make_key_card()
     for masks in party.masks.values():
         masks.exchange_keys(party.cards)
     assert abs(asked(4)[0, 0] - 4.0) > 1.0
@@ -301,7 +313,7 @@ def test_excluded_member_is_refused_across_processes(tmp_path: Path) -> None:
     with refused(r"without n3, .* unless its owner sets sums_may_differ"):
         party.added("n0", SumRequest(2, NAMES[:3]))
     party.masks["n0"] = party.begun("n0")  # for another run, maybe: its model may be the same
-    party.cards["n0"] = party.masks["n0"].card()
+    party.cards["n0"] = party.masks["n0"].make_key_card()
     party.masks["n0"].exchange_keys(party.cards)
     with refused("without n3"):
         party.added("n0", SumRequest(3, NAMES[:3]))
@@ -312,7 +324,7 @@ def test_allowed_member_sets_are_refused_after_withdrawal(party: Party) -> None:
         party.added("n0", SumRequest(number, members))
     party.masks["n0"] = party.begun("n0")
     party.masks["n0"].policy = PolicyConfig()
-    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     for members in (NAMES, NAMES[:3]):
         with refused("with and without n3"):
             party.added("n0", SumRequest(9, members))
@@ -368,7 +380,7 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     for card, rule in (
         (stranger.cards["n1"], "not issued by this federation's authority"),
         (party.cards["n2"], "its certificate names"),
-        (expired.card(), "has expired"),
+        (expired.make_key_card(), "has expired"),
         (b"{}", "it is not a card"),
         (party.cards["n1"].replace(b'"value": "', b'"value": "00', 1), "signature"),
     ):
@@ -376,12 +388,12 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
             masks.exchange_keys({**party.cards, "n1": card})
     other = made(tmp_path / "n1", "n1", "two")
     with refused("signature"):  # a card of another run
-        masks.exchange_keys({**party.cards, "n1": other.card()})
+        masks.exchange_keys({**party.cards, "n1": other.make_key_card()})
     for name, role in (("server", ""), ("n1", "admin")):  # which the server has, of the same authority
         party.authority.write(tmp_path / f"own-{name}", name, role=role)
         own = made(tmp_path / f"own-{name}", name)
         with refused("not a node's"):
-            masks.exchange_keys({**party.cards, name: own.card()})
+            masks.exchange_keys({**party.cards, name: own.make_key_card()})
     copied = party.masks["n1"]._identity.sign(
         party.masks["n1"]._key_claim("n1", party.masks["n2"]._private_key.public_key().public_bytes_raw()),
         party.masks["n2"]._private_key.public_key().public_bytes_raw(),
@@ -391,7 +403,7 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     with refused("own card is missing"):
         masks.exchange_keys({name: card for name, card in party.cards.items() if name != "n0"})
     with refused("another key for this node"):
-        masks.exchange_keys({**party.cards, "n0": party.begun("n0").card()})
+        masks.exchange_keys({**party.cards, "n0": party.begun("n0").make_key_card()})
 
 
 def test_weights_are_first_released_counts() -> None:
@@ -434,13 +446,13 @@ def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path)
     for number, forms in enumerate((by_size, {}, {"parameters": "parameters by size"}), 3):
         add(number, forms)
     party.masks["n0"] = party.begun("n0")  # another process
-    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     with refused("has added logits by size, and would add logits by mean"):
         add(8, equally)
     with refused("would add parameters by mean"):
         add(9, {"parameters": "parameters by mean"})
     party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner allows other forms
-    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     add(10, equally)
     party.masks["n0"].policy = PolicyConfig()  # and no longer
     for number, forms in enumerate((by_size, equally), 11):
@@ -498,7 +510,7 @@ def test_no_sequence_of_queries_determines_a_nodes_response(
     for trap, name, restarted in requests:
         cohort = SumHistory(home / SUM_HISTORY_FILE) if restarted else cohort
         side = build_node_side(trap, name)
-        if not cohort.conflicts(side):
+        if not cohort.weighting_conflicts(side):
             cohort.record_sum(members, side.weightings(name))
             added.append(trap)
 
