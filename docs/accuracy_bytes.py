@@ -89,7 +89,7 @@ def main() -> None:
         drawn.add(group)
     for label, row in (
         ("centralized (upper bound)", "Centralized"),
-        ("standalone (baseline)", "A node alone"),
+        ("standalone (baseline)", "Standalone"),
     ):
         height = mean_and_deviation(accuracy[row])[0]
         axes.axhline(height, color="#555555", lw=1, ls="--")
