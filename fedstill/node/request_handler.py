@@ -382,7 +382,7 @@ class RequestHandler:
                 node.history_hash, f"{number} {exchange.content_hash} {attempt}"
             )
             if node.dp_sgd_parameters and node.gate.budgets is not None:
-                node.remaining_private_steps = node.gate.budgets.mechanism.charged_steps(
+                node.remaining_private_steps = node.gate.budgets.mechanism.charged_steps_by_role(
                     query, exchange.tensors
                 )
         with (

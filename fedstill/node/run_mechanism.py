@@ -271,10 +271,10 @@ class PrivacyMechanism:
 
     def training_costs(self, query: Query, inputs: Tensors) -> CostBreakdown:
         """Return the costs of private training before the response to a query."""
-        steps = self.charged_steps(query, inputs).items()
+        steps = self.charged_steps_by_role(query, inputs).items()
         return {self.config.dp_trained[role]: self._dp_sgd_cost(role, *step) for role, step in steps}
 
-    def charged_steps(self, query: Query, inputs: Tensors) -> dict[str, tuple[int, int]]:
+    def charged_steps_by_role(self, query: Query, inputs: Tensors) -> dict[str, tuple[int, int]]:
         """Return mean sample size and number of the steps that a query declares, by role. No more are
         charged, and so no more may be taken.
         """

@@ -26,7 +26,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SHAPE, World, answering, make_nodes, run, same
+from tests.methods.small_world import SHAPE, World, change_responses, make_nodes, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -66,7 +66,7 @@ def test_target_releases_features_of_the_servers_network() -> None:
     features = made.federation.query("send_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
         "features"
     ]
-    own = made.nodes[1].sample(6, "target", 1).inputs
+    own = made.nodes[1].sample_batch(6, "target", 1).inputs
     assert features.shape == (1, 6, 16 * 2 * 2)
     torch.testing.assert_close(
         features[0], server.eval().get_submodule("extractor.encoder")(own).flatten(1).detach()
@@ -184,7 +184,7 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
             return {**given, "n0": {part: each * torch.nan for part, each in given["n0"].items()}}
         return given
 
-    answering(made, faulty)
+    change_responses(made, faulty)
     if quorum == 1.0:
         with pytest.raises(NodeFault, match=r"n0.*hold NaN"):
             run(made)
@@ -207,7 +207,7 @@ def test_run_stops_without_any_response() -> None:
             return {node: {"parameters": sent["parameters"] * torch.nan} for node, sent in response().items()}
         return response()
 
-    answering(made, faulty)
+    change_responses(made, faulty)
     with pytest.raises(NodeFault, match="all queried nodes are excluded"):
         made.server.step()
     assert len(made.federation.present) == 2
