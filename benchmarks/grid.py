@@ -98,10 +98,10 @@ def main(options: Options) -> int:
             times = times_the_quickest(timings, way)
             slower += times > options.slower
             medians = {each: 1e3 * statistics.median(timings[each].seconds) for each in step_time.ENGINES}
-            record = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
-            print(f"| {model} | {nodes} | {batch} | {phase} | {record} | {way} | {times:.2f} |", flush=True)
-            place = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
-            rows.append({**place, "way": way, "milliseconds": medians, "times_the_quickest": times})
+            cells = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
+            print(f"| {model} | {nodes} | {batch} | {phase} | {cells} | {way} | {times:.2f} |", flush=True)
+            case = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
+            rows.append({**case, "way": way, "milliseconds": medians, "times_the_quickest": times})
     print(f"\nMore than {options.slower:g} times the quickest: {slower} of {len(rows)}.")
     if options.save:
         content = {"machine": where, "options": asdict(options), "results": rows}

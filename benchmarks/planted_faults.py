@@ -79,7 +79,7 @@ def import_lines(source: str) -> set[int]:
     return lines
 
 
-def places(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
+def possible_faults(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
     """Each fault that a file can have: where, by which operator, and which one of the operator's."""
     spans = typed_spans(path.read_text())
     tree = cosmic_ray.ast.get_ast_from_path(path)
@@ -96,14 +96,14 @@ def places(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
                 yield start, name, occurrence
 
 
-def drawn(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[str, Any]]:
+def sampled_faults(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[str, Any]]:
     """The faults to plant: so many in each package."""
     faults = []
     for package in packages:
         pick = random.Random(f"{seed} {package}")
         sites: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
         for path in sorted((tree / "fedstill" / package).rglob("*.py")):
-            for (line, column), name, occurrence in places(path):
+            for (line, column), name, occurrence in possible_faults(path):
                 sites[str(path.relative_to(tree)), line, column].append((name, occurrence))
         for file, line, column in pick.sample(sorted(sites), min(each, len(sites))):
             name, occurrence = pick.choice(sites[file, line, column])
@@ -229,7 +229,7 @@ def main() -> None:
                 shutil.copytree(tree / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
             elif (tree / name).exists():
                 shutil.copy(tree / name, copy / name)
-        for fault in drawn(tree, chosen.packages, chosen.each, chosen.seed)[part - 1 :: parts]:
+        for fault in sampled_faults(tree, chosen.packages, chosen.each, chosen.seed)[part - 1 :: parts]:
             if (fault["file"], fault["operator"], fault["occurrence"]) in known:
                 continue
             tests = passing.tests(fault["file"], fault["line"])

@@ -100,8 +100,8 @@ def main(options: Options) -> None:
     for what, counts in (("fediod", options.fediod), ("fedavg", options.fedavg)):
         for nodes in counts:
             command = [sys.executable, __file__, "--only", what, str(nodes), "--rounds", str(options.rounds)]
-            record = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            metrics = json.loads(record.splitlines()[-1])
+            stdout = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            metrics = json.loads(stdout.splitlines()[-1])
             results.append(metrics)
             print(
                 "| "

@@ -50,14 +50,14 @@ class Options:
 
 def parts(options: Options) -> dict[str, tuple[int, Part]]:
     """Each part of a step, and how often a step has it."""
-    place = lambda network: network.to(memory_format=torch.channels_last)  # noqa: E731
+    to_channels_last = lambda network: network.to(memory_format=torch.channels_last)  # noqa: E731
     channels = options.shape[0]
     T, S = (
-        place(models.build(name, options.shape, 10, 0, role))
+        to_channels_last(models.build(name, options.shape, 10, 0, role))
         for name, role in ((options.model, "node"), (options.student, "student"))
     )
-    D, half = place(PatchCritic(channels, options.critic_width)), (0.5,) * channels
-    G = place(Generator(options.shape, 100, options.generator_width, half, half))
+    D, half = to_channels_last(PatchCritic(channels, options.critic_width)), (0.5,) * channels
+    G = to_channels_last(Generator(options.shape, 100, options.generator_width, half, half))
     x = torch.randn(options.batch, *options.shape).contiguous(memory_format=torch.channels_last)
     w, y = torch.randn(options.batch, 100), torch.randint(10, (options.batch,))
     adams = {net: torch.optim.Adam(net.parameters(), fused=True) for net in (D, G, S)}

@@ -130,7 +130,7 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
     low, high = every.min(0).values, every.max(0).values
     scale = SIDE / float((high - low).max().clamp_min(1e-12))
     parts = []
-    for place, panel in enumerate(panels):
+    for column, panel in enumerate(panels):
         dots = [
             Markup('<circle cx="{:.1f}" cy="{:.1f}" r="1.6" fill="{}"/>').format(
                 x, SIDE - y, COLORS[label % len(COLORS)]
@@ -144,7 +144,7 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
                 '<g transform="translate({x} {y})"><text y="-10">{title}</text>'
                 '<rect width="{side}" height="{side}"/>{dots}</g>\n'
             ).format(
-                x=place * (SIDE + GAP), y=HEADING, title=panel.title, side=SIDE, dots=Markup("").join(dots)
+                x=column * (SIDE + GAP), y=HEADING, title=panel.title, side=SIDE, dots=Markup("").join(dots)
             )
         )
     for index, name in enumerate(classes):

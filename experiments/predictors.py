@@ -73,8 +73,8 @@ def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             known = [classes[number] for number in model.classes_]
-            record = {"probabilities": model.predict_proba(request["inputs"]).tolist(), "classes": known}
-            body = json.dumps(record).encode()
+            response = {"probabilities": model.predict_proba(request["inputs"]).tolist(), "classes": known}
+            body = json.dumps(response).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -485,10 +485,10 @@ class Watched(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return 30
 
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         self.read.set()
         assert self.wait is None or self.wait.wait(60)
-        return self.examples[0][place], int(self.examples[1][place])
+        return self.examples[0][index], int(self.examples[1][index])
 
 
 def test_runs_in_threads_are_serialized() -> None:

@@ -39,7 +39,7 @@ def test_the_estimate_is_bound_by_what_takes_longest(gpu: Any) -> None:
     assert first["arithmetic, bfloat16"] == first["flop"] / 989e12
 
 
-def test_a_method_that_differs_on_the_device_is_found(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_method_that_differs_on_device(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, names = gpu.trained, list[str]()
 
     def trained(name: str, engine: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -130,21 +130,21 @@ def test_wheel_from_sdist_has_command_and_data(tmp_path: Path) -> None:
     subprocess.run([*build, "-t", "wheel"], cwd=source, check=True, capture_output=True)
     [wheel] = (tmp_path / "dist").glob("*.whl")
     assert wheel.name == f"fedstill-{fedstill.__version__}-py3-none-any.whl"
-    place = tmp_path / "installed"
-    shutil.unpack_archive(wheel, place, "zip")  # all that an installer does, but for the command
-    assert {path.name.partition("-")[0] for path in place.iterdir()} == {"fedstill"}, (
+    installed = tmp_path / "installed"
+    shutil.unpack_archive(wheel, installed, "zip")  # all that an installer does, but for the command
+    assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"fedstill"}, (
         "no tests, docs or tools"
     )
     done = subprocess.run(
         [sys.executable, "-m", "fedstill", "reproduce"],  # what it lists lies elsewhere among the sources
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(place)},
+        env={**os.environ, "PYTHONPATH": str(installed)},
         check=True,
         capture_output=True,
         text=True,
     )
     assert "fedmd-cg-table4" in done.stdout
-    ours, theirs = Path(fedstill.__file__).parent, place / "fedstill"
+    ours, theirs = Path(fedstill.__file__).parent, installed / "fedstill"
     kinds = ("*.py", "*.toml", "*.j2", "py.typed")
     files = {path.relative_to(ours) for kind in kinds for path in ours.rglob(kind)}
     assert sorted(path for path in files if not (theirs / path).exists()) == []

@@ -101,9 +101,9 @@ def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("config.toml.part", "mine.txt"):
         (tmp_path / "folder" / name).write_text("mine")
-    for place in ("file", "folder"):
+    for part in ("file", "folder"):
         with pytest.raises(RunFolderError):
-            fedstill.run_preset("digits-fedavg", SMALL, out=tmp_path / place)
+            fedstill.run_preset("digits-fedavg", SMALL, out=tmp_path / part)
     assert (tmp_path / "folder" / "config.toml.part").read_text() == "mine"
 
 

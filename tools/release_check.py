@@ -85,14 +85,14 @@ def works(python: str) -> bool:
 def built(home: Path) -> Path:
     """The wheel, made of the sdist, made of this folder."""
     tool = home / "build"
-    said([sys.executable, "-m", "venv", str(tool)])
+    stdout_of([sys.executable, "-m", "venv", str(tool)])
     python = str(tool / "bin" / "python")
-    said([python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "hatchling"])
-    said([python, "-m", "hatchling", "build", "-t", "sdist", "-d", str(home / "dist")], cwd=ROOT)
+    stdout_of([python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "hatchling"])
+    stdout_of([python, "-m", "hatchling", "build", "-t", "sdist", "-d", str(home / "dist")], cwd=ROOT)
     [sdist] = (home / "dist").glob("*.tar.gz")
     shutil.unpack_archive(sdist, home / "unpacked", filter="data")
     [source] = (home / "unpacked").iterdir()
-    said([python, "-m", "hatchling", "build", "-t", "wheel", "-d", str(home / "dist")], cwd=source)
+    stdout_of([python, "-m", "hatchling", "build", "-t", "wheel", "-d", str(home / "dist")], cwd=source)
     [wheel] = (home / "dist").glob("*.whl")
     return wheel
 
@@ -100,27 +100,29 @@ def built(home: Path) -> Path:
 def tried(case: Case, wheel: Path, home: Path) -> str:
     """Why a case does not work; empty where it does."""
     python, versions, extra = case
-    place = home / "case"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+    folder = home / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     command, pip = (
-        str(place / "env" / "bin" / "fedstill"),
-        [str(place / "env" / "bin" / "python"), "-m", "pip"],
+        str(folder / "env" / "bin" / "fedstill"),
+        [str(folder / "env" / "bin" / "python"), "-m", "pip"],
     )
     wanted = f"{wheel}[{extra}]" if extra != "none" else str(wheel)
     try:
-        said([python, "-m", "venv", str(place / "env")])
-        said([*pip, "install", "-q", *bound(versions, extra, place), wanted])
-        said([*pip, "check"])
-        if said([command, "--version"]) != f"fedstill {wheel.name.split('-')[1]}\n":
+        stdout_of([python, "-m", "venv", str(folder / "env")])
+        stdout_of([*pip, "install", "-q", *bound(versions, extra, folder), wanted])
+        stdout_of([*pip, "check"])
+        if stdout_of([command, "--version"]) != f"fedstill {wheel.name.split('-')[1]}\n":
             return "another version"
-        if "fediod" not in said([command, "list"], cwd=place) + said([command, "reproduce"], cwd=place):
+        if "fediod" not in stdout_of([command, "list"], cwd=folder) + stdout_of(
+            [command, "reproduce"], cwd=folder
+        ):
             return "no methods"
-        missing = json.loads(said([command, "doctor", "--json"], cwd=place))["missing"]
+        missing = json.loads(stdout_of([command, "doctor", "--json"], cwd=folder))["missing"]
         if extra in missing:
             return f"doctor misses {', '.join(missing[extra])}"
         reached = json.loads(
-            said([command, "run", "demo", *FEW, "--quiet", "--json", "--out", "run"], cwd=place)
+            stdout_of([command, "run", "demo", *FEW, "--quiet", "--json", "--out", "run"], cwd=folder)
         )["accuracy"]
         return "" if 0 <= reached <= 100 else f"accuracy {reached}"
     except subprocess.CalledProcessError as error:
@@ -128,7 +130,7 @@ def tried(case: Case, wheel: Path, home: Path) -> str:
         return f"{Path(error.cmd[0]).name} {error.cmd[1]}: {' '.join(lines[-3:])}".replace("|", "/")[:300]
 
 
-def bound(versions: str, extra: str, place: Path) -> list[str]:
+def bound(versions: str, extra: str, folder: Path) -> list[str]:
     """What pip must hold to."""
     if versions == "newest":
         return []
@@ -137,11 +139,11 @@ def bound(versions: str, extra: str, place: Path) -> list[str]:
     lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
     least = [match for line in lines if (match := LEAST.match(line))]
     text = "".join(f"{match['name']}=={match['version']}\n" for match in least)
-    (place / "lowest.txt").write_text(text, encoding="utf-8")
-    return ["-c", str(place / "lowest.txt")]
+    (folder / "lowest.txt").write_text(text, encoding="utf-8")
+    return ["-c", str(folder / "lowest.txt")]
 
 
-def said(words: Sequence[str], cwd: Path | None = None) -> str:
+def stdout_of(words: Sequence[str], cwd: Path | None = None) -> str:
     """What a command prints; CalledProcessError where it fails."""
     ours = ("PYTHONPATH", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
     clean = {name: value for name, value in os.environ.items() if name not in ours}

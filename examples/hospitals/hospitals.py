@@ -110,7 +110,7 @@ def bring_data(home: Path) -> None:
 
     with (home / "west" / "table.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["digit", *(f"p{place}" for place in range(64))])
+        table.writerow(["digit", *(f"p{index}" for index in range(64))])
         for row in west:
             table.writerow([labels[row], *pixels[row].ravel()])
 

@@ -562,7 +562,7 @@ def test_equal_scores_are_accused_together() -> None:
     assert (at["accused"], at["found"]) == (0, 1)
 
 
-@pytest.mark.parametrize(("found", "n"), [(0, 20), (3, 20), (20, 20), (7, 300)])
+@pytest.mark.parametrize(("successes", "n"), [(0, 20), (3, 20), (20, 20), (7, 300)])
 def test_intervals_match_clopper_pearson(successes: int, n: int) -> None:
     members = torch.cat([torch.ones(successes), -torch.ones(n - successes)])
     share = tpr_at_fpr(members, torch.zeros(10), 0.0, 0.95)["true_positives"]

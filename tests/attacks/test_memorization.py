@@ -76,17 +76,17 @@ def test_nearest_neighbors_match_slow_search(seed: int, n: int, m: int, d: int, 
     x, y = gauss(n, seed, d), gauss(m, seed + 1, d)
     if whole:  # so that many are equally near
         x, y = x.round(), y.round()
-    distances, places = nearest_neighbors(x, y)
+    distances, indices = nearest_neighbors(x, y)
     every = (x.unsqueeze(1) - y).square().sum(2).sqrt()
     torch.testing.assert_close(distances, every.min(1).values, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(distances, (x - y[places]).norm(dim=1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(distances, (x - y[indices]).norm(dim=1), rtol=1e-12, atol=1e-12)
 
 
 def test_small_distances_are_exact_far_from_zero() -> None:
     y = gauss(50, 0) + 1e5
     x = y[:10] + 1e-6 * gauss(10, 1)
-    distances, places = nearest_neighbors(x, y)
-    assert places.tolist() == list(range(10))
+    distances, indices = nearest_neighbors(x, y)
+    assert indices.tolist() == list(range(10))
     torch.testing.assert_close(distances, (x - y[:10]).norm(dim=1), rtol=1e-12, atol=0)
 
 
@@ -109,10 +109,10 @@ def test_finds_nearest_of_rare_subset(few: int) -> None:
     among = torch.zeros(300, dtype=torch.bool)
     among[torch.randperm(300, generator=torch.Generator().manual_seed(2))[:few]] = True
     pool = Neighbors(x, y)
-    distances, places = pool.nearest(among)
+    distances, indices = pool.nearest(among)
     slow, _ = slow_distances(x, y[among], y)
     torch.testing.assert_close(distances, slow)
-    assert among[places].all()
+    assert among[indices].all()
     others = (x.unsqueeze(1) - y[~among]).norm(dim=2)
     assert torch.equal(pool.count(~among, distances, include_ties=False), (others < slow.unsqueeze(1)).sum(1))
 

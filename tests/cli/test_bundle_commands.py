@@ -90,7 +90,7 @@ def make_nodes(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exchange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All steps, done once: queries, three nodes' answers; next to it the same run live."""
     folder = make_nodes(tmp_path_factory.mktemp("carried"))
     run.run(config.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
@@ -107,9 +107,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(exchange_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, to work in and to spoil."""
-    shutil.copytree(done, tmp_path / "work")
+    shutil.copytree(exchange_folder, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
 
@@ -128,9 +128,7 @@ def refused(outcome: tuple[int, str, str]) -> str:
 # --- all steps -----------------------------------------------------------------------------------
 
 
-def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
-    here: Path, command: Main
-) -> None:
+def test_student_equals_live_run_and_report_names_offline_exchange(here: Path, command: Main) -> None:
     code, out, err = command(*COMBINE)
     assert code == 0, err
     live, mine = (json.loads((here / name / "result.json").read_text()) for name in ("live", "out"))
@@ -220,7 +218,7 @@ def test_the_page_can_be_followed_as_it_stands(
     if not page.exists():
         pytest.skip("without the docs")
     monkeypatch.chdir(tmp_path)
-    printed, done = "", []
+    printed, exchange_folder = "", []
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
         if kind == "toml":
             Path("run.toml").write_text(block)
@@ -236,10 +234,10 @@ def test_the_page_can_be_followed_as_it_stands(
                 words = [word for word in words if not word.endswith(".sig")]
                 code, out, err = command(*words[1:])
                 assert code == 0, (words, err)
-                printed, done = printed + out, [*done, " ".join(words[1:3])]
+                printed, exchange_folder = printed + out, [*exchange_folder, " ".join(words[1:3])]
             elif shutil.which(words[0]):
                 subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
-    assert done == [
+    assert exchange_folder == [
         "offline make", "node init", "node check", "offline show", "offline answer", "offline combine",
     ]  # fmt: skip
     assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
@@ -249,14 +247,14 @@ def test_the_page_can_be_followed_as_it_stands(
 # --- the same file again -------------------------------------------------------------------------
 
 
-def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
+def test_responses_of_another_node_are_not_overwritten(here: Path, command: Main) -> None:
     before, lines = Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))
     output = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", RESPONSES[0]))
     assert f"{RESPONSES[0]} is signed by another key: choose another path" in output
     assert (Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
 
-def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
+def test_responding_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
     before = Path(RESPONSES[0]).read_bytes(), Path(f"{RESPONSES[0]}.sig").read_bytes()
     lines = entries(Path("node-0"))
     assert lines
@@ -270,9 +268,7 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
     assert Path(RESPONSES[0]).read_bytes() == before[0]
 
 
-def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_options(
-    here: Path, command: Main
-) -> None:
+def test_refused_file_gets_responses_after_option_changes(here: Path, command: Main) -> None:
     for path in (*Path("node-0").glob("audit.*"), *Path("node-0").glob("runs/*/*")):
         path.unlink()
     path = Path("node-0/node.toml")
@@ -295,13 +291,13 @@ def test_released_responses_stay_the_same_after_option_changes(here: Path, comma
     """Or else other data would leave under a number that is paid for; and so is what was said of it."""
     before = Path(RESPONSES[0]).read_bytes()
     path, original = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
-    for spoil in (
+    for corrupt in (
         lambda: np.savez("node-0/data.npz", images=original["images"][:50], labels=original["labels"][:50]),
         lambda: Path("node-0/first.safetensors").unlink(),
         lambda: path.write_text(path.read_text().replace('name = "small-cnn:8"', 'name = "mlp:4"')),
         lambda: path.write_text(path.read_text() + "\n[policy]\nmax_rows = 7\n"),
     ):
-        spoil()
+        corrupt()
         Path(RESPONSES[0]).unlink()
         assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
         assert Path(RESPONSES[0]).read_bytes() == before
@@ -316,12 +312,12 @@ def test_stored_responses_are_released_again_only_if_unchanged(here: Path, comma
     whole, signed_before = stored.read_bytes(), Path(RESPONSES[0]).read_bytes()
     header, tensors = unpack(whole)
     tensor = len(whole) - 100
-    for place in (0, whole.index(b"node-0"), whole.index(b"max_rows"), whole.index(b"mechanism"), tensor):
+    for offset in (0, whole.index(b"node-0"), whole.index(b"max_rows"), whole.index(b"mechanism"), tensor):
         blob = bytearray(whole)
-        blob[place] ^= 1
+        blob[offset] ^= 1
         stored.write_bytes(blob)
         Path(RESPONSES[0]).unlink(missing_ok=True)
-        assert f"{stored} was modified, or audit" in refused(command(*ANSWER)), place
+        assert f"{stored} was modified, or audit" in refused(command(*ANSWER)), offset
         assert not Path(RESPONSES[0]).exists()
     header["replies"]["join"]["privacy"]["mechanism"] = "pate"
     stored.write_bytes(pack(header, tensors))
@@ -348,13 +344,13 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
             path.unlink()
         AuditLog(audit).close()
 
-    for spoil, message in (
+    for corrupt, message in (
         (edited, "entry 1 is not as it was written; nothing is released until its owner has accepted it"),
         (foreign, "was modified, or audit.sqlite is another audit log"),
         (audit.unlink, "audit.sqlite: is missing, but its head exists: put it back"),
         (another_run, "was modified, or audit.sqlite is another audit log"),
     ):
-        spoil()
+        corrupt()
         assert message in refused(command(*ANSWER))
         assert not Path(RESPONSES[0]).exists()
         shutil.rmtree("node-0")
@@ -447,7 +443,7 @@ def test_rejects_a_configuration_that_differs_from_its_queries(
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def spoil(path: str) -> None:
+def corrupt(path: str) -> None:
     blob = bytearray(Path(path).read_bytes())
     blob[len(blob) // 2] ^= 1
     Path(path).write_bytes(blob)
@@ -467,7 +463,7 @@ def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
     assert "is no public key" in refused(command(*words, "friend"))
 
 
-def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command: Main) -> None:
+def test_node_with_other_classes_or_inputs_releases_nothing(here: Path, command: Main) -> None:
     header, tensors = unpack(Path("queries.safetensors").read_bytes())
     header["plan"]["spec"]["classes"] = header["plan"]["spec"]["classes"][:-2]
     signed_files.write(

@@ -103,7 +103,7 @@ def test_check_prints_facts_and_decisions_for_each_method(clinic: Path) -> None:
     assert not (clinic / "runs").exists()
 
 
-def test_check_says_that_nothing_is_answered_at_this_hour(
+def test_check_reports_closed_hours(
     clinic: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(clinic, tmp_path / "clinic")
@@ -151,7 +151,7 @@ def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_pa
     assert "In a run of each method" not in out
 
 
-def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_path: Path, here: Here) -> None:
+def test_forest_releases_predictions_and_refuses_gradients(clinic: Path, tmp_path: Path, here: Here) -> None:
     folder = tmp_path / "forest"
     folder.mkdir()
     for file in clinic.iterdir():
@@ -373,9 +373,7 @@ def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Pat
     assert "No faults." not in text
 
 
-def test_a_node_that_lets_out_sums_only_can_take_part_in_a_run_of_sums(
-    scans: Path, tmp_path: Path, here: Here
-) -> None:
+def test_node_that_allows_sums_only_joins_secure_aggregation(scans: Path, tmp_path: Path, here: Here) -> None:
     folder, run = scans, tmp_path / "run.toml"
     say(folder, ("sums_only = false", "sums_only = true"))
     config_text = (

@@ -275,7 +275,7 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
         assert "paper" in entry.scales
         if entry.is_comparison:
             comparison = entry.comparison("small")
-            runs = [comparison.run_config(place) for place in comparison.planned_runs()]
+            runs = [comparison.run_config(planned_run) for planned_run in comparison.planned_runs()]
             named = {name for run in runs for name in (run.data.registered_name, run.public.name)}
             assert set(entry.data) == named - {"none", "held-out", "noise"}
         assert entry.data

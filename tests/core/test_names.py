@@ -40,8 +40,8 @@ def test_ignores_unicode_form_and_surrounding_blanks(text: str, form: str) -> No
 
 
 @given(st.text("abcXYZ\u00fc09"), st.integers(0, 20), st.sampled_from(INVISIBLE))
-def test_ignores_only_invisible_characters(text: str, place: int, sign: str) -> None:
-    assert normalize_name(text[:place] + sign + text[place:]) == text
+def test_ignores_only_invisible_characters(text: str, index: int, sign: str) -> None:
+    assert normalize_name(text[:index] + sign + text[index:]) == text
 
 
 def test_normalization_of_single_characters_is_idempotent() -> None:

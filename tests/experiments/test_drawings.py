@@ -55,7 +55,7 @@ def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[di
 @pytest.mark.parametrize(
     ("name", "picture"), [("fedkd_fig2", "figure2.svg"), ("fedmd_cg_fig6", "figure6.svg")]
 )
-def test_what_a_comparison_tells_itself_is_only_drawn(tmp_path: Path, name: str, picture: str) -> None:
+def test_comparison_results_are_only_drawn(tmp_path: Path, name: str, picture: str) -> None:
     _, rows = reproduced(name, tmp_path)
     assert rows == []
     assert (tmp_path / "out" / picture).read_text().count("<path") > 10
@@ -80,7 +80,7 @@ def test_consistency_is_the_loss_of_the_runs(tmp_path: Path) -> None:
     assert ("FedCG", "G+D loss, last") in values
 
 
-def test_bytes_until_a_level_are_a_part_of_the_runs(tmp_path: Path) -> None:
+def test_bytes_until_target_accuracy_are_part_of_total(tmp_path: Path) -> None:
     runs, rows = reproduced("fediod_fig8", tmp_path, levels=[0.0, 101.0])
     values = {(row["method"], row["metric"]): row["value"] for row in rows}
     result = RunFiles.read(runs / "fedavg-seed0").result

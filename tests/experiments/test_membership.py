@@ -42,7 +42,8 @@ def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> N
     comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
     add_search_folders([str(PRESETS.parent)])
     results = {
-        place.folder: areas for place, areas in importlib.import_module("membership").attack_students(runs, 4)
+        planned_run.folder: areas
+        for planned_run, areas in importlib.import_module("membership").attack_students(runs, 4)
     }
     assert set(results) == {"fedkd-seed0", "fedavg-seed0"}  # who is alone has no student
     for folder, areas in results.items():

@@ -65,8 +65,10 @@ def test_a_method_is_the_papers_at_the_papers_scale(
 ) -> None:
     """And keeps nothing of what made it small."""
     comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
-    place = next(place for place in comparison.planned_runs() if place.label == method)
-    assert comparison.run_config(place).method == replace(config.load(like).method, **but)
+    planned_run = next(
+        planned_run for planned_run in comparison.planned_runs() if planned_run.label == method
+    )
+    assert comparison.run_config(planned_run).method == replace(config.load(like).method, **but)
 
 
 @pytest.mark.parametrize("name", ["fediod_table2", "fediod_table3", "fediod_table4"])
@@ -74,7 +76,7 @@ def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) 
     comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
     one, other = (
         comparison.run_config(
-            next(place for place in comparison.planned_runs() if place.label == method)
+            next(planned_run for planned_run in comparison.planned_runs() if planned_run.label == method)
         ).method
         for method in ("fediod", "asyndgan")
     )

@@ -98,8 +98,8 @@ class Cell:
     def add_incoming_request_filter(self, channel: str, topic: str, hear: Any) -> None:
         self.filters.append((channel, hear))
 
-    def fire_and_forget(self, channel: str, topic: str, place: str, message: Any) -> None:
-        self.sent.append((channel, topic, place, message.payload))
+    def fire_and_forget(self, channel: str, topic: str, target: str, message: Any) -> None:
+        self.sent.append((channel, topic, target, message.payload))
 
     def register_request_cb(self, channel: str, topic: str, hear: Any) -> None:
         self.filters.append((channel, hear))

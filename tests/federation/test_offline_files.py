@@ -77,7 +77,7 @@ def live() -> InProcess:
     return InProcess(nodes, group_nodes(nodes, False), side, COMPUTE)
 
 
-def asked() -> Queries:
+def planned_queries_file() -> Queries:
     table = {"name": "fedkd", **vars(CONFIG)}
     plan = RunPlan(
         "queries", table, SPEC, public=public_fingerprint(public_data()), public_note=("made", "by hand")
@@ -85,8 +85,8 @@ def asked() -> Queries:
     return Queries(plan, public_data(), tuple(CONFIG.planned_queries(public_data(), SEED)))
 
 
-def with_levels(levels: int) -> Queries:
-    mine = asked()
+def queries_with_levels(levels: int) -> Queries:
+    mine = planned_queries_file()
     return replace(mine, plan=replace(mine.plan, method={**mine.plan.method, "levels": levels}))
 
 
@@ -133,7 +133,7 @@ class World:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles")
-    world = World(folder, asked())
+    world = World(folder, planned_queries_file())
     write_queries(world.path("queries"), world.queries, world.key("server"))
     world.queries = read_queries(world.path("queries"))
     federation, given = live(), world.queries
@@ -201,8 +201,8 @@ def test_queries_file_has_planned_queries_only(monkeypatch: pytest.MonkeyPatch) 
 
 def step(federation: Any) -> Server:
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
-    place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data())
-    server = Server(CONFIG, *place)
+    arguments = (federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data())
+    server = Server(CONFIG, *arguments)
     for _ in range(server.total_steps):
         server.step()
     return server
@@ -228,7 +228,7 @@ def test_response_file_rejects_other_queries(world: World) -> None:
 
 
 def test_queries_file_round_trip(world: World) -> None:
-    mine, again = asked(), world.queries
+    mine, again = planned_queries_file(), world.queries
     assert (again.plan, again.content_digests()) == (mine.plan, mine.content_digests())
     assert again.public is not None
     assert torch.equal(again.public.inputs, public_data().inputs)
@@ -243,10 +243,10 @@ def test_queries_file_round_trip(world: World) -> None:
 def test_equal_queries_write_equal_file(world: World) -> None:
     path, key = world.path("queries"), world.key("server")
     before = path.read_bytes(), signed_files.signature_path(path).read_bytes()
-    assert write_queries(path, asked(), key) == world.queries.sha256
+    assert write_queries(path, planned_queries_file(), key) == world.queries.sha256
     assert (path.read_bytes(), signed_files.signature_path(path).read_bytes()) == before
     with pytest.raises(BundleError, match="exists and holds other data"):
-        write_queries(path, with_levels(100), key)
+        write_queries(path, queries_with_levels(100), key)
     assert path.read_bytes() == before[0]
 
 

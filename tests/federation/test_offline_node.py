@@ -87,31 +87,31 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
 
 
 @pytest.fixture
-def own_module() -> Iterator[str]:
-    places = list(sys.path)
+def node_module() -> Iterator[str]:
+    original_path = list(sys.path)
     yield "own_distillation"
-    sys.path[:] = places
+    sys.path[:] = original_path
     sys.modules.pop("own_distillation", None)
 
 
 def test_imports_code_from_node_folder_only(
-    tmp_path: Path, own_module: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, node_module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = f"{own_module}:OwnKD"
-    kind = f"{own_module}: logits"
+    named = f"{node_module}:OwnKD"
+    kind = f"{node_module}: logits"
     node = make_node(tmp_path / "clinic", f'methods = ["{named}"]\nkinds = ["{kind}"]\n')
-    (node / f"{own_module}.py").write_text(METHOD)
+    (node / f"{node_module}.py").write_text(METHOD)
     with searching_in(node):  # as the server has it, too
         queries = make_queries(tmp_path / "queries.safetensors", named)
-    del sys.modules[own_module]
+    del sys.modules[node_module]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / f"{own_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
+    (elsewhere / f"{node_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
     monkeypatch.chdir(elsewhere)
-    answered = offline_node.answer_queries(node, queries)
-    assert answered.released_bytes[kind] > 0
+    outcome = offline_node.answer_queries(node, queries)
+    assert outcome.released_bytes[kind] > 0
     assert not (elsewhere / "ran").exists()
-    assert Path(str(sys.modules[own_module].__file__)).parent == node
+    assert Path(str(sys.modules[node_module].__file__)).parent == node
     assert offline_node.answer_queries(node, queries).was_released
 
 
@@ -201,7 +201,7 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
 
     plain = Session.respond
 
-    def answer(self: Session, name: str, *words: Any) -> Any:
+    def respond(self: Session, name: str, *words: Any) -> Any:
         queried.append(name)
         if at == "answers" or len(queried) == ASKS:
             reject()
@@ -209,7 +209,7 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
 
     if at == "training":
         monkeypatch.setattr(Session, "train_locally", learn)
-    monkeypatch.setattr(Session, "respond", answer)
+    monkeypatch.setattr(Session, "respond", respond)
     with pytest.raises(QueryRefused, match="is rejected by its owner"):
         offline_node.answer_queries(node, queries, out, report=reject if at == "training" else lambda _: None)
     assert len(queried) == {"training": 0, "answers": 1, "the end": ASKS}[at]

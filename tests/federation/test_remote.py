@@ -295,7 +295,7 @@ class Scripted:
         return [(each["node"], each["number"], each["event"]) for each in self.federation.events]
 
 
-def answering(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]:
+def responding(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]:
     return lambda: pack({"body": {"privacy": {}}, "seconds": seconds}, {"logits": logits})
 
 
@@ -320,9 +320,9 @@ def test_responses_and_gradients_by_hand() -> None:
 
 
 SICK: dict[str, tuple[Callable[[], bytes], str]] = {
-    "nan": (answering(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
-    "another shape": (answering(torch.zeros(2, 3)), "logits are (2, 3)"),
-    "1000 times": (answering(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
+    "nan": (responding(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
+    "another shape": (responding(torch.zeros(2, 3)), "logits are (2, 3)"),
+    "1000 times": (responding(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
     "nothing": (lambda: pack({"body": {"privacy": {}}, "seconds": 0.0}), "responded nothing"),
     "scale without": (
         lambda: pack({"body": {}, "seconds": 0.0}, {"logits:scale": torch.ones(2)}),
@@ -647,7 +647,7 @@ def test_link_costs_by_hand() -> None:
 @pytest.mark.parametrize(("reported", "believed"), [(1e9, "all"), (-5.0, "none"), (0.0, "none")])
 def test_node_seconds_are_clamped(reported: float, believed: str) -> None:
     nodes = Scripted()
-    nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=reported))
+    nodes.breaks("two", "answer_query", responding(2 * X.flatten(1)[:, :2], seconds=reported))
     nodes.query()
     meter = nodes.federation.link_costs
     assert 0 <= meter.waiting <= meter.nodes <= meter.seconds
@@ -659,22 +659,22 @@ def test_node_seconds_are_clamped(reported: float, believed: str) -> None:
 @pytest.mark.parametrize("reported", [float("nan"), 1e300, 10**400, "1", True, None])
 def test_rejects_non_numeric_seconds(reported: Any) -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=reported))
+    nodes.breaks("two", "answer_query", responding(2 * X.flatten(1)[:, :2], seconds=reported))
     assert nodes.query().nodes == ("one", "three")
     assert "seconds is" in nodes.federation.excluded["two"].reason
 
 
 @pytest.mark.parametrize(
-    ("price", "fault"),
+    ("cost", "fault"),
     [
         ({"gaussian(1e+300)": 1}, "noise of an event"),
         ({"gaussian(2.0)": 2**53}, "expected numbers up to"),
         (functools.reduce(lambda inner, _: [inner], range(600), 1), "deeper than 20"),
     ],
 )
-def test_rejects_invalid_release_cost(price: Any, fault: str) -> None:
+def test_rejects_invalid_release_cost(cost: Any, fault: str) -> None:
     with pytest.raises(DataError, match=fault):
-        parse_release_cost({"privacy": {"mechanism": "pate", "cost": price}})
+        parse_release_cost({"privacy": {"mechanism": "pate", "cost": cost}})
 
 
 @pytest.mark.parametrize("queried", [("one", "two", "three"), ("two",)])

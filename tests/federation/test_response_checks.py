@@ -33,7 +33,7 @@ def sound(seed: int, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def found(outlier: float = 100.0, **responses: Any) -> dict[str, str]:
+def faults_of(outlier: float = 100.0, **responses: Any) -> dict[str, str]:
     return find_faults(responses, ASKED, outlier)
 
 
@@ -44,9 +44,9 @@ def test_finds_non_finite_tensors(wrong: float, name: str) -> None:
     bad[name].view(-1)[0] = wrong
     numbers = bad[name].numel()
     result = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
-    assert found(a=sound(0), b=bad, c=sound(2)) == result
+    assert faults_of(a=sound(0), b=bad, c=sound(2)) == result
     assert non_finite_faults({"a": sound(0), "b": bad}) == result
-    assert found(b=bad) == result  # also where nobody is there to compare with
+    assert faults_of(b=bad) == result  # also where nobody is there to compare with
 
 
 def test_large_finite_numbers_are_valid() -> None:
@@ -64,7 +64,7 @@ def test_large_finite_numbers_are_valid() -> None:
     ],
 )
 def test_finds_shape_and_dtype_outliers(changes: dict[str, Any], what: str) -> None:
-    faults = found(a=sound(0), b=sound(1, **changes), c=sound(2))
+    faults = faults_of(a=sound(0), b=sound(1, **changes), c=sound(2))
     assert list(faults) == ["b"]
     assert re.search(what, faults["b"])
 
@@ -108,25 +108,25 @@ def test_two_differing_nodes_stop_run() -> None:
     small, large = sound(0, logits=torch.ones(B, C)), sound(1, logits=torch.full((B, C), 1e3))
     message = "logits of b are 1e+03 times as large as those of a: link.outlier is 100"
     with pytest.raises(NodeFault, match=re.escape(message)) as caught:
-        found(a=small, b=large)
+        faults_of(a=small, b=large)
     assert caught.value.node == "a, b"
     with pytest.raises(NodeFault, match="unknown which one is wrong"):
-        found(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
-    assert found(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
+        faults_of(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
+    assert faults_of(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
     with pytest.raises(NodeFault, match="it is not known which") as caught:
-        found(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
+        faults_of(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
     assert caught.value.node == "a, b"
 
 
 def test_zero_responses_are_no_outliers() -> None:
     nothing = torch.zeros(B, C)
-    assert found(a=sound(0, logits=nothing), b=sound(1, logits=nothing), c=sound(2)) == {}
+    assert faults_of(a=sound(0, logits=nothing), b=sound(1, logits=nothing), c=sound(2)) == {}
 
 
 @given(st.integers(0, 2), st.sampled_from([float("nan"), float("inf"), 1e5]), st.integers(0, B * C - 1))
-def test_names_only_faulty_node(row: int, wrong: float, place: int) -> None:
+def test_names_only_faulty_node(row: int, wrong: float, index: int) -> None:
     responses = {name: sound(seed) for seed, name in enumerate("abc")}
-    responses["abc"[row]]["logits"].view(-1)[place] = wrong
+    responses["abc"[row]]["logits"].view(-1)[index] = wrong
     assert list(find_faults(responses, ASKED, 100.0)) == ["abc"[row]]
 
 

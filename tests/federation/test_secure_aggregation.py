@@ -54,7 +54,7 @@ class Four:
     """
 
     def __init__(self, config: RunConfig, folder: Path, change: Change | None = None, **policy: bool) -> None:
-        self.config, self.folder, self.seen = config, folder, list[tuple[str, str, dict[str, Any]]]()
+        self.config, self.folder, self.responses = config, folder, list[tuple[str, str, dict[str, Any]]]()
         folder.mkdir()
         authority = Authority()
         local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
@@ -74,7 +74,7 @@ class Four:
         def reply(message: bytes) -> bytes:
             header, _ = unpack(message)
             response = self._change(node, header, serve, message)
-            self.seen.append((node, header["operation"], unpack(response)[1]))
+            self.responses.append((node, header["operation"], unpack(response)[1]))
             return response
 
         return reply
@@ -92,7 +92,7 @@ def test_masks_change_no_bit_and_hide_responses(method: str, tmp_path: Path) -> 
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert (result["accuracy"], result["bytes"]) == (metrics["accuracy"], metrics["bytes"])
     assert result["notes"][0] == metrics["notes"][0] == SECURE_AGGREGATION_NOTE
-    for _, do, tensors in four.seen:
+    for _, do, tensors in four.responses:
         for tensor in tensors.values() if do in ("answer_query", "compute_gradients") else ():
             # Numbers that are all below a thousand; a masked one is, once in two million times.
             assert from_ring(tensor).abs().median() > 1e3
@@ -194,12 +194,12 @@ def test_keys_are_exchanged_once(tmp_path: Path) -> None:
     experiment, _ = here(replace(config, link=replace(config.link, quorum=1.0)))
     cards: list[str] = []
 
-    def begun(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+    def record_keys(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] in ("send_keys", "receive_keys"):
             cards.append(f"{header['operation']} {node}")
         return serve(message)
 
-    four = Four(config, tmp_path / "away", begun, sums_may_differ=True)
+    four = Four(config, tmp_path / "away", record_keys, sums_may_differ=True)
     live = four.live()
     live.run()
 
@@ -256,7 +256,7 @@ def test_inconsistent_queries_make_sums_unreadable(
     with suppress(FedstillError):  # what it reads may be beyond all bounds
         four.live().run()
     part = {"initialize_nodes": "parameters", "predict_logits": "d/dx"}[when]
-    later = [tensors for node, _, tensors in four.seen if part in tensors]
+    later = [tensors for node, _, tensors in four.responses if part in tensors]
     sums = from_ring(add_contributions(later[: len(NAMES)])[part])
     assert sums.abs().median() > 1e3
 
@@ -381,7 +381,7 @@ def test_unsummed_query_keeps_exchange(tmp_path: Path) -> None:
     four = Four(summed("fedper"), tmp_path / "away", bent)
     with suppress(FedstillError):  # what it reads may be beyond all bounds
         four.live().run()
-    later = [tensors["parameters"] for _, _, tensors in four.seen if "parameters" in tensors]
+    later = [tensors["parameters"] for _, _, tensors in four.responses if "parameters" in tensors]
     assert from_ring(torch.stack(later[: len(NAMES)]).sum(0)).abs().median() > 1e3
 
 
@@ -409,7 +409,7 @@ def test_failed_query_keeps_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyP
         four.live().run()
     sent = [
         tensors["parameters"]
-        for _, do, tensors in four.seen
+        for _, do, tensors in four.responses
         if do == "answer_query" and "parameters" in tensors
     ]
     assert len(sent) == len(NAMES)

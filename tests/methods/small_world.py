@@ -73,14 +73,14 @@ def make_nodes(
 ) -> list[Node]:
     """Nodes n0, n1, ... with these models and ``data``, or with data of unlike sizes in so many classes."""
 
-    def drawn(index: int) -> TensorData:
+    def random_data(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(sizes[index], *SHAPE, generator=generator)
         return TensorData(inputs, torch.randint(classes(index), (sizes[index],), generator=generator))
 
     audit = AuditLog()
     return [
-        Node(f"n{index}", (data or drawn)(index), model, Gate(f"n{index}", policy, audit), SEED)
+        Node(f"n{index}", (data or random_data)(index), model, Gate(f"n{index}", policy, audit), SEED)
         for index, model in enumerate(models)
     ]
 
@@ -155,8 +155,8 @@ def world(
     federation = InProcess(
         nodes, group_nodes(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
     )
-    place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
-    return World(nodes, Server(method, *place, **setting), side)
+    arguments = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
+    return World(nodes, Server(method, *arguments, **setting), side)
 
 
 def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
@@ -174,7 +174,7 @@ def run(here: World, turns: int | None = None) -> World:
     return here
 
 
-def answering(here: World, change: Callable[..., Any]) -> None:
+def change_responses(here: World, change: Callable[..., Any]) -> None:
     """From now on nodes' answers are what ``change`` makes of them.
 
     It gets the query, who is asked, what is sent and, by calling the last argument, what they answer.
@@ -187,7 +187,7 @@ def answering(here: World, change: Callable[..., Any]) -> None:
     here.federation._collect_responses = changed
 
 
-def gone_on(make: Callable[[], World], turns: int, folder: Path) -> World:
+def resumed(make: Callable[[], World], turns: int, folder: Path) -> World:
     """A world that begins from what another remembered after so many turns."""
     first, second = run(make(), turns), make()
     save_state(folder / "state", first.state_dict())

@@ -220,12 +220,12 @@ class Moments:
     """Count answered queries and saved states of a run, and stop it after a number of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[str] = []
+        self.events: list[str] = []
         self.last = math.inf
         self.counted = ""
         call, save = Federation.query, RunWriter.save
 
-        def asked(federation: Federation, query: str, **given: Any) -> Any:
+        def record_query(federation: Federation, query: str, **given: Any) -> Any:
             responses = call(federation, query, **given)
             self.happened(f"asked {query}")
             return responses
@@ -236,17 +236,17 @@ class Moments:
 
         monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
         monkeypatch.setattr(RunWriter, "save", saved)
-        monkeypatch.setattr(Federation, "query", asked)
+        monkeypatch.setattr(Federation, "query", record_query)
         monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 3)
 
     def happened(self, what: str) -> None:
-        self.seen.append(what)
-        if sum(self.counted in one for one in self.seen) >= self.last:
+        self.events.append(what)
+        if sum(self.counted in one for one in self.events) >= self.last:
             raise KeyboardInterrupt
 
     def stop(self, after: float = math.inf, counted: str = "") -> None:
         """Stop after so many further events whose name contains ``counted``."""
-        self.seen, self.last, self.counted = [], after, counted
+        self.events, self.last, self.counted = [], after, counted
 
 
 def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
@@ -267,7 +267,7 @@ def test_resumed_run_reaches_equal_metrics(
     counted = ran(setting(name, options), tmp_path / "count")
     assert counted.metrics == whole.metrics  # the same seed; and saving changes nothing
     same_networks(counted, whole)
-    events = list(moments.seen)
+    events = list(moments.events)
     saves = [at for at, what in enumerate(events, 1) if what == "saved"]
     queries = [
         at for at, what in enumerate(events, 1) if what != "saved" and any(at > save for save in saves)

@@ -14,7 +14,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.methods._label_maps import map_order
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
-from tests.methods.small_world import answering, gone_on
+from tests.methods.small_world import change_responses, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -102,7 +102,7 @@ def test_reconstructs_from_label_maps() -> None:
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_resumed_training_equals_uninterrupted(stop: int, tmp_path: Path) -> None:
-    whole, second = world(ASYN), gone_on(lambda: world(ASYN), stop, tmp_path)
+    whole, second = world(ASYN), resumed(lambda: world(ASYN), stop, tmp_path)
     expected = [whole.server.step() for _ in range(4)]
     assert [second.server.step() for _ in range(4 - stop)] == expected[stop:]
     assert torch.equal(everything(second), everything(whole))
@@ -128,7 +128,7 @@ def away(one: World, *names: str) -> None:
             return {}
         return response()
 
-    answering(one, respond)
+    change_responses(one, respond)
 
 
 def test_returning_node_without_maps_is_not_queried_about_its_own() -> None:

@@ -25,7 +25,7 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, TASK, World, answering, made, make_nodes, run
+from tests.methods.small_world import CLASSES, SEED, TASK, World, change_responses, made, make_nodes, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -241,7 +241,7 @@ def test_a_personal_part_never_appears_in_any_message(
         )
         return up
 
-    answering(one, record)
+    change_responses(one, record)
     secrets: list[torch.Tensor] = []  # every state that a node's personal part was in between rounds
     for _ in range(3):
         one.server.step()
@@ -291,11 +291,11 @@ def test_only_participants_are_queried_and_train(config: Any, engine: str) -> No
     one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
     queried: list[tuple[str, ...]] = []
 
-    def listening(query: str, nodes: tuple[str, ...], sent: Any, response: Any) -> Any:
+    def record_nodes(query: str, nodes: tuple[str, ...], sent: Any, response: Any) -> Any:
         queried.append(nodes)
         return response()
 
-    answering(one, listening)
+    change_responses(one, record_nodes)
     part = config.shared_part
     names = [node.name for node in one.nodes]
     teams = []

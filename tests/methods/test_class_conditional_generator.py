@@ -28,7 +28,7 @@ from tests.methods.small_world import (
     SEED,
     SHAPE,
     World,
-    answering,
+    change_responses,
     disagreeing,
     few,
     made,
@@ -248,7 +248,7 @@ def test_returning_node_without_counts_has_no_weight(models: Any) -> None:
             )
         return {name: value for name, value in response().items() if name not in here.federation.excluded}
 
-    answering(here, respond)
+    change_responses(here, respond)
     losses = [here.server.step()]
     here.federation.excluded.pop("n1", None)  # it is back
     losses.append(here.server.step())

@@ -48,7 +48,7 @@ def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
     return tables.encode_rows(cells, schema, "clinic", lambda row: f"row {row}")
 
 
-def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
+def column_sums_query(schema: Schema = SCHEMA) -> tuple[Query, Any]:
     """The query, and its setting at a node."""
     at = SimpleNamespace(task=TASK, schema=schema, secure_aggregation=False)
     (query,) = declared_queries(ColumnSums(), at)
@@ -57,7 +57,7 @@ def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
 
 def sums_of(data: TensorData) -> torch.Tensor:
     """Return the tensors that the query's handler computes from a node's records."""
-    query, _ = asked()
+    query, _ = column_sums_query()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.set_query = lambda setting, number: SimpleNamespace(**vars(group), setting=setting)
     return query.handler(group, 0)["moments"][0]
@@ -71,7 +71,7 @@ def test_sums_by_hand() -> None:
 @given(seed=st.integers(0, 2**31), count=st.integers(3, 30), group=st.integers(1, 2))
 @settings(max_examples=25, deadline=None)
 def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count: int, group: int) -> None:
-    query, _ = asked()
+    query, _ = column_sums_query()
     config = DPSGD(sums_noise=3.0, group_size=group)
     made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, TASK)
     rule = made.rule(query, "moments")

@@ -100,7 +100,7 @@ def test_a_critic_of_pairs_learns_privately() -> None:
     assert node.data is data
 
 
-def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
+def test_patchgan_needs_large_enough_images() -> None:
     config = replace(FIOD, critic_form="patchgan")
     node, critics = world().nodes[0], critics_of(config)
     allowed = r"invalid method.critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels"

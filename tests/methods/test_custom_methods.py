@@ -105,7 +105,7 @@ def test_a_method_without_a_round_is_refused(rounds: int) -> None:
 
 def test_comparison_labels_custom_method_by_class() -> None:
     comparison = plan_comparison([f"{__name__}:Idle", "fedavg"])
-    assert [place.folder for place in comparison.planned_runs()] == ["Idle-seed0", "fedavg-seed0"]
+    assert [planned_run.folder for planned_run in comparison.planned_runs()] == ["Idle-seed0", "fedavg-seed0"]
     assert comparison.run_config(comparison.planned_runs()[0]).method == Idle()
 
 

@@ -19,7 +19,7 @@ from tests.methods.small_world import (
     CLASSES,
     TASK,
     World,
-    answering,
+    change_responses,
     made,
     make_nodes,
     public_data,
@@ -47,12 +47,12 @@ def record_queries(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]
     """What is asked and answered from now on."""
     log = []
 
-    def noted(query: str, nodes: Any, sent: Any, response: Any) -> Any:
+    def record(query: str, nodes: Any, sent: Any, response: Any) -> Any:
         result = response()
         log.append((query, dict(sent), result))
         return result
 
-    answering(here, noted)
+    change_responses(here, record)
     return log
 
 

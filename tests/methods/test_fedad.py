@@ -31,7 +31,7 @@ from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, gone_on, make_nodes, run
+from tests.methods.small_world import SEED, SHAPE, World, make_nodes, resumed, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -82,7 +82,8 @@ def responses_of(made: World) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "place"), [("unet:4", "extractor"), ("small-cnn:4", "10"), ("lenet5", "5"), ("resnet8:4", "5")]
+    ("spec", "expected"),
+    [("unet:4", "extractor"), ("small-cnn:4", "10"), ("lenet5", "5"), ("resnet8:4", "5")],
 )
 def test_uses_the_last_spatial_layer(spec: str, expected: str) -> None:
     model = build(spec, SHAPE, 3, 0).train()
@@ -199,6 +200,6 @@ def test_stacked_and_single_nodes_give_equal_metrics() -> None:
 
 
 def test_resumed_run_reaches_equal_student_without_queries(tmp_path: Path) -> None:
-    straight, rest = run(world()), run(gone_on(world, 2, tmp_path), 1)
+    straight, rest = run(world()), run(resumed(world, 2, tmp_path), 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
     assert rest.audit.traffic_totals()["queries_by_name"] == {}

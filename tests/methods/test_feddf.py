@@ -29,12 +29,12 @@ from tests.methods.small_world import (
     SEED,
     TASK,
     World,
-    answering,
-    gone_on,
+    change_responses,
     kinds_of,
     made,
     make_nodes,
     public_data,
+    resumed,
     run,
     same,
 )
@@ -213,7 +213,7 @@ def without(here: World, away: set[str]) -> None:
             )
         return {name: value for name, value in response().items() if name not in excluded}
 
-    answering(here, respond)
+    change_responses(here, respond)
 
 
 def test_distills_architecture_whose_nodes_are_excluded() -> None:
@@ -244,6 +244,6 @@ def test_rejects_student_of_other_architecture() -> None:
 
 def test_resumed_run_reaches_equal_students(tmp_path: Path) -> None:
     straight = run(world(COUNTS, specs=MIXED))
-    rest = run(gone_on(lambda: world(COUNTS, specs=MIXED), 1, tmp_path), 2)
+    rest = run(resumed(lambda: world(COUNTS, specs=MIXED), 1, tmp_path), 2)
     for one, other in zip(students(rest), students(straight), strict=True):
         same(one, other)

@@ -32,7 +32,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import SEED, answering, gone_on
+from tests.methods.small_world import SEED, change_responses, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -159,7 +159,7 @@ def test_pretraining_weights_critics_as_training_does() -> None:
                 )
             return responses
 
-        answering(one, respond)
+        change_responses(one, respond)
         losses[how] = one.server.step()["gan"]
         n = torch.tensor([len(node.data) for node in one.nodes]).float()
         pi = n / n.sum() if how == "size" else torch.full((3,), 1 / 3)
@@ -303,7 +303,7 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
 )
 def test_resumed_training_equals_uninterrupted(options: dict[str, Any], tmp_path: Path) -> None:
     whole = world(**options, features=vgg())
-    second = gone_on(lambda: world(**options, features=vgg()), 2, tmp_path)
+    second = resumed(lambda: world(**options, features=vgg()), 2, tmp_path)
     expected = [whole.server.step() for _ in range(3)]
     assert second.server.step() == expected[2]
     assert torch.equal(everything(second), everything(whole))

@@ -49,7 +49,7 @@ def responses(here: World, x: torch.Tensor | None = None) -> torch.Tensor:
 # --- communicate, aggregate ----------------------------------------------------------------------
 
 
-def asked(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, torch.Tensor]]]:
+def record_queries(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, torch.Tensor]]]:
     """Queries as the server asks them."""
     log, call = [], here.federation.query
 
@@ -63,7 +63,7 @@ def asked(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[
 
 def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG)
-    log = asked(here, monkeypatch)
+    log = record_queries(here, monkeypatch)
     before = responses(here)
     here.server.step()
     (first, sent), (second, digested) = log
@@ -81,7 +81,7 @@ def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.Monke
 
 def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(replace(CONFIG, weights="counts"))
-    log = asked(here, monkeypatch)
+    log = record_queries(here, monkeypatch)
     before = responses(here)
     here.server.step()
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])

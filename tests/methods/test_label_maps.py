@@ -18,7 +18,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import TASK, World, blobs, up, world
-from tests.methods.small_world import answering
+from tests.methods.small_world import change_responses
 
 
 def at(one: World, **changes: Any) -> Server:
@@ -127,7 +127,7 @@ def test_policy_label_maps_allows_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (torch.zeros(4, 8, 8, dtype=torch.uint8), r"maps are torch\.uint8"),
         (torch.full((4, 16, 16), 200, dtype=torch.uint8), r"maps hold 200 \(expected 0\.\.2"),
@@ -139,10 +139,10 @@ def test_node_with_invalid_maps_is_excluded(wrong: torch.Tensor, message: str) -
         one = world()
         one.federation.link = link
 
-        def lying(query: str, nodes: Any, sent: Any, response: Any) -> Any:
+        def corrupt(query: str, nodes: Any, sent: Any, response: Any) -> Any:
             return {name: {"maps": wrong} if name == "n1" else each for name, each in response().items()}
 
-        answering(one, lying)
+        change_responses(one, corrupt)
         return one
 
     one = broken(LinkConfig(quorum=0.5))

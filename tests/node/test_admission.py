@@ -137,7 +137,7 @@ def test_no_training_or_response_outside_hours(tmp_path: Path, monkeypatch: pyte
     for do in ("train_locally", "answer_query", "compute_gradients"):
         reply = clinic.say(do, seconds=1, query="predict_logits", number=0, differentiable=True)
         assert reply["rule"].startswith(f"hours: {soon}-{later}")
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 # --- classes, and values of tensors ---------------------------------------------------------------------
@@ -527,7 +527,7 @@ def test_withdrawn_approval_stops_running_run(tmp_path: Path) -> None:
     decide(clinic, False)
     assert clinic.query(1)["rule"].endswith("is rejected by its owner")
     assert refused(clinic).endswith("is rejected by its owner")
-    assert clinic.left() == [(0, "response")]
+    assert clinic.charged_releases() == [(0, "response")]
     decide(clinic)
     assert isinstance(clinic.query(1), tuple)
 
@@ -577,7 +577,7 @@ def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
     assert approved is not None
     approved.table["queries"]["predict_logits"]["bytes"] = 4 * B * CLASSES  # the logits alone
     assert clinic.query(0)["rule"] == "approved: 160 bytes per response"
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -627,7 +627,7 @@ def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) 
     assert command("node", "requests", clinic.folder, description.sha256)[1] == description.text
     code, _, err = command("node", "approve", clinic.folder, description.sha256[:7])
     assert (code, "32 or more" in err) == (2, True)
-    spoken = " ".join(description.sha256[place : place + 4].upper() for place in range(0, 32, 4))
+    spoken = " ".join(description.sha256[start : start + 4].upper() for start in range(0, 32, 4))
     code, out, _ = command("node", "approve", clinic.folder, spoken, "--because", "board of 3 May")
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)

@@ -308,7 +308,7 @@ def fedmd(**options: Any) -> tuple[RunPlan, PublicData]:
     return dataclasses.replace(PLAN, method=method, public=public_fingerprint(public)), public
 
 
-def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
+def query_digest(clinic: Clinic, number: int = 0) -> Any:
     rows = torch.arange(32).int()
     sent = {"rows": rows, "consensus": torch.zeros(32, CLASSES), "round": torch.tensor(0)}
     return clinic.say("answer_query", sent, query="digest", number=number, differentiable=False)
@@ -323,12 +323,12 @@ def test_slow_response_is_stopped(tmp_path: Path, private: bool) -> None:
     while not clinic.say("train_locally", seconds=60)[0]["is_trained"]:
         pass
     start = time.monotonic()
-    reply = asked_to_digest(clinic)
+    reply = query_digest(clinic)
     assert 2 < time.monotonic() - start < 20
     assert reply["rule"] == "max_seconds: 2, and it takes longer"
     assert clinic.lines()[-1]["rule"] == reply["rule"]
     if private:  # as after any query that fails while something is learned privately
-        assert "it failed at query 0 (digest)" in asked_to_digest(clinic, 1)["text"]
+        assert "it failed at query 0 (digest)" in query_digest(clinic, 1)["text"]
 
 
 def test_endless_rounds_are_refused(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_out_of_memory_response_can_be_repeated(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.node.node_service.pack", full)
         assert clinic.query(0)["rule"] == "max_memory: it would take more than the node's owner allows"
-    assert clinic.left() == [(0, "response")], "it is charged"
+    assert clinic.charged_releases() == [(0, "response")], "it is charged"
     _, released = clinic.query(0)
     assert set(released) == {"logits", "critic"}
-    assert clinic.left() == [(0, "response")], "and once"
+    assert clinic.charged_releases() == [(0, "response")], "and once"

@@ -217,7 +217,7 @@ class Fixed(nn.Module):
     asked = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        Fixed.asked += 1
+        Fixed.calls += 1
         x = x.flatten(1)
         return x - 0.5 * x.mean(0)
 
@@ -240,11 +240,11 @@ def test_fixed_layers_features_are_computed_once_per_example(
         frozen = nn.Linear(64, 9).requires_grad_(False)
         node = made(kind(Fixed(), frozen, nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)), n=24)
         local_training.attach_optimizers([node], config)
-        before, Fixed.asked = vector(node.model), 0
+        before, Fixed.calls = vector(node.model), 0
         assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3)) == 5
         moved = vector(node.model) - before
         assert not moved[: 64 * 9 + 9].any()
-        return moved, Fixed.asked
+        return moved, Fixed.calls
 
     monkeypatch.setattr(
         per_example.PerExample, "_is_position_independent", lambda *given: True
@@ -320,9 +320,9 @@ def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
     some = inputs[order].to(memory_format=torch.channels_last)
     assert torch.equal(dp_training.augmentation_numbers(some, seeded(0, "a")), numbers[:, order])
     assert not (dp_training.augmentation_numbers(inputs, seeded(0, "b")) == numbers).any()
-    places = 6 * (numbers[0] % 3) + 2 * (numbers[1] % 3) + numbers[2] % 2
-    places = 4 * places + numbers[3] % 4
-    assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
+    cells = 6 * (numbers[0] % 3) + 2 * (numbers[1] % 3) + numbers[2] % 2
+    cells = 4 * cells + numbers[3] % 4
+    assert stats.chisquare(torch.bincount(cells, minlength=72).numpy()).pvalue > 0.01
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -331,11 +331,11 @@ def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
 def test_samples_are_poisson() -> None:
     n, q, times = 12, 0.3, 4000
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
-    drawn = torch.zeros(times, n)
+    selected = torch.zeros(times, n)
     for turn in range(times):
-        drawn[turn, dp_training.poisson_sample(data, q, seeded(0, turn)).targets] += 1
-    assert drawn.max() == 1, "no record twice"
-    sizes = drawn.sum(1).long()
+        selected[turn, dp_training.poisson_sample(data, q, seeded(0, turn)).targets] += 1
+    assert selected.max() == 1, "no record twice"
+    sizes = selected.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
     expected = times * stats.binom(n, q).pmf(range(n + 1))
     few = expected < 5
@@ -343,21 +343,21 @@ def test_samples_are_poisson() -> None:
     expected = [*expected[~few], expected[few].sum()]
     assert stats.chisquare(counts, expected).pvalue > 0.01, "sizes are binomial, not one size"
     spread = math.sqrt(q * (1 - q) / times)
-    assert (drawn.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
-    covariance = drawn.T.cov() - q * (1 - q) * torch.eye(n)
+    assert (selected.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
+    covariance = selected.T.cov() - q * (1 - q) * torch.eye(n)
     assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, "each by itself"
 
 
 def test_step_divides_sample_sum_by_expected_size() -> None:
     node, dp = made(n=30), private(clip=0.5)
-    before = total(node, 0.5, rows := drawn_by(node, dp, 0.4, 3))
+    before = total(node, 0.5, rows := sampled_rows(node, dp, 0.4, 3))
     assert 0 < len(rows) < 30
     torch.testing.assert_close(
         moved(node, dp, 0.4, 3, batch=12.0), -before.float() / 12, rtol=1e-4, atol=1e-6
     )
 
 
-def drawn_by(node: Node, dp: DPParameters, q: float, number: int) -> list[int]:
+def sampled_rows(node: Node, dp: DPParameters, q: float, number: int) -> list[int]:
     chosen = dp.sampler(node.query_context_hash, number, "sample").uniform((len(node.data),)) < q
     return chosen.nonzero().flatten().tolist()
 
@@ -434,7 +434,7 @@ def test_step_without_noise_matches_opacus(model: str) -> None:
     node, dp = made(model, n=30), private(clip=0.4)
     theirs = made(model, n=30)
     for number in range(3):
-        rows = torch.tensor(drawn_by(node, dp, 0.5, number))
+        rows = torch.tensor(sampled_rows(node, dp, 0.5, number))
         opacus_step(theirs.model.train(), theirs.data.subset(rows), 0.0, 0.4, 15)
         moved(node, dp, 0.5, number, batch=15.0)
     assert (vector(node.model) - vector(build(model, SHAPE, 3, 0))).norm() > 0.1

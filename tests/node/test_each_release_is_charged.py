@@ -106,7 +106,7 @@ def test_second_gradient_counts_as_query(tmp_path: Path, private: str) -> None:
     same(replies[2][1], first)
     assert replies[1][1], "the second query"
     assert "max_queries: 2" in replies[3]["text"]
-    assert clinic.left() == [(0, "response"), (0, "gradient"), (0, "gradient")]
+    assert clinic.charged_releases() == [(0, "response"), (0, "gradient"), (0, "gradient")]
 
 
 @pytest.mark.parametrize("change", ["a run's folder is gone", "another name", "another run"])
@@ -253,14 +253,14 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
-    paid = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
+    charged = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
-    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == paid, "the same is the same"
+    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == charged, "the same is the same"
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     twice = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
-    assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
+    assert sum((twice - charged).values()) == 1, "that it fails may follow from what was learned"
 
 
 @pytest.mark.parametrize(
@@ -342,8 +342,8 @@ def quick(folder: Path) -> Clinic:
 @given(OPERATIONS)
 def test_audit_log_covers_all_releases_property(operations: Any) -> None:
     """The model counts what anybody outside has seen: distinct bytes, and distinct critics behind them."""
-    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        clinic = quick(Path(place) / "clinic")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        clinic = quick(Path(folder) / "clinic")
         bytes_seen: set[bytes] = set()
         critics: set[bytes] = set()
         last, checkpoints, digits = -1, [0], False

@@ -38,12 +38,12 @@ def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
     """A critic that has seen query 1 answers query 2 otherwise than one that has not."""
     clinic = Clinic(tmp_path / "clinic", "max_queries = 4").ready()
     first = [clinic.query(number)[1] for number in (0, 1, 2)]
-    lines = len(clinic.left())
+    lines = len(clinic.charged_releases())
     clinic.say("load_checkpoint", checkpoint=0)
     _, skipped = clinic.query(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_queries == 4
-    assert len(clinic.left()) == lines + 1
+    assert len(clinic.charged_releases()) == lines + 1
     assert clinic.lines()[-1].get("history_hash", "") != clinic.lines()[2]["history_hash"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
     clinic.say("load_checkpoint", checkpoint=0)
@@ -208,7 +208,7 @@ PUBLIC = PublicData("ours", torch.zeros(6, *SHAPE), None, "")
 
 
 @pytest.mark.parametrize(
-    ("public", "said"),
+    ("public", "message"),
     [
         (PublicData("ours", torch.full((6, *SHAPE), float("nan"))), "NaN or infinity"),
         (PublicData("ours", torch.zeros(6, 3, 5, 5)), "expected (N, 1, 8, 8)"),
@@ -238,7 +238,7 @@ def test_row_indices_have_row_limits(tmp_path: Path) -> None:
     rows = {"rows": torch.zeros(50_000, dtype=torch.uint8)}
     given = {"query": "communicate", "number": 0, "differentiable": False}
     assert "max_rows: 64, and rows names 50000" in clinic.say("answer_query", rows, **given)["text"]
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_row_indices_out_of_range_are_refused(rows: torch.Tensor, rule: str, tmp
     reply = clinic.say("answer_query", {"rows": rows}, **given)
     assert reply["kind"] == "QueryRefused"
     assert reply["rule"].startswith(rule)
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
     assert isinstance(clinic.say("answer_query", {"rows": torch.tensor([0, 5, 5, 1])}, **given), tuple)
 
 
@@ -439,7 +439,7 @@ def test_refused_response_gives_no_gradient(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
     assert "max_bytes" in clinic.query(0)["rule"]
     assert clinic.say("compute_gradients", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QueryMismatch"
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 def test_failing_model_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,7 +612,7 @@ def test_tensors_of_another_shape_are_refused_by_name(
     for number, tensor in enumerate(bent):
         reply = clinic.say("answer_query", {name: tensor.contiguous(), **schedule}, number=number, **given)
         assert reply["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, reply)
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
     assert isinstance(clinic.say("answer_query", {name: sound, **schedule}, number=50, **given), tuple)
 
 

@@ -125,7 +125,7 @@ class Clinic:
         """What has left or was paid for."""
         return [entry for entry in entries(self.folder) if entry["part"] != "refused"]
 
-    def left(self) -> list[tuple[int, str]]:
+    def charged_releases(self) -> list[tuple[int, str]]:
         return [(entry["number"], entry["part"]) for entry in releases(self.folder)]
 
 
@@ -229,7 +229,7 @@ def test_repeated_query_gives_same_response(clinic: Clinic) -> None:
     same(clinic.query(0)[1], first[1])
     same(clinic.pull(0)[1], pulled[1])
     assert torch.equal(clinic.critic(), critic)
-    assert clinic.left() == [(0, "response"), (0, "gradient")]
+    assert clinic.charged_releases() == [(0, "response"), (0, "gradient")]
 
 
 def test_compressed_formats_work_both_ways(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: 
     return clinic.say("answer_query", tensors, **header)
 
 
-def paid(clinic: Clinic) -> dict[str, int]:
+def charges_by_part(clinic: Clinic) -> dict[str, int]:
     """What the run has paid, by the parts of releases."""
     times: Counter[str] = Counter()
     for row in clinic.rows():
@@ -465,13 +465,13 @@ def test_training_is_charged_if_response_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic", "max_bytes = 8000\n")
-    taken, before = steps(monkeypatch), sum(paid(clinic).values())
+    taken, before = steps(monkeypatch), sum(charges_by_part(clinic).values())
     for number in range(1, 31):
         refused = a_round(clinic, scores, torch.arange(400).int(), number, (number - 1) % 2)
         assert refused["kind"] == REFUSED
     assert "privacy budget" in refused["rule"], "in the end it learns no more"
     assert len(taken) > 7
-    assert paid(clinic) == {"training": before + len(taken), "training result": 0, "response": 0}
+    assert charges_by_part(clinic) == {"training": before + len(taken), "training result": 0, "response": 0}
     events = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert 0.9 * 4 < compute_epsilon(events, 1e-5) <= 4
 
@@ -480,7 +480,7 @@ def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The end of the public data may be where a range stops, but is no row."""
     clinic, scores = in_rounds(tmp_path / "clinic")
     clinic.say("save_checkpoint", checkpoint=1)
-    taken, before = steps(monkeypatch), sum(paid(clinic).values())
+    taken, before = steps(monkeypatch), sum(charges_by_part(clinic).values())
     for turn in range(3):
         bad = torch.tensor([turn, 400]).int()
         for number in range(1, 4):
@@ -489,7 +489,7 @@ def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             )
         assert clinic.say("load_checkpoint", checkpoint=1) == ({}, {})
     assert len(taken) > 3
-    assert paid(clinic) == {"training": before + len(taken), "response": 0, "training result": 0}
+    assert charges_by_part(clinic) == {"training": before + len(taken), "response": 0, "training result": 0}
 
 
 def test_failed_round_is_charged_and_needs_checkpoint(
@@ -497,11 +497,11 @@ def test_failed_round_is_charged_and_needs_checkpoint(
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic")
     clinic.say("save_checkpoint", checkpoint=1)
-    before, weights = paid(clinic)["training"], to_vector(clinic.session.node.model).clone()
+    before, weights = charges_by_part(clinic)["training"], to_vector(clinic.session.node.model).clone()
     with monkeypatch.context() as patch:
         taken = steps(patch, fails_at=3)
         assert a_round(clinic, scores, ROWS, 1)["rule"].startswith("max_memory")
-    after = paid(clinic)["training"]
+    after = charges_by_part(clinic)["training"]
     assert after - before >= len(taken) == 3
     assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
     failed = "it failed at query 1 (digest_and_communicate): resume the run from an earlier checkpoint"
@@ -515,12 +515,12 @@ def test_failed_round_is_charged_and_needs_checkpoint(
         "nor does it tell of it"
     )
     assert taken == []
-    assert paid(clinic)["training"] == after
+    assert charges_by_part(clinic)["training"] == after
     clinic.say("load_checkpoint", checkpoint=1)
     assert torch.equal(to_vector(clinic.session.node.model), weights)
     reply, _ = a_round(clinic, scores, ROWS, 1)
     assert len(taken) == after - before, "all that was paid for, and paid for once"
-    assert paid(clinic)["training"] == after
+    assert charges_by_part(clinic)["training"] == after
     assert sum(reply["privacy"]["cost"].values()) == after - before, "its line carries what was learned"
 
 
@@ -849,12 +849,12 @@ def test_full_disk_blocks_releases_without_lasting_effect(
             reply = clinic.query(1)
             assert reply["text"] == "its data or model failed: see its log"
         assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
-    assert clinic.left() == [(0, "response")]
+    assert clinic.charged_releases() == [(0, "response")]
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == 4 * B * (CLASSES + 4)
     same(clinic.query(1)[1], other.query(1)[1])
     same(clinic.pull(1)[1], other.pull(1)[1])
     assert torch.equal(clinic.critic(), other.critic())
-    assert clinic.left() == other.left()
+    assert clinic.charged_releases() == other.charged_releases()
 
 
 def test_unwritable_checkpoint_keeps_old_one(clinic: Clinic, monkeypatch: Any) -> None:

@@ -69,7 +69,7 @@ def number(shape, classes):
 
 
 @pytest.fixture(autouse=True)
-def _own_modules() -> Iterator[None]:
+def _restore_modules() -> Iterator[None]:
     original_path = list(sys.path)
     yield
     sys.path[:] = original_path
@@ -341,22 +341,24 @@ def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
     path = folder / "first.safetensors"
 
-    def said() -> str:
+    def error_message() -> str:
         with pytest.raises(ModelError) as caught:
             owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "file not found" in said()
+    assert "file not found" in error_message()
     path.write_bytes(b"no tensors here")
-    assert "model.weights 'first.safetensors' is not a safetensors file" in said()
+    assert "model.weights 'first.safetensors' is not a safetensors file" in error_message()
     save_file(models.build("mlp:8", (1, 8, 8), 10, 0).state_dict(), path)
-    assert "model.weights 'first.safetensors' do not fit the model: 0.weight is missing, and " in said()
+    assert (
+        "model.weights 'first.safetensors' do not fit the model: 0.weight is missing, and " in error_message()
+    )
     save_file(models.build("small-cnn:8", (1, 8, 8), 9, 0).state_dict(), path)
-    assert "12.weight is float32 (9, 64) (expected float32 (10, 64)), and 1 more" in said()
+    assert "12.weight is float32 (9, 64) (expected float32 (10, 64)), and 1 more" in error_message()
     state = models.build("small-cnn:8", (1, 8, 8), 10, 0).state_dict()
     save_file(state | {"0.bias": state["0.bias"].half()}, path)
-    assert said().endswith("0.bias is float16 (8,) (expected float32 (8,))")
+    assert error_message().endswith("0.bias is float16 (8,) (expected float32 (8,))")
 
 
 # --- faults -------------------------------------------------------------------------------------------
@@ -498,7 +500,7 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
 # --- what it would answer -----------------------------------------------------------------------------
 
 
-def asked(method: str) -> Any:
+def method_queries(method: str) -> Any:
     setting = NodeSetting(ClassificationConfig().make(10), LocalConfig(), Compute())
     return METHODS[method]().node_side(setting).queries
 
@@ -512,13 +514,13 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: predict_logits, train"}
     through = models.carries_gradient(network, (1, 8, 8))
-    assert owner_folder.rules_by_refused_query(file, through, asked("fediod")) == counts
+    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == counts
     through = models.carries_gradient(predictor, (1, 8, 8))
-    assert owner_folder.rules_by_refused_query(file, through, asked("fediod")) == {
+    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == {
         **counts,
         "predict_logits": models.PREDICTION_ONLY,
     }
-    assert owner_folder.rules_by_refused_query(file, through, asked("fedavg")) == {
+    assert owner_folder.rules_by_refused_query(file, through, method_queries("fedavg")) == {
         "count_samples": "queries: predict_logits, train",
         "train": "outputs_only: no parameters",
     }

@@ -41,7 +41,7 @@ model = "mlp:8"
 """
 
 
-def work(home: Path, umask: int) -> None:
+def run_node(home: Path, umask: int) -> None:
     """One node answers a file of queries, and takes part in a live run, in a process whose umask closes
     nothing.
 
@@ -60,7 +60,7 @@ def work(home: Path, umask: int) -> None:
     (folder / "node.toml").write_text("\n".join([*lines, "[data]", 'path = "data.npz"']))
     config = read_toml(RUN)
 
-    def look(*given: object) -> None:
+    def record_modes(*given: object) -> None:
         for path in [folder, *folder.rglob("*")]:
             if path.name != "data.npz":  # which its owner has put there
                 try:
@@ -71,23 +71,23 @@ def work(home: Path, umask: int) -> None:
                 permissions[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
     write_queries(home / "queries", build_queries(config), load_or_create_key(home / "server.key"))
-    offline_node.answer_queries(folder, home / "queries", folder / "answers", report=look)
-    look()
+    offline_node.answer_queries(folder, home / "queries", folder / "answers", report=record_modes)
+    record_modes()
     host = NodeService(folder)
 
     def serve(message: bytes) -> bytes:
-        look()
+        record_modes()
         return host.serve(message)
 
     (home / "out").mkdir()
     RemoteRun(config, Loopback({"clinic": serve}), "live").run(home / "out")
-    look()
+    record_modes()
     (home / "seen.json").write_text(json.dumps(permissions))
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000], ids=oct)
 def test_all_files_are_private_to_owner(tmp_path: Path, umask: int) -> None:
-    process = FORKING.Process(target=work, args=(tmp_path, umask))
+    process = FORKING.Process(target=run_node, args=(tmp_path, umask))
     process.start()
     process.join(100)
     assert process.exitcode == 0

@@ -46,13 +46,13 @@ class Party:
         self.authority = Authority()
         for index, name in enumerate(names):
             self.authority.write(folder / name, name, with_rsa=index == 0)
-        self.masks = {name: self.begun(name) for name in names}
+        self.masks = {name: self.start_node(name) for name in names}
         self.cards = {name: each.make_key_card() for name, each in self.masks.items()}
         for each in self.masks.values():
             each.exchange_keys(self.cards)
         self.values = {name: torch.tensor([[1.5, -2.0, index]]) for index, name in enumerate(names)}
 
-    def begun(self, name: str) -> SumMasks:
+    def start_node(self, name: str) -> SumMasks:
         """A node's process, begun (again)."""
         home = self.folder / name
         return SumMasks(
@@ -259,7 +259,7 @@ def test_exhausted_node_corrupts_all_sums(
     """With corrupted sums, a server that chooses inputs learns response sizes; a refusal names its node."""
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
 
-    def asked(number: int, large: bool = False) -> torch.Tensor:
+    def sum_responses(number: int, large: bool = False) -> torch.Tensor:
         each, call = [], SumRequest(number, NAMES)
         for name in NAMES:
             masks = party.masks[name]
@@ -275,18 +275,18 @@ def test_exhausted_node_corrupts_all_sums(
             each.append(adding.encode(name, query, {"z": z}))
         return from_ring(add_contributions(each)["z"])
 
-    assert asked(1).tolist() == [[4.0, 8.0]]
-    asked(2, large=True)
+    assert sum_responses(1).tolist() == [[4.0, 8.0]]
+    sum_responses(2, large=True)
     assert party.masks["n0"].history.corrupted == 1
-    assert abs(asked(3)[0, 0] - 4.0) > 1.0, "though it could be added"
-    party.masks["n0"] = party.begun("n0")  # for another run
+    assert abs(sum_responses(3)[0, 0] - 4.0) > 1.0, "though it could be added"
+    party.masks["n0"] = party.start_node("n0")  # for another run
     party.cards["n0"] = party.masks["n0"].make_key_card()
     for masks in party.masks.values():
         masks.exchange_keys(party.cards)
-    assert abs(asked(4)[0, 0] - 4.0) > 1.0
+    assert abs(sum_responses(4)[0, 0] - 4.0) > 1.0
     assert party.masks["n0"].history.corrupted == 1
     party.masks["n0"].policy = PolicyConfig(sums_may_differ=True, max_corrupted_sums=2)
-    assert asked(5).tolist() == [[4.0, 8.0]]
+    assert sum_responses(5).tolist() == [[4.0, 8.0]]
 
 
 def test_members_must_be_enough_and_known(party: Party) -> None:
@@ -312,7 +312,7 @@ def test_excluded_member_is_refused_across_processes(tmp_path: Path) -> None:
 
     with refused(r"without n3, .* unless its owner sets sums_may_differ"):
         party.added("n0", SumRequest(2, NAMES[:3]))
-    party.masks["n0"] = party.begun("n0")  # for another run, maybe: its model may be the same
+    party.masks["n0"] = party.start_node("n0")  # for another run, maybe: its model may be the same
     party.cards["n0"] = party.masks["n0"].make_key_card()
     party.masks["n0"].exchange_keys(party.cards)
     with refused("without n3"):
@@ -322,7 +322,7 @@ def test_excluded_member_is_refused_across_processes(tmp_path: Path) -> None:
 def test_allowed_member_sets_are_refused_after_withdrawal(party: Party) -> None:
     for number, members in enumerate((NAMES, NAMES[:3])):
         party.added("n0", SumRequest(number, members))
-    party.masks["n0"] = party.begun("n0")
+    party.masks["n0"] = party.start_node("n0")
     party.masks["n0"].policy = PolicyConfig()
     party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     for members in (NAMES, NAMES[:3]):
@@ -403,7 +403,7 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     with refused("own card is missing"):
         masks.exchange_keys({name: card for name, card in party.cards.items() if name != "n0"})
     with refused("another key for this node"):
-        masks.exchange_keys({**party.cards, "n0": party.begun("n0").make_key_card()})
+        masks.exchange_keys({**party.cards, "n0": party.start_node("n0").make_key_card()})
 
 
 def test_weights_are_first_released_counts() -> None:
@@ -445,7 +445,7 @@ def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path)
         add(2, equally)
     for number, forms in enumerate((by_size, {}, {"parameters": "parameters by size"}), 3):
         add(number, forms)
-    party.masks["n0"] = party.begun("n0")  # another process
+    party.masks["n0"] = party.start_node("n0")  # another process
     party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     with refused("has added logits by size, and would add logits by mean"):
         add(8, equally)

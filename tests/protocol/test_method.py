@@ -190,9 +190,9 @@ def test_plan_imports_no_method_that_the_node_does_not_allow(name: Any) -> None:
     ):
         RunPlan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules
-    place = f"{Asks.__module__}:Asks"
-    allowed = RunPlan.from_dict({**table, "method": {"name": place, "rounds": 4}}, methods=[place])
-    assert allowed.make_method() == METHODS[place](rounds=4)
+    class_path = f"{Asks.__module__}:Asks"
+    allowed = RunPlan.from_dict({**table, "method": {"name": class_path, "rounds": 4}}, methods=[class_path])
+    assert allowed.make_method() == METHODS[class_path](rounds=4)
 
 
 def test_faulty_plug_in_method_gives_one_line_error(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def a_run(folder: Path, cases: dict[str, Any] | None) -> str:
 
 
 def case_scores(*central: float | None, **others: Any) -> dict[str, Any]:
-    return {"names": [f"p{place}" for place in range(len(central))], "global_model": list(central), **others}
+    return {"names": [f"p{index}" for index in range(len(central))], "global_model": list(central), **others}
 
 
 def test_variation_between_cases_cancels_in_differences(tmp_path: Path) -> None:

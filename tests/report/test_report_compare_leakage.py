@@ -218,7 +218,7 @@ def test_page_without_attacks_yet_is_shown(folder: Path) -> None:
 # --- settings in one picture ----------------------------------------------------------------------------
 
 
-def drawn(folder: Path, plan: Comparison) -> str:
+def leakage_svg(folder: Path, plan: Comparison) -> str:
     """Return the SVG of the leakage figure for one width."""
     source = write_comparison(folder, plan).read_text(encoding="utf-8")
     leakage = source[source.index("against leakage</h2>") :]
@@ -227,9 +227,9 @@ def drawn(folder: Path, plan: Comparison) -> str:
 
 def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list[float | None]) -> Comparison:
     plan = a_plan(methods=["fedavg"], seeds=1, settings=settings)
-    for place, (run, epsilon) in enumerate(zip(plan.planned_runs(), epsilons, strict=True)):
-        a_run(tmp_path, run.folder, (80.0 + place, 70.0, 1000, 500), {})
-        leak(tmp_path, run.folder, a_leakage(an_attack("Loss", 0.55 + place / 20)))
+    for index, (run, epsilon) in enumerate(zip(plan.planned_runs(), epsilons, strict=True)):
+        a_run(tmp_path, run.folder, (80.0 + index, 70.0, 1000, 500), {})
+        leak(tmp_path, run.folder, a_leakage(an_attack("Loss", 0.55 + index / 20)))
         file = tmp_path / run.folder / "result.json"
         node = {"name": "0", "mechanism": "dp-sgd", "guarantee": True, "epsilon": epsilon, "delta": 1e-5}
         nodes = [] if epsilon is None else [node]
@@ -241,7 +241,7 @@ def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list
 def test_lines_connect_budgets_labeled_by_epsilon(tmp_path: Path) -> None:
     budgets = [("none", float("inf")), ("eight", 8.0), ("three", 3.0)]
     settings = [{"name": name, "nodes": {"privacy": {"epsilon": value}}} for name, value in budgets]
-    picture = drawn(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
+    picture = leakage_svg(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
     assert re.findall(r"<text[^>]*>([^<%]*\u03b5[^<]*)<", picture) == ["\u03b5 2.9", "\u03b5 7.9"]
     assert re.findall(r"<text[^>]*>(\d+)<", picture) == ["1"]  # at the end of the line: without a budget
     assert (
@@ -253,7 +253,7 @@ def test_lines_connect_budgets_labeled_by_epsilon(tmp_path: Path) -> None:
 def test_other_settings_have_letters(tmp_path: Path) -> None:
     settings = [{"name": "<few>", "split": {"alpha": 0.1}}, {"name": "many", "split": {"alpha": 9.0}}]
     plan = with_settings(tmp_path, settings, [None, 2.9])
-    picture = drawn(tmp_path, plan)
+    picture = leakage_svg(tmp_path, plan)
     assert re.findall(r"<text[^>]*>(1 [^<]*)<", picture) == ["1 a", "1 b, \u03b5 2.9"]
     assert "<few>" not in picture
     assert "a <few> b many" in Page((tmp_path / "compare.html").read_text(encoding="utf-8")).text

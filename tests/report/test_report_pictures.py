@@ -41,10 +41,10 @@ def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
     result = {**a_result(), "metric": "dice", "metrics": metrics, "pictures": list(cases)}
     a_folder(folder, result)
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for place in range(len(cases)):
-        image = np.full((3, 6, 8), 40 + place, np.uint8)
-        tensors |= {f"{place}/image": image, f"{place}/truth": TRUTH + place * 0}
-        tensors |= {f"{place}/output/0": FOUND.copy(), f"{place}/output/1": np.zeros_like(FOUND)}
+    for index in range(len(cases)):
+        image = np.full((3, 6, 8), 40 + index, np.uint8)
+        tensors |= {f"{index}/image": image, f"{index}/truth": TRUTH + index * 0}
+        tensors |= {f"{index}/output/0": FOUND.copy(), f"{index}/output/1": np.zeros_like(FOUND)}
     save_file(tensors, folder / "pictures.safetensors")
     return result
 

@@ -176,9 +176,9 @@ def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
     assert intervals["nodes"] == [50.0, 50.0]  # one always right, one never
     # The standard error of 80 % over 400 cases is 2 points.
     assert intervals["global_model"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
-    judged = load_file(tmp_path / "draws.safetensors")["judged"]
-    assert judged.shape == (bootstrap_weights.DRAWS,)
-    assert judged.std().item() == pytest.approx(2.0, rel=0.1)
+    draws = load_file(tmp_path / "draws.safetensors")["judged"]
+    assert draws.shape == (bootstrap_weights.DRAWS,)
+    assert draws.std().item() == pytest.approx(2.0, rel=0.1)
 
 
 def test_single_case_has_no_interval() -> None:

@@ -91,11 +91,16 @@ def test_stitches_patches_and_crops_to_truth() -> None:
     objects = np.zeros((400, 400), np.int32)
     for number, (row, column) in enumerate(((220, 220), (250, 300), (330, 240)), start=1):
         objects[row : row + 30, column : column + 30] = number
-    places = [(row, column) for row in (0, side) for column in (0, side)]
-    patches = [objects[row : row + side, column : column + side] for row, column in places]
+    corners = [(row, column) for row in (0, side) for column in (0, side)]
+    patches = [objects[row : row + side, column : column + side] for row, column in corners]
     classes = torch.tensor(np.stack(patches) > 0).long()  # all of them inside, no contour
     cases = CaseIndex(
-        torch.zeros(4, dtype=torch.int64), ("s",), ("liver",), torch.tensor(places), ((400, 400),), (objects,)
+        torch.zeros(4, dtype=torch.int64),
+        ("s",),
+        ("liver",),
+        torch.tensor(corners),
+        ((400, 400),),
+        (objects,),
     )
     test = TensorData(torch.zeros(4, 3, side, side), classes, None, cases)
     logits = torch.nn.functional.one_hot(classes, 3).movedim(-1, 1).float() * 20

@@ -150,14 +150,14 @@ def test_deployed_predictor_nodes_equal_simulation(
     pytest.importorskip("onnxruntime")
     write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(5, 2)))
     config = changed(run_of(tmp_path, "fediod"), nodes={"models": [str(tmp_path / "graph.onnx")]})
-    answering = changed(config, method={"backpropagate": False})
-    node_hosts = hosts(answering, tmp_path)
+    responding = changed(config, method={"backpropagate": False})
+    node_hosts = hosts(responding, tmp_path)
     link = RecordingLink(node_hosts)
     with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient passes through it"):
         live(config, link, tmp_path).run()
-    simulation, _ = build.build_simulation(answering)
+    simulation, _ = build.build_simulation(responding)
     simulation.run()
-    server = live(answering, link, tmp_path)
+    server = live(responding, link, tmp_path)
     server.run()
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
     host = node_hosts["node-0"]

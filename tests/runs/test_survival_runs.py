@@ -77,7 +77,7 @@ def test_distil_accepts_times_and_events(tmp_path: Path) -> None:
     schema = read_schema(folder / "schema.toml")
     data = read_table_folder(folder, schema).data
     rows = torch.arange(len(data)) % 3
-    parts = [(data.inputs[rows == place], data.targets[rows == place]) for place in range(3)]
+    parts = [(data.inputs[rows == site], data.targets[rows == site]) for site in range(3)]
     torch.manual_seed(0)
     models = [MLP((6,), 8, 16) for _ in range(3)]
     result: dict[str, Any] = {

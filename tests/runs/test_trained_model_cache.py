@@ -58,7 +58,7 @@ def config(method: dict[str, Any], **more: Any) -> RunConfig:
     )
 
 
-def ended(of: RunConfig, out: Path, trained: Path | None) -> dict[str, Any]:
+def run_result(of: RunConfig, out: Path, trained: Path | None) -> dict[str, Any]:
     run.run(of, out, command="", progress=False, trained=trained)
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return result
@@ -84,12 +84,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_cached_models_reach_equal_metrics(tmp_path: Path, counted: list[str]) -> None:
     trained = tmp_path / "trained"
-    first = ended(config(FEDKD), tmp_path / "fedkd", trained)
+    first = run_result(config(FEDKD), tmp_path / "fedkd", trained)
     assert {"node-0", "node-1", "node-2", CENTRALIZED} <= set(counted)
     counted.clear()
-    second = ended(config(FEDIOD), tmp_path / "fediod", trained)
+    second = run_result(config(FEDIOD), tmp_path / "fediod", trained)
     assert counted == []
-    alone = ended(config(FEDIOD), tmp_path / "alone", None)
+    alone = run_result(config(FEDIOD), tmp_path / "alone", None)
     assert counted
     for name in ("accuracy", "standalone", "centralized", "ensemble", "bytes", "queries"):
         assert second[name] == alone[name]

@@ -71,8 +71,8 @@ def test_evaluates_on_unseen_hospital(run: Path, command: Main) -> None:
 def test_evaluate_counts_seen_examples_and_reports_sites(run: Path, command: Main) -> None:
     both = run.parent / "both"
     both.mkdir()
-    for place in (run.parent / "d.csv", run.parent / "data" / "a.csv"):
-        shutil.copy(place, both)
+    for source in (run.parent / "d.csv", run.parent / "data" / "a.csv"):
+        shutil.copy(source, both)
     evaluation = json.loads(command("evaluate", run, "--data", both, "--json")[1])
     assert set(evaluation["sites"]) == {"a", "d"}
     alone = json.loads(command("evaluate", run, "--data", run.parent / "d.csv", "--json")[1])

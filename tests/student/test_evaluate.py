@@ -97,14 +97,14 @@ def texts(folder: Path) -> tuple[str, str]:
 
 
 def survival(folder: Path) -> tuple[str, str]:
-    place = survivors.write(folder / "hospitals", rows=COUNT, sites=1)
-    (file,) = place.glob("*.csv")
+    data_folder = survivors.write(folder / "hospitals", rows=COUNT, sites=1)
+    (file,) = data_folder.glob("*.csv")
     head, *rows = file.read_text(encoding="utf-8").splitlines()
     tested = [row for row, is_test in zip(rows, TEST, strict=True) if is_test]
-    (place / "tested.csv").write_text("\n".join([head, *tested]), encoding="utf-8")
+    (data_folder / "tested.csv").write_text("\n".join([head, *tested]), encoding="utf-8")
     parts = [f"{row},{'test' if is_test else 'train'}" for row, is_test in zip(rows, TEST, strict=True)]
     file.write_text("\n".join([f"{head},split", *parts]), encoding="utf-8")
-    return str(file), str(place / "tested.csv")
+    return str(file), str(data_folder / "tested.csv")
 
 
 # By task: who writes its data, its network, and the options of its data.

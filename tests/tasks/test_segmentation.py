@@ -227,7 +227,7 @@ def test_label_maps_separate_outside_body_and_classes() -> None:
     targets[0, 4, 4], targets[0, 14, 14] = 1, 1  # one out of the body
     maps = TASK.label_maps(head(targets))
     assert maps.dtype == torch.uint8
-    assert [int(maps[(0, *place)]) for place in ((0, 0), (3, 3), (4, 4), (14, 14))] == [0, 1, 2, 2]
+    assert [int(maps[(0, *pixel)]) for pixel in ((0, 0), (3, 3), (4, 4), (14, 14))] == [0, 1, 2, 2]
     assert (maps == 1).sum() == 10 * 10 - 4 - 1  # without four corners and the pixel of class 1
     assert torch.equal(TASK.targets_from_maps(maps, torch.zeros(1, 1, 16, 16)), targets)
     assert TASK.condition_channels == 3

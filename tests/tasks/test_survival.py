@@ -174,7 +174,7 @@ def test_times_are_counted_in_intervals_without_rounding_errors() -> None:
     cells = {"age": [50] * 31, "days": days, "died": [1] * 31}
     data = encode_rows(cells, SCHEMA, "rows", str)
     assert data.inputs.tolist() == [[0.0]] * 31
-    assert data.targets.tolist() == [[place, 1] for place in range(31)]
+    assert data.targets.tolist() == [[interval, 1] for interval in range(31)]
     responses = interval_labels(data.targets, 30)
     assert responses.argmax(1).tolist() == [*range(30), 29]
     assert SCHEMA.classes[:2] == ("30 to 31", "31 to 32")
