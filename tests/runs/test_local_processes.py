@@ -88,7 +88,7 @@ class Server:
             return self.at_work.pop(0)
         return "FINISHED:COMPLETED"
 
-    def progress(self, job: str, known: int = 0) -> tuple[ProgressSnapshot, list[dict[str, Any]]]:
+    def progress_and_metrics(self, job: str, known: int = 0) -> tuple[ProgressSnapshot, list[dict[str, Any]]]:
         note = ProgressSnapshot("distillation", 3, 60, updated_at=time.time() - 12, waiting_for=("node-2",))
         self.measured += 2
         return note, TURNS[known : self.measured]
@@ -406,7 +406,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     metrics = local_processes._evaluate_checkpoints(
         experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, ProgressBar(False)
     )
-    return run.finish(experiment, about, metrics, folder / "out")
+    return run.write_simulation_result(experiment, about, metrics, folder / "out")
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedkd"])
