@@ -3,7 +3,7 @@
     python docs/accuracy_bytes.py
 
 The tables hold means and standard deviations over seeds 0-2; "Accuracy of the student" gives the accuracy,
-and "What left the nodes" the bytes.
+and "Releases and bytes" the bytes.
 """
 
 from __future__ import annotations
