@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.generative_metrics import Extractor, frechet_distance, penultimate_extractor
-from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
+from fedstill.attacks.gradient_matching import DLG, ImageSearchConfig, invert
 from fedstill.attacks.memorization import memorization_test
 from fedstill.attacks.simulated_updates import ObservedUpdate, loss_gradients
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation
@@ -155,12 +155,12 @@ def distilled(
         if (release.node, release.query, release.part) == (first, "predict_logits", "response"):
             sent.append(release.sent["x"].float())
 
-    experiment.listen(record_inputs)
+    experiment.run_with_listener(record_inputs)
     return experiment, torch.cat(list(sent))[-count:]
 
 
 def recovered(
-    victim: nn.Module, images: torch.Tensor, labels: torch.Tensor, config: InversionConfig, seed: int
+    victim: nn.Module, images: torch.Tensor, labels: torch.Tensor, config: ImageSearchConfig, seed: int
 ) -> tuple[torch.Tensor, list[float]]:
     """What DLG makes of each image's own gradient, and the PSNR of each in dB."""
     own = {name: value.detach() for name, value in victim.named_parameters()}

@@ -28,7 +28,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.loading import load
 from fedstill.privacy.accounting import calibrate_noise
-from fedstill.privacy.dpsgd import clipped_sum
+from fedstill.privacy.dpsgd import clipped_sum_and_loss
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.runs.build import split_data
 from fedstill.runs.config import RunConfig, from_dict
@@ -50,7 +50,7 @@ def learned(
     nn.init.zeros_(head.weight)
     trained, v = {"weight": head.weight}, torch.zeros(head.weight.numel())
     for _ in range(o.steps):
-        total, _ = clipped_sum(head, trained, losses, f, y, o.clip)
+        total, _ = clipped_sum_and_loss(head, trained, losses, f, y, o.clip)
         if noise:
             total += noise * o.clip * torch.randn(total.shape, generator=draws)
         v = o.momentum * v + total / len(f)

@@ -23,12 +23,12 @@ PUBLIC = 72  # rows that each node is asked about, once
 MODULE = """
 from dataclasses import dataclass
 from typing import ClassVar
-from fedstill.privacy import PrivacyCost, PrivacyConfig, Rule
+from fedstill.privacy import PrivacyCost, PrivacyConfig, ReleaseRule
 from fedstill.privacy.release_rules import Derived
 
 
 @dataclass(frozen=True)
-class Round(Rule):
+class Round(ReleaseRule):
     text: ClassVar[str] = "rounded, which is safe"
 
     def bound(self, tensor):
@@ -80,7 +80,7 @@ class Silent(PrivacyConfig):
 class Sharded(PrivacyConfig):
     about: ClassVar[str] = "copies on parts of the records"
 
-    def shards(self, data):
+    def shard_indices(self, data):
         return [torch.arange(len(data))]
 
 

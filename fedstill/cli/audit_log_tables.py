@@ -138,7 +138,7 @@ def print_totals(
         mine: what it protects as one.
     """
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
-    from fedstill.privacy.budget import describe_budgets, round_down, round_up
+    from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 
     limited = _limited(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
@@ -151,10 +151,10 @@ def print_totals(
             "all runs" if row["run"] is None else row["run"],
             str(row["releases"]),
             str(row["without_guarantee"]),
-            round_up(row["epsilon"]) if known else "not known",
+            epsilon_text_rounded_up(row["epsilon"]) if known else "not known",
         ]
         if limited and row["whose"] == NODE_DATA:
-            cells.append(round_down(row["budget_epsilon_left"]) if known else "not known")
+            cells.append(epsilon_text_rounded_down(row["budget_epsilon_left"]) if known else "not known")
         table.add_row(*cells)
     console.print(table)
     if privacy is not None and limited:

@@ -152,15 +152,15 @@ def _solve(
     if epsilon is not None:
         privacy = replace(privacy, epsilon=epsilon)
     # With some noise everywhere: what does the run cost at all, and for how long?
-    wants = [part for part, table in privacy.noise_tables.items() if table.noise is None]
+    wants = [part for part, table in privacy.noise_option_tables.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
     first = _mechanism(run, place, noisy, method, local)
     used = charged_noise_tables(first)
     if noise is not None:
         unknown = [part for part in wants if part in used]
         privacy = privacy.with_noise(_levels(noise, privacy, used, unknown))
-        noisy = noisy.with_noise({part: privacy.noise_tables[part].noise or 1.0 for part in used})
-    wants = [part for part in used if privacy.noise_tables[part].noise is None]
+        noisy = noisy.with_noise({part: privacy.noise_option_tables[part].noise or 1.0 for part in used})
+    wants = [part for part in used if privacy.noise_option_tables[part].noise is None]
 
     length = None
     if total_cost(first.run_costs()) or steps or finds_steps:
@@ -181,7 +181,7 @@ def _solve(
     if mechanism.protects and method.needs().trains_on_public:  # as the run itself is refused
         allowed = "none if public data are added to its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
-    limited = math.isfinite(privacy.budget)
+    limited = math.isfinite(privacy.tightest_epsilon_budget)
     cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.cost is not None
     found = "steps" if finds_steps else "noise" if noisy_enough else "epsilon"
@@ -194,11 +194,11 @@ def _levels(
     """Noise by part, where one number is that of the one part that is in query."""
     if isinstance(given, Mapping):
         for part in given:
-            if not privacy.noise_tables:
+            if not privacy.noise_option_tables:
                 allowed = f"none, as mechanism {privacy.registered_name!r} draws no noise"
                 raise ArgumentError("--noise", part, allowed)
-            if part not in privacy.noise_tables:
-                raise UnknownName("part of --noise", part, list(privacy.noise_tables))
+            if part not in privacy.noise_option_tables:
+                raise UnknownName("part of --noise", part, list(privacy.noise_option_tables))
         return dict(given)
     meant = wants or used
     if len(meant) != 1:

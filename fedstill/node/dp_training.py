@@ -24,7 +24,7 @@ from fedstill.privacy.dpsgd import (
     PrivateLoss,
     PublicLoss,
     augmentation_numbers,
-    clipped_sum,
+    clipped_sum_and_loss,
     examples_at_once,
     poisson_sample,
     public_gradient,
@@ -32,7 +32,7 @@ from fedstill.privacy.dpsgd import (
     tensor_digest,
 )
 from fedstill.privacy.noise import NoiseSampler, add_noise
-from fedstill.privacy.per_example import PerExample
+from fedstill.privacy.per_example import PerExampleFunction
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
 
@@ -91,7 +91,7 @@ def private_step(
         inputs, targets = augment(inputs, targets, dp.sampler(*names, "augment"))
     rows = examples_at_once(len(node.data), batch)
     with in_mode(module, True):
-        total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
+        total, loss = clipped_sum_and_loss(module, trained, private_loss, inputs, targets, dp.clip, rows)
         if dp.noise:
             # The stream depends on the sum, too: if a sum differs under equal names, say in its last digits
             # on another machine, all of its noise differs, and no difference of two steps is free of noise.
@@ -196,7 +196,7 @@ def _copy_with_precomputed_features(node: Node) -> Node:
             and len(data) * features_of(leaves, data.inputs[0])[0].numel() <= MAX_CACHED_NUMBERS
         )
         per_example = (
-            PerExample(features_of, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs)
+            PerExampleFunction(features_of, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs)
             if fits
             else None
         )

@@ -33,7 +33,7 @@ BUDGET_OPTIONS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountan
 
 def needs_mechanism(config: PrivacyConfig) -> bool:
     """Return whether a configuration has a privacy mechanism or a budget."""
-    return config.protects or math.isfinite(config.budget)
+    return config.protects or math.isfinite(config.tightest_epsilon_budget)
 
 
 def group_privacy_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def protect(
         # Groups are dropped if each record is protected by itself.
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
-    if config.needs_training and node.is_frozen:
+    if config.protects_through_training and node.is_frozen:
         expected = "none or noisy-outputs: its model is frozen, and may contain every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.registered_name, expected)
     mechanism = PrivacyMechanism(
@@ -114,7 +114,7 @@ def protect(
         inputs = models.example_inputs(data.inputs.shape[1:], setting.task.form)
         dp_compatibility.check(node.model, f"model of {node.name}", inputs)
     node.dp_sgd_parameters = mechanism.dp_sgd_parameters()
-    if shards := config.shards(data):
+    if shards := config.shard_indices(data):
         _install_teachers(node, config, shards)
     gate = node.gate
     gate.budgets = RunBudgets(mechanism, gate.audit, gate.run, gate.payer)
@@ -184,7 +184,7 @@ def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
     are left out and abstain.
     """
     model = cast(TeacherEnsemble, node.model)
-    model.abstain(parts)
+    model.set_abstaining_teachers(parts)
     teachers = []
     for index, part in enumerate(parts):
         if not len(part):

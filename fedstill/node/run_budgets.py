@@ -10,7 +10,7 @@ from fedstill.core.errors import QueryRefused
 from fedstill.node.audit_entries import RESPONSE, TRAINING, TRAINING_RESULT, Entry, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
-from fedstill.privacy.budget import Budget, BudgetExceeded, ProtectedUnitChanged, UnprotectedReleases
+from fedstill.privacy.budget import Budget, BudgetExceeded, ProtectedUnitChanged, UnprotectedReleasesError
 from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.queries import Query
@@ -226,7 +226,7 @@ class RunBudgets:
         """
         if spending.run_no_guarantee and self.run_budget.epsilon < math.inf:
             advice = "start a new run, or set privacy.epsilon = inf"
-            raise UnprotectedReleases(
+            raise UnprotectedReleasesError(
                 self.run_budget.epsilon, self.run_budget.delta, spending.run_no_guarantee, advice
             )
         units, own_unit = self.audit.totals.units, {self.mechanism.unit}
@@ -238,6 +238,6 @@ class RunBudgets:
                 "fedstill audit show lists the runs; its owner may set "
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
-            raise UnprotectedReleases(total.epsilon, total.delta, None, advice)
+            raise UnprotectedReleasesError(total.epsilon, total.delta, None, advice)
         if units(self.payer) - own_unit and total.epsilon < math.inf:
             raise ProtectedUnitChanged(total.epsilon, total.delta)

@@ -18,12 +18,12 @@ from fedstill.core.errors import ArgumentError, NodeDataError, QueryRefused
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.noise_calibration import NoiseLevels, calibrate_noise_levels, placeholder_noise
 from fedstill.privacy import dpsgd
-from fedstill.privacy.config import DPTrainingConfig, PrivacyConfig, Release
+from fedstill.privacy.config import DeclaredRelease, DPTrainingConfig, PrivacyConfig
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.events import CostBreakdown, PrivacyCost, add_cost, total_cost
 from fedstill.privacy.noise import NoiseSampler, make_sampler
-from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, Rule
-from fedstill.privacy.statement import NO_GUARANTEE, Statement, make_statement
+from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, ReleaseRule
+from fedstill.privacy.statement import NO_GUARANTEE, PrivacyStatement, make_statement
 from fedstill.protocol.digests import keyed_digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import INPUTS, PayloadKind
@@ -123,7 +123,7 @@ class PrivacyMechanism:
 
     # --- rules for releases -----------------------------------------------------------------------------
 
-    def rule(self, query: Query, name: str) -> Rule:
+    def rule(self, query: Query, name: str) -> ReleaseRule:
         """Return the rule for one tensor of a response, or of the gradients that follow it."""
         config, kind = self.config, query.released_kinds()[name]
         is_input_gradient = name not in query.releases  # an input gradient
@@ -155,7 +155,7 @@ class PrivacyMechanism:
             return Derived("networks trained with DP-SGD")
         if is_unstacked:
             return Exact()
-        rule = config.rule(Release(kind, is_input_gradient, depends_on_records), self.noise_levels)
+        rule = config.rule(DeclaredRelease(kind, is_input_gradient, depends_on_records), self.noise_levels)
         # Only this function knows what is derived from charged releases.
         return Exact() if isinstance(rule, Derived) else rule
 
@@ -166,7 +166,9 @@ class PrivacyMechanism:
         return f"{rule.text}: {NO_GUARANTEE}" if is_unprotected else rule.text
 
     @staticmethod
-    def _rule_cost(rule: Rule, shape: Sequence[int], released: torch.Tensor | None) -> PrivacyCost | None:
+    def _rule_cost(
+        rule: ReleaseRule, shape: Sequence[int], released: torch.Tensor | None
+    ) -> PrivacyCost | None:
         """Return the cost of a rule. A cost of zero is no guarantee, except for values derived from charged
         releases.
         """
@@ -215,7 +217,7 @@ class PrivacyMechanism:
         table: DPTrainingConfig = getattr(self.config, option)
         return DPParameters(self.noise_levels[option], table.clip, noise_sampler, self.config.group_size)
 
-    def statement(self) -> Statement:
+    def statement(self) -> PrivacyStatement:
         """Return the statement of rules, noise levels and budgets."""
         rules = {
             f"{name} of {query.name}: {self.describe_rule(query, name, shape)}"
@@ -346,7 +348,7 @@ class PrivacyMechanism:
 
 def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None:
     """Return the reason why a query has no finite cost under a budget, or None."""
-    if math.isinf(mechanism.config.budget):
+    if math.isinf(mechanism.config.tightest_epsilon_budget):
         return None
     without_span, supposed = replace(query, span=None), mechanism.with_placeholder_noise()
     unprotected = sorted(

@@ -52,7 +52,7 @@ from fedstill.node.replies import NodeStatus, TrainingProgress
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import RELEASED_COUNTS, TRAINING_STATE, RunFolder, checkpoint_name
 from fedstill.node.sum_masks import SumMasks
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import GRADIENTS
@@ -231,7 +231,7 @@ class Session:
             parameters=parameter_count(self.node.model),
             architecture=architecture_hash(self.node.model),
             is_frozen=self.node.is_frozen,
-            privacy=Statement() if gate.budgets is None else gate.budgets.mechanism.statement(),
+            privacy=PrivacyStatement() if gate.budgets is None else gate.budgets.mechanism.statement(),
             notes=tuple(self.side.notes),
         )
 

@@ -13,7 +13,7 @@ from fedstill.node.overview import Overview
 from fedstill.node.request_text import describe_log_line, describe_request
 from fedstill.node.requests import MIN_DIGITS_TO_APPROVE, UNPROVEN, WAITS, ApprovalRequest, requires_approval
 from fedstill.node.spent_budget import SpentBudget
-from fedstill.privacy.budget import describe_budgets, round_down, round_up
+from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
@@ -138,11 +138,11 @@ def _cost_table(node: Overview) -> Table:
 
 
 def _spent(cost: SpentBudget) -> str:
-    return round_up(cost.epsilon) if cost.events is not None else UNKNOWN
+    return epsilon_text_rounded_up(cost.epsilon) if cost.events is not None else UNKNOWN
 
 
 def _remaining(cost: SpentBudget) -> str:
-    return round_down(cost.remaining) if cost.remaining is not None else UNKNOWN
+    return epsilon_text_rounded_down(cost.remaining) if cost.remaining is not None else UNKNOWN
 
 
 def _security_table(node: Overview) -> Table:

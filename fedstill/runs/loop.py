@@ -32,7 +32,7 @@ from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.model_setup import prepare_model
-from fedstill.privacy.statement import Statement, summarize_privacy
+from fedstill.privacy.statement import PrivacyStatement, summarize_privacy
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.queries import NodeSide
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs_as_reloaded
@@ -212,7 +212,7 @@ class Run(ABC):
         """Describe each node, as far as it is known here."""
 
     @abstractmethod
-    def _privacy_statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         """Return the nodes' privacy statements, as far as they are known."""
 
     def _group_info(self) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
 from fedstill.node.model_setup import architecture_hash
 from fedstill.node.replies import NOT_JOINED
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
@@ -170,7 +170,7 @@ class RemoteRun(Run):
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 
-    def _privacy_statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         return {name: status.privacy for name, status in self.federation.node_status.items()}
 
     def _describe_nodes(self) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums, sum_contributions
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
@@ -148,7 +148,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
     def _group_info(self) -> Mapping[str, Any]:
         return {"groups": self.groups}
 
-    def _privacy_statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         holders = {node.name: node.gate.budgets for node in self.nodes}
         return {name: each.mechanism.statement() for name, each in holders.items() if each is not None}
 

@@ -15,7 +15,7 @@ from fedstill.attacks.gradient_matching import (
     DLG,
     IDLG,
     INVERTING,
-    InversionConfig,
+    ImageSearchConfig,
     PixelRange,
     RecoveredImages,
     gradient_distance,
@@ -43,7 +43,9 @@ def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 STRONG = replace(IDLG, restarts=1, steps=12)
 
 
-def count_recovered(config: InversionConfig, first: int, last: int, believed: float = 0.0) -> tuple[int, int]:
+def count_recovered(
+    config: ImageSearchConfig, first: int, last: int, believed: float = 0.0
+) -> tuple[int, int]:
     """Of some Fashion-MNIST images, alone in a batch: how many come back at over 30 dB, and their labels.
 
     ``believed`` is the smoothing of labels that the attack reckons with; in truth there is none.
@@ -71,7 +73,7 @@ def test_recovers_image_from_full_gradient() -> None:
     [(replace(STRONG, steps=2), 0.0), (STRONG, 0.5)],
     ids=["fewer steps", "wrong loss"],
 )
-def test_weakened_attack_misses_threshold(config: InversionConfig, believed: float) -> None:
+def test_weakened_attack_misses_threshold(config: ImageSearchConfig, believed: float) -> None:
     good, _ = count_recovered(config, 0, 2, believed)
     assert good == 0, "2 of 5 are lost already, so that 4 of 5 cannot be reached"
 
@@ -79,7 +81,7 @@ def test_weakened_attack_misses_threshold(config: InversionConfig, believed: flo
 @pytest.mark.parametrize(
     ("attack", "count"), [(IDLG, 1), (IDLG, 2), (IDLG, 4), (IDLG, 8), (DLG, 1), (DLG, 2)]
 )
-def test_recovers_batches_and_labels(attack: InversionConfig, count: int) -> None:
+def test_recovers_batches_and_labels(attack: ImageSearchConfig, count: int) -> None:
     inputs, targets = digits(count)
     release = make_release(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
     recovery = invert(release, DIGIT, count, attack).against(inputs)

@@ -12,7 +12,7 @@ from torch import nn
 from fedstill.attacks import layerwise_inversion
 from fedstill.attacks.gradient_matching import IDLG, invert
 from fedstill.attacks.layerwise_inversion import factor_gradient, invert_layers
-from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, shared_parameters
+from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, shared_parameter_names
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, make_data_config
 from fedstill.models import build
@@ -108,7 +108,7 @@ def test_sharp_network_matches_original() -> None:
     features = outputs.flatten(1).requires_grad_()
     loss = nn.functional.cross_entropy(split_model(model, "model").head(features), targets)
     (pulls,) = torch.autograd.grad(loss, features)
-    slopes = tuple(release.target[name] for name in shared_parameters(model, "extractor"))
+    slopes = tuple(release.target[name] for name in shared_parameter_names(model, "extractor"))
     known = layerwise_inversion._KnownValues(outputs, pulls.view_as(outputs), slopes)
     assert float(layerwise_inversion._mismatch(blocks, x, known, 1e7)) < 1e-8
     assert float(layerwise_inversion._mismatch(blocks, x, known, 1.0)) > 0.1

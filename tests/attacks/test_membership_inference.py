@@ -19,7 +19,7 @@ from fedstill.attacks.membership_inference import (
     choose_candidates,
     concatenate,
     shadow_federation,
-    strongest_attack,
+    strongest_attack_name,
     target_logits,
 )
 from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
@@ -38,7 +38,7 @@ HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split"
 
 def replay_to_end(again: ReplayedRun, most: int = 0) -> tuple[ObservedSimulation, ServerTranscript]:
     experiment, transcript = again.experiment(), ServerTranscript(most)
-    experiment.listen(lambda release: transcript.record_release(release, experiment.public))
+    experiment.run_with_listener(lambda release: transcript.record_release(release, experiment.public))
     return experiment, transcript
 
 
@@ -273,7 +273,7 @@ def test_reversed_scores_count_as_correct(auc: tuple[float, float, float], expec
         name: {"name": name, "auc": dict(zip(("value", "low", "high"), each, strict=True))}
         for name, each in intervals.items()
     }
-    best = strongest_attack(attacks)
+    best = strongest_attack_name(attacks)
     assert best == "loss"
     part = {"targets": [{"target": "student", "best": best, "attacks": list(attacks.values())}]}
     assert expected in MembershipInference().sentence(part)

@@ -25,9 +25,9 @@ from fedstill.attacks.generative_metrics import (
 )
 from fedstill.attacks.memorization import (
     Memorization,
-    Neighbors,
+    SortedNeighbors,
     data_copying_test,
-    examine_images,
+    measure_memorization,
     memorization_test,
     nearest_neighbors,
     wilson_interval,
@@ -108,7 +108,7 @@ def test_finds_nearest_of_rare_subset(few: int) -> None:
     x, y = gauss(20, 0), gauss(300, 1)
     among = torch.zeros(300, dtype=torch.bool)
     among[torch.randperm(300, generator=torch.Generator().manual_seed(2))[:few]] = True
-    pool = Neighbors(x, y)
+    pool = SortedNeighbors(x, y)
     distances, indices = pool.nearest(among)
     slow, _ = slow_distances(x, y[among], y)
     torch.testing.assert_close(distances, slow)
@@ -334,7 +334,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 
 
 def test_detects_copied_node_images(run: Simulation) -> None:
-    result = examine_images(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
+    result = measure_memorization(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
     for space in space_records(result):
         assert space["p_value"] < 0.01
         assert space["pairs"][-1]["ratio"] < min(0.1, space["held_out_ratio"] / 2)
@@ -354,7 +354,7 @@ def test_detects_copied_node_images(run: Simulation) -> None:
 
 
 def test_record_matches_single_functions(run: Simulation) -> None:
-    result = examine_images(FRESH, run, replace(FEW, images=60), 3)
+    result = measure_memorization(FRESH, run, replace(FEW, images=60), 3)
     last = FRESH[-60:]
     features = penultimate_extractor(run.student, last, "the student")
     everyone = torch.cat([part.inputs for part in PARTS])
@@ -400,16 +400,16 @@ def test_record_matches_single_functions(run: Simulation) -> None:
 
 def test_repeated_images_count_once(run: Simulation) -> None:
     moved = FRESH[:20] + 1e-3 * torch.randn(3, 20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    again = examine_images(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
-    assert again.part == examine_images(FRESH[:20], run, FEW, 3).part
+    again = measure_memorization(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
+    assert again.part == measure_memorization(FRESH[:20], run, FEW, 3).part
     assert again.part["images"] == 20
     with pytest.raises(ArgumentError, match="invalid generated inputs = 'all one image'"):
-        examine_images(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
+        measure_memorization(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
 
 
 def test_fid_uses_equal_numbers_of_images(run: Simulation) -> None:
     images = torch.cat([PARTS[0].inputs, PARTS[1].inputs, PARTS[2].inputs, FRESH[:60]])
-    result = examine_images(images, run, replace(FEW, images=len(images)), 3)
+    result = measure_memorization(images, run, replace(FEW, images=len(images)), 3)
     count = min(len(TEST), result.part["images"])
     assert count < result.part["images"]
     assert {entry["generated"] for entry in result.part["distances"]} == {count}
@@ -418,7 +418,7 @@ def test_fid_uses_equal_numbers_of_images(run: Simulation) -> None:
 def test_samples_from_large_image_sets(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_IMAGES", 90)
     monkeypatch.setattr(module, "MAX_NODE_IMAGES", 40)
-    result = examine_images(noisy(FRESH), run, FEW, 0)
+    result = measure_memorization(noisy(FRESH), run, FEW, 0)
     caveat = "90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     for space in space_records(result):
         assert (space["private"], space["held_out"]) == (90, 90)
@@ -437,13 +437,13 @@ def test_samples_from_large_image_sets(run: Simulation, monkeypatch: pytest.Monk
     assert len({pair["node"] for pair in space_records(result)[0]["pairs"]}) > 1
     assert {of["real"] for of in result.part["distances"][0]["nodes"].values()} == {40}
     assert json.dumps(space_records(result)) == json.dumps(
-        space_records(examine_images(noisy(FRESH), run, FEW, 0))
+        space_records(measure_memorization(noisy(FRESH), run, FEW, 0))
     )
 
 
 def test_skips_fid_in_large_spaces(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_FID_DIMENSIONS", 63)
-    result = examine_images(FRESH, run, FEW, 0)
+    result = measure_memorization(FRESH, run, FEW, 0)
     assert [space["dimensions"] for space in result.part["distances"]] == [16]
     assert len(space_records(result)) == 2
     (skipped,) = result.skipped
@@ -459,7 +459,7 @@ def test_patients_are_permuted_as_groups() -> None:
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
     experiment = Simulation(setting(Standalone(), parts=parts, test=test))
-    (space,) = space_records(examine_images(FRESH, experiment, FEW, 0))
+    (space,) = space_records(measure_memorization(FRESH, experiment, FEW, 0))
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
     same = memorization_test(
@@ -471,11 +471,11 @@ def test_patients_are_permuted_as_groups() -> None:
 
     by_cases = replace(TEST, cases=CaseIndex(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
     experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
-    assert space_records(examine_images(FRESH, experiment, FEW, 0)) == [space]
+    assert space_records(measure_memorization(FRESH, experiment, FEW, 0)) == [space]
 
     # Of held-out images nothing is known: drawn one by one, and said so.
     experiment = Simulation(setting(Standalone(), parts=parts))
-    (space,) = space_records(examine_images(FRESH, experiment, FEW, 0))
+    (space,) = space_records(measure_memorization(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone["expected"]
     assert "p is too small" in space["caveats"][0]
 
@@ -486,7 +486,9 @@ def test_patients_are_permuted_as_groups() -> None:
 def test_skips_inception_scores_of_multi_label_tasks() -> None:
     parts = [replace(part, targets=torch.nn.functional.one_hot(part.targets, 10)) for part in PARTS]
     test = replace(TEST, targets=torch.nn.functional.one_hot(TEST.targets, 10))
-    result = examine_images(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
+    result = measure_memorization(
+        FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0
+    )
     assert result.part["scores"] is None
     assert [name for name, _ in result.skipped] == ["scores"]
     assert "multi-label" in result.skipped[0][1]
@@ -497,7 +499,7 @@ def test_diverged_student_leaves_pixel_space() -> None:
     experiment = Simulation(setting())
     for parameter in experiment.student.parameters():
         parameter.data.fill_(torch.nan)
-    result = examine_images(FRESH, experiment, FEW, 0)
+    result = measure_memorization(FRESH, experiment, FEW, 0)
     assert [space["extractor"] for space in space_records(result)] == ["pixels"]
     assert result.part["scores"] is None
     assert [name for name, _ in result.skipped] == ["memorization", "distances", "scores"]
@@ -505,7 +507,7 @@ def test_diverged_student_leaves_pixel_space() -> None:
 
 
 def test_nan_inputs_give_empty_record(run: Simulation) -> None:
-    result = examine_images(FRESH * torch.nan, run, FEW, 0)
+    result = measure_memorization(FRESH * torch.nan, run, FEW, 0)
     assert (result.part["spaces"], result.part["distances"], result.part["scores"]) == ([], [], None)
     assert result.pictures == {}
     assert Memorization().sentence(result.part) == ""
@@ -514,7 +516,7 @@ def test_nan_inputs_give_empty_record(run: Simulation) -> None:
 
 def test_skips_distance_of_single_image_node() -> None:
     parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
-    result = examine_images(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
+    result = measure_memorization(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
     assert list(result.part["distances"][0]["nodes"]) == ["node-1", "node-2"]
     assert [name for name, _ in result.skipped] == ["distances"]
     assert "node-0 holds one image" in result.skipped[0][1]
@@ -522,7 +524,7 @@ def test_skips_distance_of_single_image_node() -> None:
 
 def test_record_is_json_with_none_for_non_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
-    result = examine_images(TEST.inputs[:150], run, FEW, 0)
+    result = measure_memorization(TEST.inputs[:150], run, FEW, 0)
     record = attack_record(FEW, result.part)["result"]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert [pair["ratio"] for pair in record["spaces"][0]["pairs"]] == [None] * 5
@@ -538,4 +540,4 @@ def test_rejects_invalid_options(wrong: dict[str, Any]) -> None:
 def test_rejects_invalid_inputs(run: Simulation) -> None:
     for wrong in (FRESH[:1], FRESH.expand(-1, 3, -1, -1), FRESH[0]):
         with pytest.raises(ArgumentError, match="generated inputs"):
-            examine_images(wrong, run, FEW, 0)
+            measure_memorization(wrong, run, FEW, 0)

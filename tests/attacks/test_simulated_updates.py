@@ -13,7 +13,7 @@ from fedstill.attacks.simulated_updates import (
     ObservedUpdate,
     Schedule,
     loss_gradients,
-    shared_parameters,
+    shared_parameter_names,
     simulate_training,
 )
 from fedstill.core.compute import Compute
@@ -115,7 +115,7 @@ def test_one_sgd_step_gives_gradient(part: ModelPart, momentum: float) -> None:
     schedule = Schedule((0.1,), 2, momentum=momentum, weight_decay=0.5, smoothing=0.1)
     own = parameters(network)
     after = simulate_training(network, own, data.inputs, data.targets, schedule)
-    moved = {name: own[name] - after[name] for name in shared_parameters(network, part)}
+    moved = {name: own[name] - after[name] for name in shared_parameter_names(network, part)}
     gradient = ObservedUpdate(network, moved, schedule).as_gradient()
     assert gradient.is_gradient
     assert (gradient.model, gradient.schedule.smoothing) == (network, 0.1)

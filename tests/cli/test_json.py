@@ -18,7 +18,7 @@ from fedstill.cli.console import print_json
 from fedstill.federation import flare_kit, flare_site, provision, server_status
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import AuditLog
-from fedstill.privacy.budget import round_up
+from fedstill.privacy.budget import epsilon_text_rounded_up
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -104,10 +104,8 @@ def test_json_has_the_content_of_the_text_output(
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["status"] in text
     if "epsilon" in output:
-        assert (
-            f"epsilon {round_up(output['epsilon']['pld'])} (PLD), {round_up(output['epsilon']['rdp'])} (RDP)"
-            in text
-        )
+        pld, rdp = (epsilon_text_rounded_up(output["epsilon"][name]) for name in ("pld", "rdp"))
+        assert f"epsilon {pld} (PLD), {rdp} (RDP)" in text
 
 
 def test_exit_codes_of_partial_results_and_faults(

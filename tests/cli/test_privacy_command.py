@@ -26,7 +26,7 @@ from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_run_length, forecast, round_noise_up
 from fedstill.privacy.accounting import compute_epsilon
-from fedstill.privacy.budget import round_up
+from fedstill.privacy.budget import epsilon_text_rounded_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
 from fedstill.runs.build import build_simulation
@@ -189,7 +189,7 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert plan["noise to fix"] == {"training": float(noise)}
     assert plan["facts"]["found"] == "noise, so that epsilon is at most 2"
     most = max(node["epsilon"]["pld"] for node in plan["nodes"])
-    assert f"epsilon {round_up(most)} (PLD)" in output
+    assert f"epsilon {epsilon_text_rounded_up(most)} (PLD)" in output
     assert (plan["delta"], plan["budgets"]["epsilon_pld"]) == (1e-5, most)
     assert plan["budgets"]["of_the_run"] == {
         "epsilon": 2.0,
@@ -201,7 +201,7 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert {node["refused"] for node in plan["nodes"]} == {None}
     for row in plan["queries"]:
         line = next(line for line in output.splitlines() if line.startswith(f"  {row['query']}  "))
-        assert line.split()[-2:] == [f"{row['times']}", round_up(row["epsilon"])]
+        assert line.split()[-2:] == [f"{row['times']}", epsilon_text_rounded_up(row["epsilon"])]
         assert row["events"] or row["epsilon"] == 0
     path.write_text(path.read_text() + f"training = {{ noise = {noise} }}\n")
     again = stdout_of(capsys, "plan", str(path))

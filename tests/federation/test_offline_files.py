@@ -41,7 +41,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
@@ -172,7 +172,7 @@ def replies(name: str, responses: Mapping[int, Any]) -> Replies:
         "checkpoints": [],
         "model": "SmallCNN",
         "parameters": 99,
-        "privacy": asdict(Statement()),
+        "privacy": asdict(PrivacyStatement()),
     }
     return Replies(hello, join, [{"mechanism": "none", "cost": None}] * len(responses), responses)
 

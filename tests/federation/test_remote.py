@@ -36,7 +36,7 @@ from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_service import NodeService
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
@@ -384,12 +384,12 @@ def test_refusing_node_is_excluded_above_quorum(quorum: float, unwilling: int, c
 
 
 def test_server_knows_release_costs() -> None:
-    statement = Statement(
+    statement = PrivacyStatement(
         "pate", "noisy votes", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",)
     )
     table = {**ABOUT, "privacy": json.loads(json.dumps(dataclasses.asdict(statement)))}
     assert parse_node_status(table, {}).privacy == statement
-    assert parse_node_status(ABOUT, {}).privacy == Statement()
+    assert parse_node_status(ABOUT, {}).privacy == PrivacyStatement()
 
 
 def test_resends_lost_message_and_reports_waiting(
@@ -825,7 +825,9 @@ def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch
         over.set()
 
 
-SAID = dataclasses.asdict(Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)))
+SAID = dataclasses.asdict(
+    PrivacyStatement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",))
+)
 ABOUT = {"refused_queries": {}, "max_queries": None, "is_trained": True, "checkpoints": [], "last_query": -1}
 
 

@@ -27,7 +27,7 @@ from fedstill.node.dp_training import private_step
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.privacy import dpsgd, per_example
-from fedstill.privacy.dpsgd import DPParameters, clipped_sum
+from fedstill.privacy.dpsgd import DPParameters, clipped_sum_and_loss
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
@@ -74,7 +74,7 @@ def moved(
 def total(node: Node, clip: float, rows: Sequence[int] | None = None) -> torch.Tensor:
     data = node.data if rows is None else node.data.subset(torch.tensor(rows, dtype=torch.int64))
     trained = dict(node.model.named_parameters())
-    return clipped_sum(node.model, trained, entropy, data.inputs, data.targets, clip)[0]
+    return clipped_sum_and_loss(node.model, trained, entropy, data.inputs, data.targets, clip)[0]
 
 
 # --- clipping -------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def test_large_sum_sensitivity_is_at_most_the_clip(shortcut: bool) -> None:
     x = torch.cat([torch.full((2**10, 1), 2.0), torch.full((20_000, 1), 1.01 * 2.0**-14)])
 
     def summed(rows: torch.Tensor) -> torch.Tensor:
-        return clipped_sum(network, dict(layer.named_parameters()), slope, rows, torch.ones(len(rows)), 1.0)[
-            0
-        ]
+        return clipped_sum_and_loss(
+            network, dict(layer.named_parameters()), slope, rows, torch.ones(len(rows)), 1.0
+        )[0]
 
     assert 0.99 < (summed(x) - summed(x[1:])).norm() <= 1
 
@@ -178,7 +178,7 @@ def test_tiny_gradient_on_huge_features_is_clipped(shortcut: bool) -> None:
     layer.weight.data[0, 0] = 60e-30  # the other classes have a chance of e^-60
     network, x = layer if shortcut else Behind(layer), torch.tensor([[1e30, 0.0, 0.0, 0.0]])
     for clip in (1.0, 1e-3):
-        gradient, _ = clipped_sum(
+        gradient, _ = clipped_sum_and_loss(
             network, dict(layer.named_parameters()), entropy, x, torch.tensor([0]), clip
         )
         assert 0.99 * clip < gradient.norm() <= clip
@@ -196,11 +196,13 @@ def test_linear_layer_sum_matches_explicit_gradients(bias: bool) -> None:
     for clip in (0.1, 1.0, 30.0):
         for rows in (slice(0), slice(2, 3), slice(None)):
             args = (dict(layer.named_parameters()), entropy, f[rows], y[rows], clip)
-            quick, loss = clipped_sum(layer, *args)
-            written, as_written = clipped_sum(Behind(layer), *args)  # a kind of its own: no short cut
+            quick, loss = clipped_sum_and_loss(layer, *args)
+            written, as_written = clipped_sum_and_loss(
+                Behind(layer), *args
+            )  # a kind of its own: no short cut
             torch.testing.assert_close(quick, written, rtol=1e-5, atol=1e-5 * clip)
             assert loss == pytest.approx(as_written, rel=1e-4, nan_ok=True)
-        assert clipped_sum(layer, args[0], entropy, f[2:3], y[2:3], clip)[0].double().norm() <= clip
+        assert clipped_sum_and_loss(layer, args[0], entropy, f[2:3], y[2:3], clip)[0].double().norm() <= clip
 
 
 class Behind(nn.Linear):
@@ -247,7 +249,7 @@ def test_fixed_layers_features_are_computed_once_per_example(
         return moved, Fixed.calls
 
     monkeypatch.setattr(
-        per_example.PerExample, "_is_position_independent", lambda *given: True
+        per_example.PerExampleFunction, "_is_position_independent", lambda *given: True
     )  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
@@ -400,14 +402,14 @@ def test_different_sums_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> No
     one = noise()
     assert torch.equal(noise(), one)
     assert alike(noise(scale=2.0), one) < 0.1, "other records"
-    exact = dp_training.clipped_sum
+    exact = dp_training.clipped_sum_and_loss
 
     def rounded(*args: Any) -> tuple[torch.Tensor, float]:
         total, loss = exact(*args)
         total[-1] = torch.nextafter(total[-1], torch.full_like(total[-1], math.inf))
         return total, loss
 
-    monkeypatch.setattr(dp_training, "clipped_sum", rounded)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", rounded)
     assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
 
 
@@ -481,7 +483,7 @@ def test_clipped_sums_do_not_depend_on_memory_layout(precision: Any, fixed: tupl
     def of(model: nn.Module) -> torch.Tensor:
         trained = {name: own for name, own in model.named_parameters() if name not in fixed}
         with compute.autocast():
-            return clipped_sum(model, trained, entropy, node.data.inputs, node.data.targets, 1.0)[0]
+            return clipped_sum_and_loss(model, trained, entropy, node.data.inputs, node.data.targets, 1.0)[0]
 
     for name in fixed:
         node.model.get_parameter(name).requires_grad_(False)

@@ -17,7 +17,7 @@ from fedstill.models import build, dp_compatibility
 from fedstill.node import dp_training, local_training
 from fedstill.node.node import Node
 from fedstill.privacy import noise
-from fedstill.privacy.dpsgd import DPParameters, clipped_sum
+from fedstill.privacy.dpsgd import DPParameters, clipped_sum_and_loss
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import TASKS, Task
 
@@ -88,7 +88,7 @@ def test_per_example_gradients_match_loop(case: Case) -> None:
     expected = (each * (clip / lengths).clamp(max=1).unsqueeze(1)).sum(0)
     losses = dp_training._example_losses(task, LocalConfig(smoothing=0.1))
     trained = dict(model.named_parameters())
-    total, _ = clipped_sum(model, trained, losses, data.inputs, data.targets, clip)
+    total, _ = clipped_sum_and_loss(model, trained, losses, data.inputs, data.targets, clip)
     torch.testing.assert_close(total.float(), expected, rtol=1e-3, atol=1e-5)
 
 

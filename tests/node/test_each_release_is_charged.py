@@ -37,7 +37,7 @@ noise = 2.0
 """
 STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
 JUDGES = replace(PLAN, method={**FEDIOD, "name": NAME})  # critics alone are asked, too
-ORDINARY = dp_training.clipped_sum
+ORDINARY = dp_training.clipped_sum_and_loss
 
 
 def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
@@ -156,7 +156,7 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
         return batch
 
     monkeypatch.setattr(dp_training, "poisson_sample", watched)
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
     reply, second = clinic.query(0)
@@ -168,7 +168,7 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     same(clinic.query(0)[1], second)
     assert learned(clinic) == 2
 
-    monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", ORDINARY)
     clinic.say("load_checkpoint", checkpoint=0)
     third = clinic.query(0)[1]
     assert len({x["critic"].numpy().tobytes() for x in (first, second, third)}) == learned(clinic) == 3
@@ -181,9 +181,9 @@ def test_response_after_differing_training_is_charged_again(
     clinic.query(0)
     before = clinic.query(1)[1]
     clinic.say("load_checkpoint", checkpoint=0)
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.query(0)
-    monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", ORDINARY)
     assert not torch.equal(clinic.query(1)[1]["critic"], before["critic"])
     assert learned(clinic) == 4
 
@@ -200,7 +200,7 @@ def test_unaffordable_second_attempt_releases_nothing(
     clinic.say("answer_query", **counts_labels)
     for number in range(1, 7):
         assert clinic.query(number)[1]
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     clinic.say("answer_query", **counts_labels)
     rows = released(clinic)
@@ -222,7 +222,7 @@ def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pyt
     clinic.say("load_checkpoint", checkpoint=0)
     assert isinstance(clinic.query(0), tuple), "the same again"
     assert released(clinic) == rows
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.query(0)["rule"] == "approved: 6 times, and an earlier response differed"
     assert released(clinic) == rows
@@ -256,7 +256,7 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     charged = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     assert clinic.session.audit.spending(NODE_DATA, "one").run_events == charged, "the same is the same"
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     twice = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
@@ -363,7 +363,7 @@ def test_audit_log_covers_all_releases_property(operations: Any) -> None:
                     clinic.say("save_checkpoint", checkpoint=last + 1)
                 elif what == "digits":
                     digits = not digits
-                    patch.setattr(dp_training, "clipped_sum", off_by_a_digit if digits else ORDINARY)
+                    patch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit if digits else ORDINARY)
                 else:
                     if what == "restart":
                         clinic.again()

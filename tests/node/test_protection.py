@@ -80,7 +80,7 @@ class Parts(PrivacyConfig):
 
     about: ClassVar[str] = "votes"
 
-    def shards(self, data: TensorData) -> list[torch.Tensor]:
+    def shard_indices(self, data: TensorData) -> list[torch.Tensor]:
         return [torch.arange(len(data))]
 
 

@@ -86,7 +86,9 @@ def test_votes_by_hand() -> None:
 
 def test_teachers_without_records_abstain() -> None:
     teachers = TeacherEnsemble([Fixed([9.0, 0.0]), Fixed([0.0, 9.0]), Fixed([0.0, 9.0])], sharpness=3.0)
-    teachers.abstain([torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])])
+    teachers.set_abstaining_teachers(
+        [torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])]
+    )
     torch.testing.assert_close(teachers(torch.zeros(1, *SHAPE)), torch.tensor([[1.0, 1.0]]))
     again = TeacherEnsemble([Fixed([9.0, 0.0]) for _ in range(3)])
     again.load_state_dict(teachers.state_dict())

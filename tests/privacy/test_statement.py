@@ -17,7 +17,7 @@ from fedstill.privacy.statement import (
     NON_ADAPTIVE,
     PER_RECORD_ONLY,
     STOPPING_TEXT,
-    Statement,
+    PrivacyStatement,
     format_epsilon_bound,
     make_statement,
     summarize_privacy,
@@ -28,7 +28,7 @@ RECORD = "one training record of this node, added or removed"
 LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
 
 
-def statement_of(config: PrivacyConfig) -> Statement:
+def statement_of(config: PrivacyConfig) -> PrivacyStatement:
     return make_statement(config, {}, ())
 
 
@@ -114,7 +114,7 @@ def test_grouped_records_are_mentioned_without_group_privacy() -> None:
 def test_composition_time_of_reported_costs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node may report costs of sampled groups, whose losses take long to integrate."""
     monkeypatch.setattr(statement, "COMPOSE_SECONDS", 1e-9)
-    text_ = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
+    text_ = PrivacyStatement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
     plain = {"gaussian(2.0)": 1}
     made_up = {"gaussian(2.5, rate=0.5, group=97)": 3}
     summary = summarize_privacy(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedstill import figures
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, plotting, run_figures
@@ -23,7 +23,7 @@ from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 
 folder = _comparison  # three methods finished in the first setting, nothing in the second
-AUC = LeakageColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
+AUC = ComparisonColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
 
 
 def lines_of(figure: object) -> dict[str, list[tuple[float, float]]]:

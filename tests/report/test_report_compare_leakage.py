@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import Leakage, LeakageColumn, skipped_texts
+from fedstill.attacks.leakage import ComparisonColumn, Leakage, skipped_texts
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load_record
@@ -25,7 +25,7 @@ from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, print
 from tests.report.test_report_page import Page
 
 CONFIG = LeakageConfig().to_table()
-LEAKS = LeakageConfig().columns
+LEAKS = LeakageConfig().comparison_columns
 AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
 
 
@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def strongest(entry: ComparedMethod, column: LeakageColumn) -> str | None:
+def strongest(entry: ComparedMethod, column: ComparisonColumn) -> str | None:
     attack = entry.strongest_attack(column)
     return None if attack is None else attack[1].text(column.digits)
 
