@@ -53,15 +53,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     chosen, options = parser.parse_known_args()
-    found: dict[tuple[str, int], list[float]] = {}
+    timings: dict[tuple[str, int], list[float]] = {}
     for _ in range(chosen.rounds):
         for way in chosen.ways:
             for busy in (0, chosen.busy):
-                found.setdefault((way, busy), []).append(seconds(chosen.preset, way, busy, options))
+                timings.setdefault((way, busy), []).append(seconds(chosen.preset, way, busy, options))
     print(f"`fedstill run {' '.join([chosen.preset, *options])}`, medians of {chosen.rounds}, seconds\n")
     print(f"| waiting | alone | next to {chosen.busy} | ratio |\n|---|---|---|---|")
     for way in chosen.ways:
-        alone, loaded = (median(found[way, count]) for count in (0, chosen.busy))
+        alone, loaded = (median(timings[way, count]) for count in (0, chosen.busy))
         print(f"| {way} | {alone:.1f} | {loaded:.1f} | {loaded / alone:.1f} |")
 
 

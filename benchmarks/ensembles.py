@@ -47,9 +47,11 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
     outputs: dict[str, torch.Tensor] = {way: task.ensemble(responses, weights, way) for way in WAYS}
     for turns in TURNS:
         outputs[f"turns={turns}"] = formulas.consensus(responses.log_softmax(2), weights, turns)
-    found = {way: task.compute_metrics(output, test.targets)["accuracy"] for way, output in outputs.items()}
+    accuracies = {
+        way: task.compute_metrics(output, test.targets)["accuracy"] for way, output in outputs.items()
+    }
     alone = [task.compute_metrics(response, test.targets)["accuracy"] for response in responses]
-    return {"standalone": mean(alone), **found}
+    return {"standalone": mean(alone), **accuracies}
 
 
 def main() -> None:

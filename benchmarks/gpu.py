@@ -112,12 +112,12 @@ class Counted(TorchDispatchMode):
         self.operations, self.bytes = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.operations += 1
-            each = [*args, *(found if isinstance(found, tuple | list) else [found])]
+            each = [*args, *(output if isinstance(output, tuple | list) else [output])]
             self.bytes += sum(part.nbytes for part in each if isinstance(part, torch.Tensor))
-        return found
+        return output
 
 
 @dataclass
@@ -160,9 +160,9 @@ def estimate(chosen: Chosen) -> list[dict[str, Any]]:
     node = cost(D, x, True).times(2) + cost(D, x, False) + cost(T, x, False)
     server = cost(G, noise, True) + cost(T, x, False) + cost(T, x, True)
     steps = 500 * 50_000 // chosen.batch
-    work = {"a FedIOD step": node.times(chosen.nodes) + server, "500 epochs": cost(T, x, True).times(steps)}
+    flops = {"a FedIOD step": node.times(chosen.nodes) + server, "500 epochs": cost(T, x, True).times(steps)}
     rows = []
-    for name, all_of in work.items():
+    for name, all_of in flops.items():
         for card, (half_speed, full_speed, memory) in PEAKS.items():
             bounds = {
                 "arithmetic, bfloat16": all_of.flop / half_speed,
@@ -237,8 +237,8 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"method": name, "engine": engine, "rounding": rounding}
             try:
                 with tf32(False):
-                    found = trained(name, EngineConfig(engine, chosen.device, "float32"))[1]  # type: ignore[arg-type]
-                row["apart"] = float((found - expected).norm() / way)
+                    vector = trained(name, EngineConfig(engine, chosen.device, "float32"))[1]  # type: ignore[arg-type]
+                row["apart"] = float((vector - expected).norm() / way)
                 row["equal"] = row["apart"] <= max(APART, CHAOS * rounding)
             except (FedstillError, RuntimeError) as error:  # what this stage is there to find
                 row |= {"equal": False, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -317,13 +317,13 @@ class NodesPart:
         return graph
 
 
-def seconds(work: Callable[[], object], device: str, rounds: int = 8) -> float:
+def seconds(call: Callable[[], object], device: str, rounds: int = 8) -> float:
     """The least of some rounds, after one to warm up."""
     took = []
     for _ in range(rounds + 1):
         synchronize(device)
         start = time.perf_counter()
-        work()
+        call()
         synchronize(device)
         took.append(time.perf_counter() - start)
     return min(took[1:])
@@ -356,12 +356,12 @@ def timed(
         for precision in ("float32", "TF32", "bfloat16")
     ]
     for way, precision in within(chosen, ways):
-        kept = "bfloat16" if precision == "bfloat16" else "float32"
+        dtype = "bfloat16" if precision == "bfloat16" else "float32"
         name, _, without = way.partition(", ")
         options = dataclasses.replace(base, channels_last=name == "one-by-one", cuda_graphs=not without)
         with tf32(precision == "TF32"), tempfile.TemporaryDirectory() as folder:
-            work = make(options, kept, name, Path(folder))
-            row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(work, chosen.device)}
+            call = make(options, dtype, name, Path(folder))
+            row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(call, chosen.device)}
         rows.append(row | {"memory": memory(chosen.device)})
     return rows
 
@@ -378,7 +378,7 @@ def memory(device: str) -> int:
 def step(chosen: Chosen) -> list[dict[str, Any]]:
     """A FedIOD step by way and precision, the nodes' part by further ways, and where the library waits."""
     rows = timed(
-        chosen, lambda options, kept, way, out: distillation(options, chosen.model, kept, way, out)[0]
+        chosen, lambda options, dtype, way, out: distillation(options, chosen.model, dtype, way, out)[0]
     )  # type: ignore[arg-type]
     ways = (
         ("loop", "streams", "graph", "graph of streams", "compile") if chosen.device == "cuda" else ("loop",)
@@ -407,21 +407,21 @@ def waits(chosen: Chosen) -> list[tuple[str, int]]:
     with tempfile.TemporaryDirectory() as folder:
         turn = distillation(options, "resnet8:16", "float32", "stacked", Path(folder))[0]
         turn()
-        with warnings.catch_warnings(record=True) as record:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 turn()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-    found = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in record)
-    return found.most_common()
+    counts = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in caught)
+    return counts.most_common()
 
 
 def local(chosen: Chosen) -> list[dict[str, Any]]:
     """A step of local training at every node, by way and precision."""
     return timed(
-        chosen, lambda options, kept, way, out: local_training(options, chosen.model, kept, way, out)[0]
+        chosen, lambda options, dtype, way, out: local_training(options, chosen.model, dtype, way, out)[0]
     )  # type: ignore[arg-type]
 
 
@@ -453,13 +453,13 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
         process.wait()
         file = out / "metrics.jsonl"  # not there before anything is trained
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        metrics = [record for record in map(json.loads, lines) if "accuracy" in record]
+        metrics = [result for result in map(json.loads, lines) if "accuracy" in result]
         last = {key: metrics[-1][key] for key in ("step", "accuracy", "seconds")} if metrics else {}
         return [{"run": str(out), "done": False, **last}]
     if process.returncode:
         raise FedstillError(f"the run ended with {process.returncode}")
-    record = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    return [{"run": str(out), "done": True, "accuracy": record["accuracy"], "seconds": record["seconds"]}]
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return [{"run": str(out), "done": True, "accuracy": result["accuracy"], "seconds": result["seconds"]}]
 
 
 # --- all of it --------------------------------------------------------------------------------------
@@ -468,9 +468,9 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
 def within(chosen: Chosen, items: list[Any]) -> Iterator[Any]:
     """Items, as long as the seconds of a stage last; says what was left out."""
     end = time.monotonic() + chosen.seconds
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if time.monotonic() > end:
-            print(f"out of time: {len(items) - place} of {len(items)} left out")
+            print(f"out of time: {len(items) - index} of {len(items)} left out")
             return
         yield item
 

@@ -90,7 +90,7 @@ def main(options: Options) -> int:
     print(f"Milliseconds a step (medians of {options.rounds} rounds).\n")
     print("| model | K | batch | phase | stacked | one by one | at once | taken | times the quickest |")
     print("|---|---:|---:|---|---:|---:|---:|---|---:|")
-    found, slower = [], 0
+    rows, slower = [], 0
     for model, nodes, batch in itertools.product(options.models, options.nodes, options.batch):
         for phase, make in PHASES.items():
             timings = step_time.measure(options.one(nodes, batch), make, model, "float32", step_time.ENGINES)
@@ -98,13 +98,13 @@ def main(options: Options) -> int:
             times = times_the_quickest(timings, way)
             slower += times > options.slower
             medians = {each: 1e3 * statistics.median(timings[each].seconds) for each in step_time.ENGINES}
-            record = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
-            print(f"| {model} | {nodes} | {batch} | {phase} | {record} | {way} | {times:.2f} |", flush=True)
-            place = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
-            found.append({**place, "way": way, "milliseconds": medians, "times_the_quickest": times})
-    print(f"\nMore than {options.slower:g} times the quickest: {slower} of {len(found)}.")
+            cells = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
+            print(f"| {model} | {nodes} | {batch} | {phase} | {cells} | {way} | {times:.2f} |", flush=True)
+            case = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
+            rows.append({**case, "way": way, "milliseconds": medians, "times_the_quickest": times})
+    print(f"\nMore than {options.slower:g} times the quickest: {slower} of {len(rows)}.")
     if options.save:
-        content = {"machine": where, "options": asdict(options), "results": found}
+        content = {"machine": where, "options": asdict(options), "results": rows}
         path = step_time.result_file("grid", where)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(f"Saved as benchmarks/results/{Path(path).name}")

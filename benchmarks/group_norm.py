@@ -44,7 +44,7 @@ def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Prec
         "torch's": compute.to_device(with_torchs(models.build(spec, shape, 2, 0))),
         "ours": compute.to_device(models.build(spec, shape, 2, 0)),
     }
-    found: dict[str, Times] = {"step": {}, "response": {}}
+    timings: dict[str, Times] = {"step": {}, "response": {}}
     for _ in range(STEPS):
         for layout in ("first", "last"):
             for side, network in sides.items():
@@ -56,12 +56,12 @@ def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Prec
                 with compute.autocast():
                     z = network(x)
                 F.cross_entropy(z.float(), y).backward()
-                found["step"].setdefault((layout, side), []).append(time.process_time() - start)
+                timings["step"].setdefault((layout, side), []).append(time.process_time() - start)
                 start = time.process_time()
                 with torch.no_grad(), compute.autocast():
                     network(x)
-                found["response"].setdefault((layout, side), []).append(time.process_time() - start)
-    return found
+                timings["response"].setdefault((layout, side), []).append(time.process_time() - start)
+    return timings
 
 
 def main() -> None:
@@ -78,9 +78,10 @@ def main() -> None:
     )
     for spec, shape, batch in NETWORKS:
         for precision in ("float32", "bfloat16"):
-            found = measured(spec, shape, batch, precision)
+            timings = measured(spec, shape, batch, precision)
             step, response = (
-                {way: 1e3 * statistics.median(each) for way, each in part.items()} for part in found.values()
+                {way: 1e3 * statistics.median(each) for way, each in part.items()}
+                for part in timings.values()
             )
             cells = [f"{step[way]:.1f}" for way in ways]
             cells += [f"{response['last', side]:.1f}" for side in ("torch's", "ours")]

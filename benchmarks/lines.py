@@ -29,15 +29,15 @@ def counted(source: str) -> tuple[int, int]:
     >>> counted('def f():\\n    "Says."\\n\\n    return 1  # one\\n')
     (4, 2)
     """
-    record: set[int] = set()
+    documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            record.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
             code.update(range(token.start[0], token.end[0] + 1))
-    return source.count("\n"), len(code - record)
+    return source.count("\n"), len(code - documented)
 
 
 def main() -> None:

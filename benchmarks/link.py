@@ -84,17 +84,17 @@ def measured(config: RunConfig, out: Path) -> dict[str, float]:
     result = run.run(config, out, command="benchmarks/link.py", progress=False)
     total = time.perf_counter() - start
     queries = result["queries_by_name"]["predict_logits"]
-    record = result.get("link")
+    link = result.get("link")
     seconds = result["seconds"]["distillation"] / queries
-    if record is None:
+    if link is None:
         size = float(result["bytes"]["up"] + result["bytes"]["down"])
         return {"seconds": seconds, "bytes": size / queries, "link": 0.0, "share": 0.0, "run": total}
     running = result["seconds"]["distillation"]
     return {
         "seconds": seconds,
-        "bytes": record["bytes_each"] * record["messages"] / queries,
-        "link": record["link"] / queries,
-        "share": record["link"] / running,
+        "bytes": link["bytes_each"] * link["messages"] / queries,
+        "link": link["link"] / queries,
+        "share": link["link"] / running,
         "run": total,
     }
 

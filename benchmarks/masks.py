@@ -23,7 +23,7 @@ import torch
 
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_history import SumHistory
-from fedstill.node.sum_masks import SumMasks, mask_stream
+from fedstill.node.sum_masks import SumMasks, mask_tensor
 from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
 
 NODES, VALUES, ROUNDS = (3, 5, 20, 50), (640, 196_608, 1_000_000), 3
@@ -48,7 +48,7 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
         for name in names
     }
     start = time.perf_counter()
-    cards = {name: each.card() for name, each in masks.items()}
+    cards = {name: each.make_key_card() for name, each in masks.items()}
     for each in masks.values():
         each.exchange_keys(cards)
     met = (time.perf_counter() - start) / count
@@ -59,17 +59,17 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
         call, added = SumRequest(number, tuple(names), recover), []
         start = time.perf_counter()
         for name in names:
-            mask = masks[name].mask(masks[name].admit("q", call), "q", ("content",))
+            mask = masks[name].mask_function(masks[name].admit("q", call), "q", ("content",))
             added.append({"x": mask(to_ring(own[name]), 0)})
         node.append((time.perf_counter() - start) / count)
         start = time.perf_counter()
         ring = add_contributions(added)["x"]
         if recover:
-            words = {name: masks[name].agree(number, names) for name in names}
+            words = {name: masks[name].confirm_survivors(number, names) for name in names}
             for name in names:
                 agreements = {other: words[other][name] for other in names if other != name}
-                ring -= mask_stream(
-                    bytes.fromhex(masks[name].reveal(number, agreements)[name]), 0, ring.shape
+                ring -= mask_tensor(
+                    bytes.fromhex(masks[name].reveal_mask_keys(number, agreements)[name]), 0, ring.shape
                 )
         server.append(time.perf_counter() - start)
         assert (from_ring(ring) - torch.stack(list(own.values())).double().sum(0)).abs().max() < 1e-6
@@ -101,9 +101,9 @@ def main() -> None:
                     print(json.dumps({key: round(value, 2) for key, value in row.items()}), flush=True)
     if save_it:
         about = {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
-        record = {"date": date.today().isoformat(), "machine": about, "rows": rows}
-        path = Path(__file__).parent / "results" / f"masks-cpu-{record['date']}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        content = {"date": date.today().isoformat(), "machine": about, "rows": rows}
+        path = Path(__file__).parent / "results" / f"masks-cpu-{content['date']}.json"
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

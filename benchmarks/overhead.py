@@ -120,7 +120,7 @@ def count(nodes: int, batch: int = 8) -> Counts:
     try:
         with free_query(nodes, batch) as (call, x, _):
             call()  # what is made once is made
-            with _Operations() as seen:
+            with _Operations() as operations:
                 call()
             collecting = gc.isenabled()
             gc.disable()  # what it calls, callbacks of other packages too, is no part of a query
@@ -133,7 +133,7 @@ def count(nodes: int, batch: int = 8) -> Counts:
                     gc.enable()
     finally:
         torch.set_num_threads(threads)
-    return Counts(calls, seen.operations, seen.copied / x.nbytes)
+    return Counts(calls, operations.operations, operations.copied / x.nbytes)
 
 
 def counts_a_node(few: int = 4, many: int = 12) -> Counts:

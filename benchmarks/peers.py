@@ -39,7 +39,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator, PatchCritic
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import make_optimizers
+from fedstill.node.local_training import attach_optimizers
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
@@ -213,7 +213,7 @@ def ours(
         nodes.append(Node(name, examples, compute.to_device(network), gate, options.seed))
     side = method.node_side(NodeSetting(task, local, compute))
     side.prepare(nodes)
-    make_optimizers(nodes, local)
+    attach_optimizers(nodes, local)
     if method.initial_training is not None:  # local training leaves them so
         for node in nodes:
             node.model.eval().requires_grad_(False)
@@ -320,12 +320,12 @@ def main(options: Options) -> None:
         f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}; one large product of matrices"
     )
     print(f"in float32 reaches {peak:.0f} GFLOP/s\n\n{HEAD}")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for work in options.work:
         made = ways(work, options)
-        found[work] = measure(made, options.rounds)
+        results[work] = measure(made, options.rounds)
         counted: dict[str, float] = {}  # in either precision the same
-        for name, metrics in found[work].items():
+        for name, metrics in results[work].items():
             same = name.removesuffix(", float32")
             if same not in counted:
                 counted[same] = gflop(made[same])
@@ -338,7 +338,7 @@ def main(options: Options) -> None:
             )
     if options.save:
         path = step_time.result_file("peers", where)
-        path.write_text(json.dumps({"machine": where, "peak": peak, "results": found}, indent=1) + "\n")
+        path.write_text(json.dumps({"machine": where, "peak": peak, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,13 +61,13 @@ HEAVY = ("torch", "numpy", "scipy.stats", "sklearn.metrics", "torchmetrics", "dp
 
 def typed_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Where a file has annotations, as (line, column) from and to."""
-    found: list[ast.expr] = []
+    annotations: list[ast.expr] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation:
-            found.append(node.annotation)
+            annotations.append(node.annotation)
         elif isinstance(node, ast.FunctionDef) and node.returns:
-            found.append(node.returns)
-    return [((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0)) for n in found]
+            annotations.append(node.returns)
+    return [((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0)) for n in annotations]
 
 
 def import_lines(source: str) -> set[int]:
@@ -79,7 +79,7 @@ def import_lines(source: str) -> set[int]:
     return lines
 
 
-def places(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
+def possible_faults(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
     """Each fault that a file can have: where, by which operator, and which one of the operator's."""
     spans = typed_spans(path.read_text())
     tree = cosmic_ray.ast.get_ast_from_path(path)
@@ -96,17 +96,17 @@ def places(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
                 yield start, name, occurrence
 
 
-def drawn(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[str, Any]]:
+def sampled_faults(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[str, Any]]:
     """The faults to plant: so many in each package."""
     faults = []
     for package in packages:
         pick = random.Random(f"{seed} {package}")
-        found: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
+        sites: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
         for path in sorted((tree / "fedstill" / package).rglob("*.py")):
-            for (line, column), name, occurrence in places(path):
-                found[str(path.relative_to(tree)), line, column].append((name, occurrence))
-        for file, line, column in pick.sample(sorted(found), min(each, len(found))):
-            name, occurrence = pick.choice(found[file, line, column])
+            for (line, column), name, occurrence in possible_faults(path):
+                sites[str(path.relative_to(tree)), line, column].append((name, occurrence))
+        for file, line, column in pick.sample(sorted(sites), min(each, len(sites))):
+            name, occurrence = pick.choice(sites[file, line, column])
             faults.append(
                 {"package": package, "file": file, "line": line, "operator": name, "occurrence": occurrence}
             )
@@ -115,12 +115,12 @@ def drawn(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[st
 
 def durations(times: Path) -> dict[str, float]:
     """Seconds of each test that passed without a fault, by its id: ``tests/a/test_b.py::test_c[1]``."""
-    found = {}
+    seconds = {}
     for case in ET.parse(times).iter("testcase"):
         *parts, last = str(case.get("classname")).split(".")
         if not any(case.iter("failure")) and not any(case.iter("error")):
-            found["/".join([*parts, last]) + f".py::{case.get('name')}"] = float(case.get("time") or 0)
-    return found
+            seconds["/".join([*parts, last]) + f".py::{case.get('name')}"] = float(case.get("time") or 0)
+    return seconds
 
 
 class Passing:
@@ -229,7 +229,7 @@ def main() -> None:
                 shutil.copytree(tree / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
             elif (tree / name).exists():
                 shutil.copy(tree / name, copy / name)
-        for fault in drawn(tree, chosen.packages, chosen.each, chosen.seed)[part - 1 :: parts]:
+        for fault in sampled_faults(tree, chosen.packages, chosen.each, chosen.seed)[part - 1 :: parts]:
             if (fault["file"], fault["operator"], fault["occurrence"]) in known:
                 continue
             tests = passing.tests(fault["file"], fault["line"])
@@ -243,8 +243,8 @@ def main() -> None:
     for package in chosen.packages:
         counts = Counter(fault["result"] for fault in done if fault["package"] == package)
         print(package, dict(counts), f"{(counts['found'] + counts['hung']) / counts.total():.1%}")
-    found = sum(fault["result"] in ("found", "hung") for fault in done)
-    print(f"{found} of {len(done)}: {found / len(done):.1%}")
+    caught = sum(fault["result"] in ("found", "hung") for fault in done)
+    print(f"{caught} of {len(done)}: {caught / len(done):.1%}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ NOISE = 100
 
 def networks() -> list[tuple[str, Shape, Callable[[], nn.Module], Shape]]:
     """Each network's name, the images it is for, how it is made and the shape of one input."""
-    found: list[tuple[str, Shape, Callable[[], nn.Module], Shape]] = []
+    entries: list[tuple[str, Shape, Callable[[], nn.Module], Shape]] = []
     for spec, shape in [
         ("mlp", GRAY),
         ("lenet5", COLOR),
@@ -38,14 +38,14 @@ def networks() -> list[tuple[str, Shape, Callable[[], nn.Module], Shape]]:
         ("unet:16", (1, 96, 96)),
     ]:
         classes = 2 if spec.startswith("unet") else 10
-        found.append((spec, shape, lambda s=spec, x=shape, c=classes: models.build(s, x, c, 0), shape))
+        entries.append((spec, shape, lambda s=spec, x=shape, c=classes: models.build(s, x, c, 0), shape))
     for shape in (DIGITS, GRAY, COLOR):
         half = (0.5,) * shape[0]
         for width in (16, 64):
             critic = (f"critic:{width}", shape, lambda x=shape, w=width: PatchCritic(x[0], w), shape)
             maker = lambda x=shape, w=width, h=half: Generator(x, NOISE, w, h, h)  # noqa: E731
-            found += [critic, (f"generator:{width}", shape, maker, (NOISE,))]
-    return found
+            entries += [critic, (f"generator:{width}", shape, maker, (NOISE,))]
+    return entries
 
 
 def step(compute: Compute, network: nn.Module, x: torch.Tensor) -> float:

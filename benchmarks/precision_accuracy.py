@@ -44,10 +44,10 @@ def metric(preset: str, seed: int, precision: str, root: Path, out: Path) -> flo
     folder = out / preset / f"{precision}-{seed}"
     if not (folder / "result.json").exists():
         named = str(path) if (path := HERE / f"{preset}.toml").exists() else preset
-        record = (
+        options = (
             f"--seed {seed} --engine.threads 1 --engine.precision {precision} --evaluation.centralized false"
         )
-        words = [*RUNS[preset].split(), *record.split(), "--data.root", str(root), "--out", str(folder)]
+        words = [*RUNS[preset].split(), *options.split(), "--data.root", str(root), "--out", str(folder)]
         public = ["--public.root", str(root)] if "fedkd-jpeg" in preset else []
         start = ["run", named, *words, *public]
         if (folder / "config.toml").exists():
@@ -71,13 +71,15 @@ def main() -> None:
     means = []
     print("| run | float32 | bfloat16 | difference over seeds |\n|---|---|---|---|", flush=True)
     for preset in given.only:
-        record = {
+        accuracies = {
             precision: [metric(preset, seed, precision, given.root, given.out) for seed in given.seeds]
             for precision in PRECISIONS
         }
-        apart = [b - f for f, b in zip(*(record[precision] for precision in PRECISIONS), strict=True)]
-        cells = [f"{statistics.fmean(of):.1f} ± {statistics.stdev(of):.1f}" for of in record.values()]
-        gap = paired_t_interval(apart)
+        differences = [
+            b - f for f, b in zip(*(accuracies[precision] for precision in PRECISIONS), strict=True)
+        ]
+        cells = [f"{statistics.fmean(of):.1f} ± {statistics.stdev(of):.1f}" for of in accuracies.values()]
+        gap = paired_t_interval(differences)
         means.append(gap.mean)
         print(
             f"| `{preset} {RUNS[preset]}` | {' | '.join(cells)} | {gap.mean:+.2f} ± {gap.half_width:.2f} |",

@@ -93,13 +93,13 @@ def query_seconds(
     gate.refusal_reason(predict_logits)  # is the whole run affordable? computed once, before the first query
     seconds = []
     for number in range(times):
-        asked = ReceivedQuery(
+        query = ReceivedQuery(
             number, "predict_logits", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes}
         )
         start = time.perf_counter()
-        gate.admit(asked, predict_logits, {"x": x})
-        gate.release(asked, RESPONSE, response, predict_logits, {"x": x})
-        gate.release(asked, GRADIENT, {"d/dx": x}, predict_logits, {})
+        gate.admit(query, predict_logits, {"x": x})
+        gate.release(query, RESPONSE, response, predict_logits, {"x": x})
+        gate.release(query, GRADIENT, {"d/dx": x}, predict_logits, {})
         seconds.append(time.perf_counter() - start)
     return seconds[5:]
 
@@ -114,7 +114,7 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     privacy = replace(LEARNED, epsilon=float("inf"))
     protect(private, privacy, side, method, setting, secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
-    local_training.make_optimizers([plain, private], local)
+    local_training.attach_optimizers([plain, private], local)
     for turn in range(rounds):
         for name, node in (("plain", plain), ("private", private)):
             start = time.perf_counter()
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results/")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    record: dict[str, Any] = {
+    content: dict[str, Any] = {
         "date": date.today().isoformat(),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
         "queries": [],
@@ -147,7 +147,7 @@ def main() -> None:
             middle, late = 1e3 * statistics.median(each), 1e3 * each[int(0.99 * (len(each) - 1))]
             form = f"{ROWS}x{'x'.join(map(str, shape))}"
             print(f"{form:14} {name:22} {middle:13.2f} {late:6.2f}", flush=True)
-            record["queries"].append({"inputs": form, "mechanism": name, "ms": middle, "p99_ms": late})
+            content["queries"].append({"inputs": form, "mechanism": name, "ms": middle, "p99_ms": late})
     print(f"\n{'model':11} {'inputs':8} {'batch':>5} {'plain ms':>9} {'DP-SGD ms':>10} {'ratio':>6}")
     for model, shape in MODELS:
         for batch in (32, 128):
@@ -159,10 +159,10 @@ def main() -> None:
                 flush=True,
             )
             row = {"model": model, "inputs": form, "batch": batch, "plain_ms": 1e3 * plain}
-            record["steps"].append({**row, "private_ms": 1e3 * private, "ratio": ratio})
+            content["steps"].append({**row, "private_ms": 1e3 * private, "ratio": ratio})
     if given.save:
-        path = Path(__file__).parent / "results" / f"privacy-cpu-{record['date']}.json"
-        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        path = Path(__file__).parent / "results" / f"privacy-cpu-{content['date']}.json"
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         print(f"kept in {path}")
 
 

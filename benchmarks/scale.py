@@ -79,11 +79,11 @@ def one(what: str, nodes: int, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         server.step()
     seconds = (time.process_time() - start) / rounds
-    asked = nodes if what == "fediod" else 50
+    queried = nodes if what == "fediod" else 50
     return {
         "what": what,
         "nodes": nodes,
-        "milliseconds for each that is asked": 1e3 * seconds / asked,
+        "milliseconds for each that is asked": 1e3 * seconds / queried,
         "MB a node": (memory() - before) / nodes,
         "of it before the first step": (made - before) / nodes,
     }
@@ -96,13 +96,13 @@ def main(options: Options) -> None:
         return
     print("| what | nodes | ms for each that is asked | MB a node | of it before the first step |")
     print("|---|---:|---:|---:|---:|")
-    found = []
+    results = []
     for what, counts in (("fediod", options.fediod), ("fedavg", options.fedavg)):
         for nodes in counts:
             command = [sys.executable, __file__, "--only", what, str(nodes), "--rounds", str(options.rounds)]
-            record = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            metrics = json.loads(record.splitlines()[-1])
-            found.append(metrics)
+            stdout = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            metrics = json.loads(stdout.splitlines()[-1])
+            results.append(metrics)
             print(
                 "| "
                 + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in metrics.values())
@@ -112,7 +112,9 @@ def main(options: Options) -> None:
     if options.save:
         machine = step_time.machine(step_time.Options())
         path = step_time.result_file("scale", machine)
-        path.write_text(json.dumps({"machine": machine, "results": found}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps({"machine": machine, "results": results}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -50,14 +50,14 @@ class Options:
 
 def parts(options: Options) -> dict[str, tuple[int, Part]]:
     """Each part of a step, and how often a step has it."""
-    place = lambda network: network.to(memory_format=torch.channels_last)  # noqa: E731
+    to_channels_last = lambda network: network.to(memory_format=torch.channels_last)  # noqa: E731
     channels = options.shape[0]
     T, S = (
-        place(models.build(name, options.shape, 10, 0, role))
+        to_channels_last(models.build(name, options.shape, 10, 0, role))
         for name, role in ((options.model, "node"), (options.student, "student"))
     )
-    D, half = place(PatchCritic(channels, options.critic_width)), (0.5,) * channels
-    G = place(Generator(options.shape, 100, options.generator_width, half, half))
+    D, half = to_channels_last(PatchCritic(channels, options.critic_width)), (0.5,) * channels
+    G = to_channels_last(Generator(options.shape, 100, options.generator_width, half, half))
     x = torch.randn(options.batch, *options.shape).contiguous(memory_format=torch.channels_last)
     w, y = torch.randn(options.batch, 100), torch.randint(10, (options.batch,))
     adams = {net: torch.optim.Adam(net.parameters(), fused=True) for net in (D, G, S)}
@@ -65,8 +65,8 @@ def parts(options: Options) -> dict[str, tuple[int, Part]]:
 
     def there_and_back(network: nn.Module) -> None:
         network.requires_grad_(False)
-        asked = x.clone().requires_grad_()
-        network(asked).sum().backward()
+        inputs = x.clone().requires_grad_()
+        network(inputs).sum().backward()
         network.requires_grad_(True)
 
     def step(network: nn.Module, loss: torch.Tensor) -> None:
@@ -91,16 +91,16 @@ def main(options: Options) -> None:
     where = step_time.machine(step_time.Options())
     print(f"{where['cpu']}, one thread, torch {where['torch']}, {where['date']}\n")
     print("| part | ms | times a step | ms a step | share |\n|---|---:|---:|---:|---:|")
-    found = {}
+    timings = {}
     for name, (times, part) in parts(options).items():
         for _ in range(5):
             part()
         start = time.process_time()
         for _ in range(options.repeat):
             part()
-        found[name] = (1e3 * (time.process_time() - start) / options.repeat, times)
-    whole = sum(ms * times for ms, times in found.values())
-    for name, (ms, times) in found.items():
+        timings[name] = (1e3 * (time.process_time() - start) / options.repeat, times)
+    whole = sum(ms * times for ms, times in timings.values())
+    for name, (ms, times) in timings.items():
         print(f"| {name} | {ms:.1f} | {times} | {ms * times:.0f} | {100 * ms * times / whole:.0f} % |")
     print(f"| all | | | {whole:.0f} | |")
 

@@ -38,7 +38,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import make_optimizers, train
+from fedstill.node.local_training import attach_optimizers, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
@@ -364,7 +364,7 @@ def local_training(
     if way == "plain":
         plain = PlainLocal(options, compute, nodes)
         return lambda: plain.turn(options.local_steps), timing
-    make_optimizers(nodes, config)
+    attach_optimizers(nodes, config)
     groups, done = group_nodes(nodes, way == "stacked"), 0
 
     def turn() -> Losses:
@@ -412,7 +412,7 @@ def measure(
     return {way: timing for way, (_, timing) in made.items()}
 
 
-def check_same_work(options: Options) -> None:
+def check_same_losses(options: Options) -> None:
     """Refuse to time things that differ: on small sizes all ways give the same losses, step by step.
 
     Raises:
@@ -457,11 +457,11 @@ def peak(options: Options, precision: Precision, size: int = 2048) -> float:
     return 2 * size**3 / min(seconds) / 1e9
 
 
-def work(options: Options, make: Make, model: str, precision: Precision) -> float:
+def gflop_per_step(options: Options, make: Make, model: str, precision: Precision) -> float:
     """GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
-    once = replace(options, steps=1, local_steps=1)
+    one_step = replace(options, steps=1, local_steps=1)
     with tempfile.TemporaryDirectory() as folder:
-        turn, _ = make(once, model, precision, "plain", Path(folder))
+        turn, _ = make(one_step, model, precision, "plain", Path(folder))
         with FlopCounterMode(display=False) as counter:
             turn()
     return float(counter.get_total_flops()) / 1e9
@@ -473,11 +473,11 @@ def work(options: Options, make: Make, model: str, precision: Precision) -> floa
 def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[str, dict[str, Any]]:
     """Figures of each way: seconds a step, ratio to the plain loop, share of the peak."""
     plain = timings["plain"].seconds
-    record = {}
+    metrics_by_way = {}
     for way, timing in timings.items():
         ratios = [mine / base for mine, base in zip(timing.seconds, plain, strict=True)]
         median = statistics.median(timing.seconds)
-        record[way] = {
+        metrics_by_way[way] = {
             "median": median,
             "min": min(timing.seconds),
             "max": max(timing.seconds),
@@ -485,17 +485,17 @@ def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[
             "share_of_peak": gflop / median / gflops,
             "rounds": timing.seconds,
         }
-    return record
+    return metrics_by_way
 
 
 HEAD = """| model | phase | precision | way | seconds a step | min - max | over plain | share of peak |
 |---|---|---|---|---:|---:|---:|---:|"""
 
 
-def rows(model: str, phase: str, precision: str, record: Mapping[str, Mapping[str, Any]]) -> str:
+def rows(model: str, phase: str, precision: str, metrics_by_way: Mapping[str, Mapping[str, Any]]) -> str:
     """Lines of the Markdown table."""
     lines = []
-    for way, metrics in record.items():
+    for way, metrics in metrics_by_way.items():
         lines.append(
             f"| {model} | {phase} | {precision} | {way} | {metrics['median']:.4f} "
             f"| {metrics['min']:.4f} - {metrics['max']:.4f} "
@@ -525,11 +525,11 @@ def machine(options: Options) -> dict[str, Any]:
 def result_file(name: str, where: Mapping[str, Any]) -> Path:
     """Where figures of a machine (:func:`machine`) and day are kept: ``name-intel-xeon-2026-11-24.json``."""
     words = re.sub(r"\(.*?\)", "", where["gpu"] or where["cpu"]).lower().split()
-    kept = [word for word in words if word not in ("processor", "cpu", "nvidia")][:3]
-    kept += ["amx"] if where["amx"] and not where["gpu"] else []
+    parts = [word for word in words if word not in ("processor", "cpu", "nvidia")][:3]
+    parts += ["amx"] if where["amx"] and not where["gpu"] else []
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    return folder / f"{name}-{'-'.join(kept)}-{where['date']}.json"
+    return folder / f"{name}-{'-'.join(parts)}-{where['date']}.json"
 
 
 def main(options: Options) -> int:
@@ -537,7 +537,7 @@ def main(options: Options) -> int:
     if options.clock == "processor" and torch.device(options.device).type != "cpu":
         raise ArgumentError("clock", options.clock, "wall, for any device but the CPU")
     Compute(options.engine("one-by-one", "float32"))  # sets the threads; refuses a device that is not there
-    check_same_work(options)
+    check_same_losses(options)
     print("All ways give the same losses (checked on small sizes).\n")
     where = machine(options)
     print(f"{where['gpu'] or where['cpu']}, {where['threads']} threads, torch {where['torch']}")
@@ -548,13 +548,13 @@ def main(options: Options) -> int:
         notes.append(f"Practical peak in {precision}: {gflops:.0f} GFLOP/s, measured with one large product.")
         for model in options.models:
             for phase, make in PHASES.items():
-                gflop = work(options, make, model, precision)
-                record = summary(measure(options, make, model, precision), gflop, gflops)
-                print(rows(model, phase, precision, record), flush=True)
+                gflop = gflop_per_step(options, make, model, precision)
+                metrics_by_way = summary(measure(options, make, model, precision), gflop, gflops)
+                print(rows(model, phase, precision, metrics_by_way), flush=True)
                 notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step.")
                 default = "stacked" if torch.device(options.device).type == "cuda" else "at-once"
-                least = min(metrics["median"] for metrics in record.values())
-                times = record[default]["median"] / least
+                least = min(metrics["median"] for metrics in metrics_by_way.values())
+                times = metrics_by_way[default]["median"] / least
                 if times > (options.assert_not_slower or float("inf")):
                     slow.append(f"{model}, {phase}, {precision}: {default} takes {times:.2f} times the least")
                 results.append(
@@ -565,7 +565,7 @@ def main(options: Options) -> int:
                         "precision": precision,
                         "gflop": gflop,
                         "peak_gflops": gflops,
-                        "ways": record,
+                        "ways": metrics_by_way,
                     }
                 )
     costs = overhead.times(overhead.Options(options.nodes, options.batch), lambda: now(options))

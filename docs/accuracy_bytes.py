@@ -3,7 +3,7 @@
     python docs/accuracy_bytes.py
 
 The tables hold means and standard deviations over seeds 0-2; "Accuracy of the student" gives the accuracy,
-and "What left the nodes" the bytes.
+and "Releases and bytes" the bytes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
         drawn.add(group)
     for label, row in (
         ("centralized (upper bound)", "Centralized"),
-        ("standalone (baseline)", "A node alone"),
+        ("standalone (baseline)", "Standalone"),
     ):
         height = mean_and_deviation(accuracy[row])[0]
         axes.axhline(height, color="#555555", lw=1, ls="--")

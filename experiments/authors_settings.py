@@ -64,7 +64,7 @@ def fd_network() -> nn.Module:
 
 
 @dataclass
-class Work:
+class Setup:
     """A setting's nodes: their images, their networks, how they train."""
 
     parts: list[tuple[torch.Tensor, torch.Tensor]]
@@ -73,7 +73,7 @@ class Work:
     local: fedstill.LocalConfig
 
 
-def fd(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Work:
+def fd(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Setup:
     """Images are drawn evenly, then most of three classes are dropped."""
     order, parts = draw.permutation(len(y)), []
     for node in range(2):
@@ -83,10 +83,10 @@ def fd(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Work:
             mine = mine[~torch.isin(torch.arange(len(mine)), dropped)]
         parts.append((x[mine], y[mine]))
     steps = fedstill.LocalConfig(epochs=0, min_steps=4000, batch=64, momentum=0.0, **SGD)
-    return Work(parts, [fd_network() for _ in parts], 16, steps)
+    return Setup(parts, [fd_network() for _ in parts], 16, steps)
 
 
-def fedproto(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Work:
+def fedproto(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Setup:
     """Each node's images of a class are other ones than those of other nodes."""
     parts = []
     for node in range(20):
@@ -95,23 +95,27 @@ def fedproto(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Wor
         mine = torch.cat([(y == int(c)).nonzero()[110 * node : 110 * node + count, 0] for c in known])
         parts.append((x[mine], y[mine]))
     epochs = fedstill.LocalConfig(epochs=100, batch=8, momentum=0.5, **SGD)
-    return Work(parts, [fedproto_network() for _ in parts], 100, epochs)
+    return Setup(parts, [fedproto_network() for _ in parts], 100, epochs)
 
 
-def own(work: Work, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
+def class_accuracies(setup: Setup, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
     """Of each node how many test images of its classes are right, by head and by prototype, in percent."""
-    held = torch.stack([F.one_hot(labels, CLASSES).any(0) for _, labels in work.parts])  # (K, C)
-    nodes = zip(work.models, work.parts, strict=True)
-    record = torch.stack([class_means(model.extractor(i), labels, CLASSES) for model, (i, labels) in nodes])
-    C = record.sum(0) / held.sum(0).clamp_min(1).unsqueeze(1)  # a plain mean, as in the published code (C, p)
-    found: dict[str, list[float]] = {"head": [], "prototypes": []}
-    for model, mine in zip(work.models, held, strict=True):
+    held = torch.stack([F.one_hot(labels, CLASSES).any(0) for _, labels in setup.parts])  # (K, C)
+    nodes = zip(setup.models, setup.parts, strict=True)
+    class_sums = torch.stack(
+        [class_means(model.extractor(i), labels, CLASSES) for model, (i, labels) in nodes]
+    )
+    C = class_sums.sum(0) / held.sum(0).clamp_min(1).unsqueeze(
+        1
+    )  # a plain mean, as in the published code (C, p)
+    accuracies: dict[str, list[float]] = {"head": [], "prototypes": []}
+    for model, mine in zip(setup.models, held, strict=True):
         at = mine[y]
         f = model.extractor(x[at])
         far = torch.cdist(f, C).masked_fill(~mine, torch.inf)
-        for by, said in (("head", model.head(f).argmax(1)), ("prototypes", far.argmin(1))):
-            found[by].append(100 * (said == y[at]).float().mean().item())
-    return {by: np.array(values) for by, values in found.items()}
+        for by, predicted in (("head", model.head(f).argmax(1)), ("prototypes", far.argmin(1))):
+            accuracies[by].append(100 * (predicted == y[at]).float().mean().item())
+    return {by: np.array(values) for by, values in accuracies.items()}
 
 
 def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray]:
@@ -120,17 +124,17 @@ def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray
     x, x_test = ((part.inputs / 2 + 0.5 - MEAN) / STD for part in (data.train, data.test))
     y, y_test = data.train.targets, data.test.targets
     torch.manual_seed(seed)
-    work = {"fd": fd, "fedproto": fedproto}[setting](x, y, numpy_generator(seed, "authors' split"))
+    setup = {"fd": fd, "fedproto": fedproto}[setting](x, y, numpy_generator(seed, "authors' split"))
     outcome = fedstill.distil(
-        work.parts,
-        work.models,
+        setup.parts,
+        setup.models,
         fd_network() if setting == "fd" else fedproto_network(),
         (x_test, y_test),
         CLASSES,
-        method=METHODS[method](**({} if method == "standalone" else {"rounds": work.rounds})),
-        local=work.local,
+        method=METHODS[method](**({} if method == "standalone" else {"rounds": setup.rounds})),
+        local=setup.local,
         engine=fedstill.EngineConfig(threads=1),
-        policies=[fedstill.PolicyConfig(outputs_only=False)] * len(work.parts),  # prototypes cross
+        policies=[fedstill.PolicyConfig(outputs_only=False)] * len(setup.parts),  # prototypes cross
         mean=(MEAN,),
         std=(STD,),
         seed=seed,
@@ -139,9 +143,9 @@ def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray
     if setting == "fd":
         return {"all classes": np.array(outcome.result["local"]["accuracy"]["per_node"])}
     with torch.no_grad():
-        for model in work.models:
+        for model in setup.models:
             model.eval()
-        return own(work, x_test, y_test)
+        return class_accuracies(setup, x_test, y_test)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ def table(name: str) -> tuple[Schema, dict[str, Sequence[object]]]:
         return known.schema(), dict(known.cells())
     x, y = make_classification(20_000, 10, n_informative=6, n_clusters_per_class=1, flip_y=0, random_state=0)
     x = x.clip(-8, 8)
-    columns = [SchemaColumn(name=f"x{place}", range=(-8.0, 8.0)) for place in range(10)]
+    columns = [SchemaColumn(name=f"x{index}", range=(-8.0, 8.0)) for index in range(10)]
     response = SchemaColumn(name="ill", type="category", categories=("0", "1"))
-    cells: dict[str, Sequence[object]] = {f"x{place}": x[:, place].tolist() for place in range(10)}
+    cells: dict[str, Sequence[object]] = {f"x{index}": x[:, index].tolist() for index in range(10)}
     return Schema("ill", (*columns, response)), {**cells, "ill": y.tolist()}
 
 
@@ -91,18 +91,20 @@ def compared(folder: Path, name: str, times: float) -> None:
     (folder / "ranges").write_text(schema_text(schema))
     with (folder / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([list(cells), *zip(*cells.values(), strict=True)])
-    figures: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for seed in range(SEEDS):
-        figures.setdefault("ranges", []).append(accuracy(folder, name, "ranges", seed))
+        accuracies.setdefault("ranges", []).append(accuracy(folder, name, "ranges", seed))
         for way, noise in (("sums", 4.0), ("exact", 0.0)):
-            asked = {"name": "column-sums", "noise": noise}
+            method = {"name": "column-sums", "noise": noise}
             (folder / "asking").write_text(schema_text(schema))
-            out = reached(folder, name, "asking", seed, asked, noise)
+            out = reached(folder, name, "asking", seed, method, noise)
             (folder / f"{way}-{seed}").write_text((out / "schema.toml").read_text())
             out.rename(folder / f"asked-{way}-{seed}")
-            figures.setdefault(way, []).append(accuracy(folder, name, f"{way}-{seed}", seed))
-    record = (f"{way} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}" for way, each in figures.items())
-    print(f"{name:14} ranges x {times:g}: {', '.join(record)}", flush=True)
+            accuracies.setdefault(way, []).append(accuracy(folder, name, f"{way}-{seed}", seed))
+    summaries = (
+        f"{way} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}" for way, each in accuracies.items()
+    )
+    print(f"{name:14} ranges x {times:g}: {', '.join(summaries)}", flush=True)
 
 
 if __name__ == "__main__":

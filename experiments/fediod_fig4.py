@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.generative_metrics import Extractor, frechet_distance, penultimate_extractor
-from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
+from fedstill.attacks.gradient_matching import DLG, ImageSearchConfig, invert
 from fedstill.attacks.memorization import memorization_test
 from fedstill.attacks.simulated_updates import ObservedUpdate, loss_gradients
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation
@@ -93,7 +93,7 @@ def divided(
         epochs: of the judge.
     """
     named = str(file) if (file := Path(__file__).parent / base).is_file() else base
-    record = {
+    changes = {
         "plugins": [str(PRESETS)],
         "data": {"root": root},
         "public": {"name": "held-out", "share": held_out, "seed": seed},
@@ -101,13 +101,13 @@ def divided(
         "evaluation": {"centralized": False, "every": 0, "samples": 0, "best": False},
         "seed": seed,
     }
-    config = from_dict(merge_tables(RunConfig, presets.read(named, RunConfig), record))
+    config = from_dict(merge_tables(RunConfig, presets.read(named, RunConfig), changes))
     given = build_simulation(config)[0].setting
     method = given.method
     if given.public is None or given.public.labels is None or not isinstance(method, FedIOD):
         raise ArgumentError("base", base, "a run of FedIOD on images with labels")
 
-    def seen(images: torch.Tensor) -> torch.Tensor:
+    def to_gray(images: torch.Tensor) -> torch.Tensor:
         return (images * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True) if gray else images
 
     channels = 1 if gray else 3
@@ -115,13 +115,13 @@ def divided(
     test = given.test.subset(some)
     setting = replace(
         given,
-        parts=[replace(part, inputs=seen(part.inputs)) for part in given.parts],
-        test=replace(test, inputs=seen(test.inputs)),
+        parts=[replace(part, inputs=to_gray(part.inputs)) for part in given.parts],
+        test=replace(test, inputs=to_gray(test.inputs)),
         public=None,
         mean=given.mean[:channels],
         std=given.std[:channels],
     )
-    judge = trained("judge", TensorData(seen(given.public.inputs), given.public.labels), setting, epochs)
+    judge = trained("judge", TensorData(to_gray(given.public.inputs), given.public.labels), setting, epochs)
     outputs = local_training.predict(judge, setting.test.inputs, Compute(setting.engine))
     accuracy = setting.task.compute_metrics(outputs, setting.test.targets)["accuracy"]
     models = (config.nodes.models[0], config.student.model)
@@ -135,7 +135,7 @@ def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.
         build("resnet8:8", input_shape(setting), setting.task.classes, setting.seed, name)
     )
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
-    local_training.make_optimizers([node], local)
+    local_training.attach_optimizers([node], local)
     local_training.train([node], setting.task, local, compute)
     return model.eval()
 
@@ -151,20 +151,20 @@ def distilled(
     sent: deque[torch.Tensor] = deque(maxlen=-(-count // method.batch))
     first = experiment.nodes[0].name
 
-    def hear(release: ObservedRelease) -> None:
+    def record_inputs(release: ObservedRelease) -> None:
         if (release.node, release.query, release.part) == (first, "predict_logits", "response"):
             sent.append(release.sent["x"].float())
 
-    experiment.listen(hear)
+    experiment.run_with_listener(record_inputs)
     return experiment, torch.cat(list(sent))[-count:]
 
 
 def recovered(
-    victim: nn.Module, images: torch.Tensor, labels: torch.Tensor, config: InversionConfig, seed: int
+    victim: nn.Module, images: torch.Tensor, labels: torch.Tensor, config: ImageSearchConfig, seed: int
 ) -> tuple[torch.Tensor, list[float]]:
     """What DLG makes of each image's own gradient, and the PSNR of each in dB."""
     own = {name: value.detach() for name, value in victim.named_parameters()}
-    found: list[torch.Tensor] = []
+    reconstructions: list[torch.Tensor] = []
     psnr: list[float] = []
     for at in range(len(images)):
         image, label = images[at : at + 1], labels[at : at + 1]
@@ -172,9 +172,9 @@ def recovered(
         release = ObservedUpdate(victim, {name: slope.detach() for name, slope in slopes.items()})
         channels, height, width = image.shape[1:]
         got = invert(release, (channels, height, width), 1, config, seed=seed + at).against(image)
-        found.append(got.images)
+        reconstructions.append(got.images)
         psnr += got.psnr
-    return torch.cat(found), psnr
+    return torch.cat(reconstructions), psnr
 
 
 def reproduce(
@@ -228,30 +228,30 @@ def reproduce(
         got, each = recovered(victim, chosen.inputs, chosen.targets, config, seed + at * images)
         here = slice(at * images, at * images + len(order))  # other images next to each node's
         sets = dict(zip(SETS, (got, sent[here], setting.test.inputs[here], chosen.inputs), strict=True))
-        for name, those in sets.items():
-            every[name].append(those)
+        for name, inputs in sets.items():
+            every[name].append(inputs)
         known = {"node": node.name, "private": len(node.data), "images": len(order)}
         rows.append({**known, "fid": fids(sets, node.data.inputs, space), "psnr": sum(each) / len(each)})
         print(f"{node.name}: {time.monotonic() - began:.0f} s", flush=True)
 
     private = torch.cat([node.data.inputs for node in experiment.nodes])
-    whole = {name: torch.cat(those) for name, those in every.items()}
+    whole = {name: torch.cat(inputs) for name, inputs in every.items()}
     together = fids(whole, private, space)
     dimensions = space(private[:1]).shape[1]
-    found = {
+    image_sets = {
         "recovered by DLG": whole["recovered by DLG"],
         "generated by FedIOD": whole["generated by FedIOD"],
     }
     held_out = setting.test.inputs[nodes * images :]
     lines, copied = {}, {}
-    for name, those in found.items():
-        record = memorization_test(those, private, held_out, space, seed=seed, permutations=199)
-        share, low, high = (100 * record[key] for key in ("share", "low", "high"))
+    for name, inputs in image_sets.items():
+        test = memorization_test(inputs, private, held_out, space, seed=seed, permutations=199)
+        share, low, high = (100 * test[key] for key in ("share", "low", "high"))
         copied[name] = share
         lines[name] = (
-            f"{share:.1f} % of {record['generated']} ({low:.1f} to {high:.1f}) nearer to a private than to a "
-            f"held-out image, p {record['p_value']:.3g}, data-copying z {record['z']:.1f}, "
-            f"closest pair {record['pairs'][0]['ratio']:.2f}"
+            f"{share:.1f} % of {test['generated']} ({low:.1f} to {high:.1f}) nearer to a private than to a "
+            f"held-out image, p {test['p_value']:.3g}, data-copying z {test['z']:.1f}, "
+            f"closest pair {test['pairs'][0]['ratio']:.2f}"
         )
     seconds = time.monotonic() - began
     average = {name: sum(row["fid"][name] for row in rows) / nodes for name in SETS}
@@ -267,26 +267,26 @@ def reproduce(
     for name, line in lines.items():
         print(f"{name}: {line}")
     print(f"{seconds:.0f} s")
-    record = {
+    content = {
         "extractor": space.name,
         "dimensions": dimensions,
         "judge": federation.accuracy,
         "student": accuracy,
     }
-    record |= {"nodes": rows, "together": together, "memorization": lines, "psnr": psnr}
-    (out / "nodes.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    figures = [
+    content |= {"nodes": rows, "together": together, "memorization": lines, "psnr": psnr}
+    (out / "nodes.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    metrics = [
         ("FID, average of nodes", average),
         ("FID, all nodes together", together),
         ("nearer to private, %", copied),
     ]
     return [
-        {"method": name, "metric": figure, "value": value}
-        for figure, by_set in figures
+        {"method": name, "metric": metric, "value": value}
+        for metric, by_set in metrics
         for name, value in by_set.items()
     ]
 
 
 def fids(sets: dict[str, torch.Tensor], private: torch.Tensor, space: Extractor) -> dict[str, float]:
     """FID of each set of images from private ones."""
-    return {name: frechet_distance(space(those), space(private)) for name, those in sets.items()}
+    return {name: frechet_distance(space(images), space(private)) for name, images in sets.items()}

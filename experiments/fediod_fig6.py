@@ -41,9 +41,9 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
         last = max((key for key in tensors if key.isdecimal()), key=int)
         images, maps = tensors[last], tensors[f"{last}{MAPS_SUFFIX}"]
         inputs = (images.float() / 255 - mean) / std
-        found = local_training.predict(judge.eval(), inputs, Compute(given.engine)).argmax(1) > 0
+        predicted = local_training.predict(judge.eval(), inputs, Compute(given.engine)).argmax(1) > 0
         wanted = maps > 0
-        dice = 200 * (found & wanted).sum() / (found.sum() + wanted.sum()).clamp_min(1)
+        dice = 200 * (predicted & wanted).sum() / (predicted.sum() + wanted.sum()).clamp_min(1)
         rows.append({"method": method, "metric": "maps found again, Dice", "value": float(dice)})
         shown += [
             [(f"{method}: map", CODE_COLORS[codes.numpy()], None) for codes in maps[:SHOWN]],

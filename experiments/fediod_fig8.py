@@ -33,10 +33,10 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
             panels.setdefault(title, {})[method] = course
             about = {"setting": title, "method": method}
             rows.append({**about, "metric": "best, %", "value": max(value for _, value in course)})
-            for level in wanted:
-                first = next((size for size, value in course if value >= level), None)
+            for target in wanted:
+                first = next((size for size, value in course if value >= target), None)
                 if first is not None:
-                    rows.append({**about, "metric": f"GB to {level:g} %", "value": first})
+                    rows.append({**about, "metric": f"GB to {target:g} %", "value": first})
     plots.lines(out / "figure8.svg", panels, "gigabytes, both ways", "%", scale="symlog")
     return rows
 

@@ -36,12 +36,14 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
             folder = runs / ComparisonRun(setting, method, seed).folder
             if (folder / "student.safetensors").exists():
                 outputs[method] = predicted(given, first.student.model, folder)
-        record = choose_example_predictions(given.task, given.test, outputs, given.mean, given.std)
-        if record is None:
+        chosen = choose_example_predictions(given.task, given.test, outputs, given.mean, given.std)
+        if chosen is None:
             continue
-        tensors, cases = record
+        tensors, cases = chosen
         name = f"pictures{f'-{setting}' if setting else ''}.png"
-        plots.pictures(out / name, [row for at, case in enumerate(cases) for row in drawn(tensors, at, case)])
+        plots.pictures(
+            out / name, [row for at, case in enumerate(cases) for row in case_rows(tensors, at, case)]
+        )
         for case in cases:
             for model in case["models"]:
                 about = {"setting": f"{setting} {case['rank']} case".strip(), "method": model["name"]}
@@ -59,7 +61,7 @@ def predicted(setting: Setting, model: str, folder: Path) -> torch.Tensor:
     )
 
 
-def drawn(
+def case_rows(
     tensors: dict[str, torch.Tensor], at: int, case: dict[str, Any]
 ) -> list[list[tuple[str, Any, Any]]]:
     """One case: a row of pictures, of images a second one of errors."""

@@ -94,8 +94,8 @@ def scored(
 ) -> list[dict[str, Any]]:
     """Inception scores of images by the judge, and the mean of those by each node's model."""
     adapted = inception_scores(images, teachers)
-    figures = {
+    metrics = {
         "inception": inception_scores(images, {"judge": judge})["judge"],
         "adapted": fmean(adapted.values()),
     }
-    return [{"method": name, "metric": figure, "value": value} for figure, value in figures.items()]
+    return [{"method": name, "metric": metric, "value": value} for metric, value in metrics.items()]

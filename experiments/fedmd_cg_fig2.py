@@ -66,7 +66,7 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
     setting = NodeSetting(task, LocalConfig(epochs=epochs, batch=64, smoothing=0.0), compute)
     model = split_model(build("lenet5", (channels, height, width), task.classes, seed), "teacher")
     node = Node("teacher", data.train, model, Gate("teacher", PolicyConfig(), AuditLog()), seed)
-    local_training.make_optimizers([node], setting.local)
+    local_training.attach_optimizers([node], setting.local)
     local_training.train([node], task, setting.local, compute)
 
     test = data.test
@@ -83,7 +83,7 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
         {"method": "teacher", "metric": "spread within a class", "value": within(real, labels)},
     ]
     for form in ("none", "div0", "div1", "div2"):
-        method, nodes = FedMDCG(diversity=form), NodeGroup([node]).for_query(setting)
+        method, nodes = FedMDCG(diversity=form), NodeGroup([node]).set_query(setting)
         method.prepare([node], setting)
         method.train_generators(nodes, FULL_TRAINING, method.make_generator_step(nodes, 0))
         z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
@@ -101,8 +101,8 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
 def within(features: torch.Tensor, labels: torch.Tensor) -> float:
     """Root mean square distance of features ``(N, p)`` from their class's mean, per value."""
     classes = [features[labels == label] for label in sorted(set(labels.tolist()))]
-    apart = [mine - mine.mean(0) for mine in classes]
-    return float(torch.cat(apart).square().mean().sqrt())
+    deviations = [mine - mine.mean(0) for mine in classes]
+    return float(torch.cat(deviations).square().mean().sqrt())
 
 
 class Panel(NamedTuple):
@@ -130,7 +130,7 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
     low, high = every.min(0).values, every.max(0).values
     scale = SIDE / float((high - low).max().clamp_min(1e-12))
     parts = []
-    for place, panel in enumerate(panels):
+    for column, panel in enumerate(panels):
         dots = [
             Markup('<circle cx="{:.1f}" cy="{:.1f}" r="1.6" fill="{}"/>').format(
                 x, SIDE - y, COLORS[label % len(COLORS)]
@@ -144,7 +144,7 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
                 '<g transform="translate({x} {y})"><text y="-10">{title}</text>'
                 '<rect width="{side}" height="{side}"/>{dots}</g>\n'
             ).format(
-                x=place * (SIDE + GAP), y=HEADING, title=panel.title, side=SIDE, dots=Markup("").join(dots)
+                x=column * (SIDE + GAP), y=HEADING, title=panel.title, side=SIDE, dots=Markup("").join(dots)
             )
         )
     for index, name in enumerate(classes):

@@ -25,7 +25,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
             if not points:
                 continue
             panels.setdefault(setting, {})[name] = points
-            for figure, at in (("G+D loss, early", min(1, len(points) - 1)), ("G+D loss, last", -1)):
-                rows.append({"setting": setting, "method": name, "metric": figure, "value": points[at][1]})
+            for metric, at in (("G+D loss, early", min(1, len(points) - 1)), ("G+D loss, last", -1)):
+                rows.append({"setting": setting, "method": name, "metric": metric, "value": points[at][1]})
     plots.lines(out / "figure5.svg", panels, "round", "G+D loss")
     return rows

@@ -26,8 +26,8 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
             boxes["local accuracy"].setdefault(weight, []).append(own or 0.0)
     with plotting.plot_style():
         figure = Figure(figsize=(9, 3.6), layout="constrained")
-        for place, (title, by_weight) in enumerate(boxes.items(), start=1):
-            axes = figure.add_subplot(1, 2, place)
+        for index, (title, by_weight) in enumerate(boxes.items(), start=1):
+            axes = figure.add_subplot(1, 2, index)
             axes.boxplot(list(by_weight.values()))
             axes.set_xticks(range(1, len(by_weight) + 1), list(by_weight))
             axes.set(title=title, ylabel="%")

@@ -67,7 +67,7 @@ def reproduce(
                     if draws or not file.exists():
                         got, shown = attacked(root, name, network, method, round, seed, victims, steps)
                         file.write_text(json.dumps(got, indent=1), encoding="utf-8")
-                        line += drawn(got, shown, method, first=not line) if draws else []
+                        line += victim_row(got, shown, method, first=not line) if draws else []
                     got = json.loads(file.read_text(encoding="utf-8"))
                     guess = got.get("guess", guess)
                     for each in got.get("attacks", []):
@@ -81,7 +81,7 @@ def reproduce(
     return rows
 
 
-def drawn(got: dict[str, Any], shown: Any, method: str, *, first: bool) -> list[tuple[str, Any, Any]]:
+def victim_row(got: dict[str, Any], shown: Any, method: str, *, first: bool) -> list[tuple[str, Any, Any]]:
     """The first victim's image, once, and what DLG makes of it, with its PSNR."""
     row = [("original", _pixels(shown["original"][0]), None)] if first and shown else []
     for each in got.get("attacks", []):
@@ -124,9 +124,9 @@ def attacked(
         }
     )
     start = time.monotonic()
-    asked = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network], steps=steps)
+    attack = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network], steps=steps)
     try:
-        got = run_inversion(ReplayedRun.from_config(config), asked, seed)
+        got = run_inversion(ReplayedRun.from_config(config), attack, seed)
     except FedstillError as error:
         return {"refused": str(error)}, None
     return {**got.part, "refused_attacks": got.skipped, "seconds": time.monotonic() - start}, got.pictures

@@ -47,8 +47,8 @@ class Adversary:
 
     def __init__(self, again: ReplayedRun, count: int) -> None:
         config, classes = again.config, len(again.data.classes)
-        self.asked = choose_candidates(concatenate(again.parts), again.data.test, RECORDS, SEED)
-        self.inside = shadow_halves(len(self.asked.records), count, SEED)
+        self.candidates = choose_candidates(concatenate(again.parts), again.data.test, RECORDS, SEED)
+        self.inside = shadow_halves(len(self.candidates.records), count, SEED)
         self.compute = Compute(config.engine)
 
         def make(seed: int) -> torch.nn.Module:
@@ -56,21 +56,23 @@ class Adversary:
 
         task, local = again.setting.task, config.nodes.local
         shadows = train_shadows(
-            make, self.asked.records, self.inside, task, local, SEED, compute=self.compute
+            make, self.candidates.records, self.inside, task, local, SEED, compute=self.compute
         )
-        self.said = [self.outputs(shadow) for shadow in shadows]
+        self.shadow_outputs = [self.outputs(shadow) for shadow in shadows]
 
     def outputs(self, network: torch.nn.Module) -> torch.Tensor:
         """Logits about candidates and population, ``(N + Z, classes)``."""
-        return predict(network, self.asked.all.inputs, self.compute).cpu()
+        return predict(network, self.candidates.all.inputs, self.compute).cpu()
 
     def areas(self, student: torch.nn.Module) -> dict[str, Record]:
         """AUC of each attack, with its interval over records."""
-        said = torch.stack([self.outputs(self.compute.to_device(student)), *self.said])
-        found = score_candidates(self.asked, said, self.inside)
-        inside = self.asked.inside
-        sure = 1 - (1 - CONFIDENCE) / len(found)  # all hold together, as those of the attack
-        return {name: auc_with_interval(score[inside], score[~inside], sure) for name, score in found.items()}
+        outputs = torch.stack([self.outputs(self.compute.to_device(student)), *self.shadow_outputs])
+        scores = score_candidates(self.candidates, outputs, self.inside)
+        inside = self.candidates.inside
+        sure = 1 - (1 - CONFIDENCE) / len(scores)  # all hold together, as those of the attack
+        return {
+            name: auc_with_interval(score[inside], score[~inside], sure) for name, score in scores.items()
+        }
 
 
 def attack_students(
@@ -78,15 +80,15 @@ def attack_students(
 ) -> Iterator[tuple[ComparisonRun, dict[str, Record]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
     adversaries: dict[tuple[object, ...], Adversary] = {}
-    for place in read_folder(runs).planned_runs():
-        folder = runs / place.folder
-        if (folder / FILE).exists() and place.seed in (seeds or [place.seed]):
+    for planned_run in read_folder(runs).planned_runs():
+        folder = runs / planned_run.folder
+        if (folder / FILE).exists() and planned_run.seed in (seeds or [planned_run.seed]):
             again = load_run(folder)
             config = again.config
-            at = (place.setting, place.seed, config.student, config.nodes.local, config.public)
+            at = (planned_run.setting, planned_run.seed, config.student, config.nodes.local, config.public)
             if at not in adversaries:
                 adversaries[at] = Adversary(again, shadows)
-            yield place, adversaries[at].areas(read(folder)[0])
+            yield planned_run, adversaries[at].areas(read(folder)[0])
 
 
 def in_percent(area: Record) -> str:
@@ -106,21 +108,21 @@ def main() -> None:
     reached: dict[tuple[str, str], list[dict[str, Record]]] = {}
     try:
         MembershipInference(shadows=given.shadows)  # refuses numbers that make no attack
-        for place, areas in attack_students(given.runs, given.shadows, given.seeds):
-            reached.setdefault((place.setting, place.label), []).append(areas)
+        for planned_run, areas in attack_students(given.runs, given.shadows, given.seeds):
+            reached.setdefault((planned_run.setting, planned_run.label), []).append(areas)
             parts = [f"{TITLES[name]} {in_percent(area)}" for name, area in areas.items()]
-            print(f"{place.folder}: {', '.join(parts)}", flush=True)
+            print(f"{planned_run.folder}: {', '.join(parts)}", flush=True)
     except FedstillError as error:
         parser.error(str(error))
     if not reached:
         parser.error(f"{given.runs} has no student of these seeds")
-    for (setting, label), found in reached.items():
+    for (setting, label), by_seed in reached.items():
         cells = [setting or given.runs.name, label]
-        for name in found[0]:
-            values = [100 * areas[name]["value"] for areas in found]
-            above = sum(areas[name]["low"] > 0.5 for areas in found)
+        for name in by_seed[0]:
+            values = [100 * areas[name]["value"] for areas in by_seed]
+            above = sum(areas[name]["low"] > 0.5 for areas in by_seed)
             spread = f" \u00b1 {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}, {above} of {len(found)} above 50")
+            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}, {above} of {len(by_seed)} above 50")
         print(" | ".join(cells))
 
 

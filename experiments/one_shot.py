@@ -27,20 +27,20 @@ def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
     ensemble = "" if entry.evaluated_model == "ensemble" else entry.format_metric(f"ensemble {metric}") or ""
     costs = [entry.spread(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (round(each.mean) if each else 0 for each in costs)
-    left = ", ".join(entry.releases) or "nothing"
+    released = ", ".join(entry.releases) or "nothing"
     sent = (format_bytes(up), format_bytes(down), str(queries))
-    return (entry.name, entry.format_metric(metric) or "", ensemble, left, *sent)
+    return (entry.name, entry.format_metric(metric) or "", ensemble, released, *sent)
 
 
-def apart(setting: ComparedSetting, one: ComparedMethod) -> str:
+def differences_from(setting: ComparedSetting, one: ComparedMethod) -> str:
     """A method less each other."""
-    record = []
+    differences = []
     for other in setting.entries:
         if other is not one and other.runs and one.runs:
             gap = setting.paired_difference(one, other, setting.metric)
             half = "" if gap.half_width is None else f" \u00b1 {gap.half_width:.1f}"
-            record.append(f"{other.name} {gap.mean:+.1f}{half}{'*' if gap.significant else ''}")
-    return f"{one.name} less {', '.join(record)}"
+            differences.append(f"{other.name} {gap.mean:+.1f}{half}{'*' if gap.significant else ''}")
+    return f"{one.name} less {', '.join(differences)}"
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         comparison = read_folder(given.runs)
-        labels = {place.label for place in comparison.planned_runs()}
+        labels = {planned_run.label for planned_run in comparison.planned_runs()}
         if unknown := [label for label in given.methods if label not in labels]:
             raise UnknownName("method", unknown[0], sorted(labels))
         settings = summarize(given.runs, comparison).settings
@@ -66,7 +66,7 @@ def main() -> None:
             print(f"| {' | '.join(cells)} |")
         for entry in setting.entries:
             if entry.label in given.methods:
-                print(f"\n{apart(setting, entry)}")
+                print(f"\n{differences_from(setting, entry)}")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from fedstill.report.run_files import RunFiles
 Lines = Mapping[str, Sequence[tuple[float, float]]]  # by name: points
 
 
-def run_of(runs: Path, place: Any) -> RunFiles | None:
+def run_of(runs: Path, planned_run: Any) -> RunFiles | None:
     """A run of a comparison's folder; None where it was refused or is not there."""
-    folder = runs / place.folder
+    folder = runs / planned_run.folder
     return RunFiles.read(folder) if (folder / "result.json").exists() else None
 
 
@@ -27,9 +27,9 @@ def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scal
         raise RunFolderError(f"there is nothing to draw in {path.name}: no run is finished")
     with plotting.plot_style():
         figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
-        for place, (title, panel) in enumerate(panels.items(), start=1):
-            axes = figure.add_subplot(1, len(panels), place)
-            axes.set(title=title, xlabel=across, ylabel=up if place == 1 else "", xscale=scale)
+        for index, (title, panel) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(1, len(panels), index)
+            axes.set(title=title, xlabel=across, ylabel=up if index == 1 else "", xscale=scale)
             for number, (name, points) in enumerate(panel.items(), start=1):
                 dash = "--" if plotting.is_color_repeated(number) else "-"
                 axes.plot(
@@ -40,7 +40,7 @@ def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scal
                     color=plotting.method_color(number),
                     label=name,
                 )
-            if place == len(panels):
+            if index == len(panels):
                 axes.legend(fontsize=8)
         return plotting.save_figure(figure, path)
 

@@ -1,4 +1,4 @@
-"""A random forest, an ONNX graph and an HTTP endpoint teach one torch student: docs/own-model.md.
+"""A random forest, an ONNX graph and an HTTP endpoint teach one torch student: docs/custom-model.md.
 
     python experiments/predictors.py [--validation]
 
@@ -71,10 +71,10 @@ def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             known = [classes[number] for number in model.classes_]
-            record = {"probabilities": model.predict_proba(asked["inputs"]).tolist(), "classes": known}
-            body = json.dumps(record).encode()
+            response = {"probabilities": model.predict_proba(request["inputs"]).tolist(), "classes": known}
+            body = json.dumps(response).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -112,9 +112,9 @@ def run(name: str, seed: int, validation: float, folder: Path) -> dict[str, floa
     reached = {}
     for called, (method, rows) in METHODS.items():
         student = models.build("mlp:64", shape, len(data.classes), seed)
-        asked = public[rows].inputs if rows else None
+        inputs = public[rows].inputs if rows else None
         outcome = fedstill.distil(
-            mine, own, student, test, data.classes, method=method(), public=asked, **about
+            mine, own, student, test, data.classes, method=method(), public=inputs, **about
         )
         nodes = outcome.result["local"]["accuracy"]["per_node"]
         reached |= dict(zip(NODES, nodes, strict=True)) | {called: outcome.result["accuracy"]}

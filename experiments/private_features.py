@@ -28,7 +28,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.loading import load
 from fedstill.privacy.accounting import calibrate_noise
-from fedstill.privacy.dpsgd import clipped_sum
+from fedstill.privacy.dpsgd import clipped_sum_and_loss
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.runs.build import split_data
 from fedstill.runs.config import RunConfig, from_dict
@@ -50,7 +50,7 @@ def learned(
     nn.init.zeros_(head.weight)
     trained, v = {"weight": head.weight}, torch.zeros(head.weight.numel())
     for _ in range(o.steps):
-        total, _ = clipped_sum(head, trained, losses, f, y, o.clip)
+        total, _ = clipped_sum_and_loss(head, trained, losses, f, y, o.clip)
         if noise:
             total += noise * o.clip * torch.randn(total.shape, generator=draws)
         v = o.momentum * v + total / len(f)
@@ -71,7 +71,7 @@ def percent(config: RunConfig, data: DataSet, o: Options) -> dict[float, list[fl
         for inputs in (*(part.inputs for part in parts), data.test.inputs)
     ]
     counts = torch.stack([task.counts(part) for part in parts]).unsqueeze(1)  # (K, 1, C)
-    found = {}
+    accuracies = {}
     for epsilon in o.epsilon:
         noise = 0.0
         if math.isfinite(epsilon):
@@ -85,8 +85,8 @@ def percent(config: RunConfig, data: DataSet, o: Options) -> dict[float, list[fl
         consensus = task.ensemble(torch.stack(z), counts / counts.sum(0), "consensus")
         hits = [(each.argmax(1) == data.test.targets).float().mean() for each in (*z, probs, consensus)]
         right = [100 * hit.item() for hit in hits]
-        found[epsilon] = [statistics.mean(right[:-2]), *right[-2:]]
-    return found
+        accuracies[epsilon] = [statistics.mean(right[:-2]), *right[-2:]]
+    return accuracies
 
 
 def main() -> None:

@@ -30,9 +30,11 @@ def learned(nodes: int, right: float, noise: float, seed: int) -> np.ndarray:
     x = x / 8 - 1
     train, test = train_test_split(np.arange(len(x)), test_size=TEST, random_state=seed, stratify=y)
     public = rng.permutation(train)[:PUBLIC]
-    said = rng.integers(0, CLASSES, (PUBLIC, nodes))
-    said = np.where(rng.random((PUBLIC, nodes)) < right, y[public][:, None], said)
-    votes = (said[..., None] == np.arange(CLASSES)).sum(1) + noise * rng.standard_normal((PUBLIC, CLASSES))
+    predictions = rng.integers(0, CLASSES, (PUBLIC, nodes))
+    predictions = np.where(rng.random((PUBLIC, nodes)) < right, y[public][:, None], predictions)
+    votes = (predictions[..., None] == np.arange(CLASSES)).sum(1) + noise * rng.standard_normal(
+        (PUBLIC, CLASSES)
+    )
     a, b = x[public], votes / nodes - 1 / CLASSES
     each = [np.linalg.solve(a.T @ a + penalty * np.eye(a.shape[1]), a.T @ b) for penalty in PENALTIES]
     return np.array([100 * ((x[test] @ w).argmax(1) == y[test]).mean() for w in each])

@@ -39,7 +39,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.run_summary import run_summary
 from fedstill.runs.distil_arguments import check_arguments
-from fedstill.runs.run import REHEARSED, check_folder, finish, progress_bars
+from fedstill.runs.run import REHEARSED, progress_bars, require_empty_folder, write_simulation_result
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -277,7 +277,7 @@ def distil(
         _open_folder(folder, _fingerprint(setting))
         about = {"data": {"classes": list(label_names)}}
         bars = progress_bars(folder, progress, write_report)
-        results = finish(simulation, about, simulation.run(folder, bars=bars), folder)
+        results = write_simulation_result(simulation, about, simulation.run(folder, bars=bars), folder)
         write_report(folder)
     return Outcome(student if simulation.has_student else None, results, folder)
 
@@ -320,7 +320,7 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
     """
     objects_file = folder / OBJECTS_FILE
     if not objects_file.exists():
-        check_folder(folder)
+        require_empty_folder(folder)
         make_folder(folder)
         write_text(objects_file, json.dumps(fingerprint, indent=2) + "\n")
         return

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from fedstill.cli import main as cli
-from tests.own_lab import Lab, install
+from tests.my_lab_package import Lab, install
 
 # The same examples in every run: a failure in continuous integration is a failure at the desk.
 hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True, max_examples=50)
@@ -49,11 +49,11 @@ def command(
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
 
     def call(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main([str(word) for word in words])
         captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
+        assert isinstance(exit_info.value.code, int)
+        return exit_info.value.code, captured.out, captured.err
 
     return call
 

@@ -212,10 +212,10 @@ class Tied(nn.Module):
 
 def test_saves_student_with_tied_weights(tmp_path: Path) -> None:
     outcome = fedstill.distil(**few(student=Tied(), out=tmp_path / "run"))
-    kept = load_file(tmp_path / "run" / "student.safetensors")
+    weights = load_file(tmp_path / "run" / "student.safetensors")
     again = Tied()
-    again.load_state_dict(kept)
-    assert all(torch.equal(kept[name], value) for name, value in outcome.student.state_dict().items())
+    again.load_state_dict(weights)
+    assert all(torch.equal(weights[name], value) for name, value in outcome.student.state_dict().items())
     assert torch.equal(again.one.weight, outcome.student.get_parameter("two.weight"))
 
 
@@ -445,7 +445,7 @@ def test_distil_trains_custom_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
         ({"models": [MLP(SHAPE, 3)]}, ArgumentError, "invalid models = 1"),
         ({"names": ["a", "a"]}, ArgumentError, "each name once"),
@@ -461,11 +461,11 @@ def test_distil_trains_custom_modules(tmp_path: Path) -> None:
             ArgumentError,
             "invalid engine.name = 'flare' (expected",
         ),
-        *(({"data": [blobs(60, 1), examples]}, DataError, said) for examples, said in USELESS),
+        *(({"data": [blobs(60, 1), examples]}, DataError, message) for examples, message in USELESS),
     ],
 )
-def test_distil_rejects_invalid_arguments(changes: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=re.escape(said)) as caught:
+def test_distil_rejects_invalid_arguments(changes: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)) as caught:
         fedstill.distil(**few(**changes))
     assert "\n" not in str(caught.value)
 
@@ -485,10 +485,10 @@ class Watched(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return 30
 
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         self.read.set()
         assert self.wait is None or self.wait.wait(60)
-        return self.examples[0][place], int(self.examples[1][place])
+        return self.examples[0][index], int(self.examples[1][index])
 
 
 def test_runs_in_threads_are_serialized() -> None:

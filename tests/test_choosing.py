@@ -28,7 +28,7 @@ def rows() -> list[str]:
     """A line of the page's table for each method that comes with the package, with its default options."""
     task = Classification(10)
     at = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
-    found = []
+    lines = []
     for name in METHODS.builtin:
         method = METHODS[name]()
         needs, side = method.needs(), method.node_side(at)
@@ -53,11 +53,11 @@ def rows() -> list[str]:
             else "",
             MAIN_MODELS[method.evaluated_model],
         )
-        found.append("| " + " | ".join(cells) + " |")
-    return found
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
-def test_the_page_has_what_methods_declare() -> None:
+def test_page_matches_declared_methods() -> None:
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     assert lines == rows()
 
@@ -72,7 +72,7 @@ def claims() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("metric", "page", "anchor"), list(claims()))
-def test_a_figure_stands_in_the_section_that_is_linked_next(metric: str, page: str, anchor: str) -> None:
+def test_linked_section_has_the_metric(metric: str, page: str, anchor: str) -> None:
     linked = (PAGE.parent / page).read_text(encoding="utf-8")
     sections = re.split(r"^(?=## )", linked, flags=re.MULTILINE)
     lines = [part for part in sections if not anchor or slug(part.partition("\n")[0]) == anchor]

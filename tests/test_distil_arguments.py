@@ -156,7 +156,7 @@ def of_distil(**changes: Any) -> str:
 
 
 def test_distil_advice_uses_python_arguments() -> None:
-    for changes, said in (
+    for changes, message in (
         ({"method": "fedavg"}, "policies=[fedstill.PolicyConfig(outputs_only=False), ...]"),
         ({"method": "fedkd"}, "pass public=..."),
         (
@@ -169,7 +169,7 @@ def test_distil_advice_uses_python_arguments() -> None:
         ),
     ):
         result = of_distil(**changes)
-        assert said in result
+        assert message in result
         assert "--" not in result
         assert "student.model" not in result
 

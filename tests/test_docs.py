@@ -75,15 +75,15 @@ def test_every_page_is_in_a_toctree() -> None:
 
 def documented() -> set[str]:
     """Return the dotted names in the reference, including all methods."""
-    module, found = "fedstill", {f"fedstill.{METHODS[name].__name__}" for name in METHODS.builtin}
+    module, names = "fedstill", {f"fedstill.{METHODS[name].__name__}" for name in METHODS.builtin}
     for path in (DOCS / "reference").glob("*.md"):
         text = path.read_text(encoding="utf-8")
         for word, name in re.findall(r"^\.\. (currentmodule|auto\w+|py:data):: (\S+)$", text, re.MULTILINE):
             if word == "currentmodule":
                 module = name
             else:
-                found.add(name if name.startswith("fedstill.") else f"{module}.{name}")
-    return found
+                names.add(name if name.startswith("fedstill.") else f"{module}.{name}")
+    return names
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -39,13 +39,13 @@ def test_the_estimate_is_bound_by_what_takes_longest(gpu: Any) -> None:
     assert first["arithmetic, bfloat16"] == first["flop"] / 989e12
 
 
-def test_a_method_that_differs_on_the_device_is_found(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, asked = gpu.trained, list[str]()
+def test_detects_method_that_differs_on_device(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, names = gpu.trained, list[str]()
 
     def trained(name: str, engine: Any) -> tuple[torch.Tensor, torch.Tensor]:
         before, after = honest(name, engine)
-        asked.append(name)
-        off = asked.count("fedavg") == 4 and name == "fedavg"  # twice on the CPU, then twice on the device
+        names.append(name)
+        off = names.count("fedavg") == 4 and name == "fedavg"  # twice on the CPU, then twice on the device
         return before, before + (after - before) * (0.9 if off else 1.0)
 
     monkeypatch.setattr(gpu, "trained", trained)

@@ -34,7 +34,7 @@ from fedstill.tasks import TASKS
 KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
 CHANGING = {  # dataclasses that are state, outside of the methods' own
-    "AuditTotals", "Budget", "QueryContext", "FedstillConfig", "DailyReleases", "LinkCosts",
+    "AuditTotals", "Budget", "DifferentiableQueryState", "FedstillConfig", "DailyReleases", "LinkCosts",
     "ServerTranscript",
     "NodeTraffic", "GlobalRngWatch",
     "AuditedNode", "NodeProgress", "Exchange", "_OpenSum",
@@ -43,13 +43,13 @@ CHANGING = {  # dataclasses that are state, outside of the methods' own
 
 def defaults() -> dict[str, Any]:
     """Return all options with their defaults: of runs, nodes, and registered components."""
-    found: dict[str, Any] = {
+    tables: dict[str, Any] = {
         "run": to_table(RunConfig(method=METHODS["fedavg"]())),
         "node": to_table(NodeFile(name="clinic")),
     }
     for registry in REGISTRIES:
-        found |= {f"{registry.what} {name}": to_table(registry[name]()) for name in registry.builtin}
-    return found
+        tables |= {f"{registry.what} {name}": to_table(registry[name]()) for name in registry.builtin}
+    return tables
 
 
 def classes() -> Iterator[type]:
@@ -67,14 +67,14 @@ def classes() -> Iterator[type]:
 
 def bounds() -> dict[str, Any]:
     """Return the range of each numeric option, from its type."""
-    found: dict[str, Any] = {}
+    by_class: dict[str, Any] = {}
     for each in sorted(classes(), key=lambda each: each.__qualname__):
         if issubclass(each, CheckedOptions):
             hints = get_type_hints(each, include_extras=True)
             own = inspect.get_annotations(each)
             limits = {name: " ".join(sorted(set(_limits(hints[name])))) for name in own}
-            found[each.__qualname__] = {name: result for name, result in limits.items() if result}
-    return {f"bounds {name}": result for name, result in found.items() if result}
+            by_class[each.__qualname__] = {name: result for name, result in limits.items() if result}
+    return {f"bounds {name}": result for name, result in by_class.items() if result}
 
 
 def _limits(hint: Any) -> Iterator[str]:

@@ -80,9 +80,9 @@ def test_modules_are_reachable_from_entry_points() -> None:
 
 
 def test_public_class_names_are_unique() -> None:
-    places: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+                by_name.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in by_name.items() if len(files) > 1} == {}

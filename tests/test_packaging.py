@@ -27,9 +27,9 @@ def canonical(name: str) -> str:
 
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    found = [PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
-    assert all(found), "every line of constraints.txt is a comment or an exact pin"
-    return {canonical(pin["name"]): pin["version"] for pin in found if pin}
+    matches = [PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
+    assert all(matches), "every line of constraints.txt is a comment or an exact pin"
+    return {canonical(pin["name"]): pin["version"] for pin in matches if pin}
 
 
 def test_distribution_metadata() -> None:
@@ -103,14 +103,14 @@ def test_named_dependencies_are_pinned() -> None:
 
 def test_transitive_dependencies_are_pinned() -> None:
     pinned = pins()
-    seen, queue = {"fedstill"}, ["fedstill"]
+    checked, queue = {"fedstill"}, ["fedstill"]
     while queue:
         name = queue.pop()
-        for other in needs(name) - seen:
+        for other in needs(name) - checked:
             assert other in pinned, f"{name} needs {other}, which constraints.txt does not pin"
-            seen.add(other)
+            checked.add(other)
             queue.append(other)
-    assert {"torch", "sympy", "pytest", "iniconfig"} <= seen  # the walk went all the way
+    assert {"torch", "sympy", "pytest", "iniconfig"} <= checked  # the walk went all the way
 
 
 @pytest.mark.parametrize("name", ["py.typed", "runs/presets/demo.toml"])
@@ -130,24 +130,24 @@ def test_wheel_from_sdist_has_command_and_data(tmp_path: Path) -> None:
     subprocess.run([*build, "-t", "wheel"], cwd=source, check=True, capture_output=True)
     [wheel] = (tmp_path / "dist").glob("*.whl")
     assert wheel.name == f"fedstill-{fedstill.__version__}-py3-none-any.whl"
-    place = tmp_path / "installed"
-    shutil.unpack_archive(wheel, place, "zip")  # all that an installer does, but for the command
-    assert {path.name.partition("-")[0] for path in place.iterdir()} == {"fedstill"}, (
+    installed = tmp_path / "installed"
+    shutil.unpack_archive(wheel, installed, "zip")  # all that an installer does, but for the command
+    assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"fedstill"}, (
         "no tests, docs or tools"
     )
     done = subprocess.run(
         [sys.executable, "-m", "fedstill", "reproduce"],  # what it lists lies elsewhere among the sources
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(place)},
+        env={**os.environ, "PYTHONPATH": str(installed)},
         check=True,
         capture_output=True,
         text=True,
     )
     assert "fedmd-cg-table4" in done.stdout
-    ours, theirs = Path(fedstill.__file__).parent, place / "fedstill"
+    ours, theirs = Path(fedstill.__file__).parent, installed / "fedstill"
     kinds = ("*.py", "*.toml", "*.j2", "py.typed")
-    there = {path.relative_to(ours) for kind in kinds for path in ours.rglob(kind)}
-    assert sorted(path for path in there if not (theirs / path).exists()) == []
+    files = {path.relative_to(ours) for kind in kinds for path in ours.rglob(kind)}
+    assert sorted(path for path in files if not (theirs / path).exists()) == []
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -59,12 +59,12 @@ def test_outcome_repr_without_student_or_files() -> None:
 
 
 def test_comparison_repr_shows_mean_per_method() -> None:
-    found = {
+    results = {
         f"method-{number}-seed{seed}": {"accuracy": 80.0 + 2 * seed, "title": "FedX"}
         for number in range(30)
         for seed in (0, 1)
     }
-    compared = fedstill.Compared(Path("runs/all"), found, {f"other-{n}-seed0": "no" for n in range(30)})
+    compared = fedstill.Compared(Path("runs/all"), results, {f"other-{n}-seed0": "no" for n in range(30)})
     assert len(repr(compared)) < 2 * LONGEST
     assert "method-0: accuracy 81.0% over 2 seeds" in repr(compared)
     assert "runs/all" in repr(compared)
@@ -96,14 +96,14 @@ def test_repr_shows_shapes() -> None:
 
 def configurations() -> list[Any]:
     """Return all public configurations that need no arguments."""
-    found = []
+    configs = []
     for name in fedstill.__all__:
         kind = getattr(fedstill, name)
         if inspect.isclass(kind) and is_dataclass(kind):
             needed = [f for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
             if not needed:
-                found.append(kind())
-    return found
+                configs.append(kind())
+    return configs
 
 
 def test_configuration_reprs_are_short() -> None:

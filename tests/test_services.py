@@ -76,7 +76,7 @@ def test_docker_page_shows_existing_commands(compose: dict[str, Any]) -> None:
 
 def test_compliance_page_shows_existing_commands() -> None:
     page = (ROOT / "docs" / "compliance.md").read_text(encoding="utf-8")
-    typed = [shlex.split(found) for found in re.findall(r"`fedstill ([^`]+)`", page)]
+    typed = [shlex.split(command) for command in re.findall(r"`fedstill ([^`]+)`", page)]
     for words in typed:
         takes(words)
     named = {tuple(words[:2]) for words in typed}
@@ -95,9 +95,9 @@ def test_run_of_docker_page_starts(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         cli.main(compose["services"]["run"]["command"])
-    said = capsys.readouterr().err
-    assert "/admin" in said, "options and file are sound; what is missing here is the kit"
-    assert "startup kit" in said
+    stderr = capsys.readouterr().err
+    assert "/admin" in stderr, "options and file are sound; what is missing here is the kit"
+    assert "startup kit" in stderr
 
 
 def test_container_mounts_only_its_own_folders(compose: dict[str, Any]) -> None:
@@ -131,9 +131,9 @@ def test_units_start_fedstill_unprivileged(path: Path) -> None:
     takes(words)
     assert (service["User"], service["CapabilityBoundingSet"]) == ("fedstill", "")
     assert (service["NoNewPrivileges"], service["ProtectSystem"]) == ("true", "strict")
-    kept = [part.lstrip("-") for part in service.get("ReadOnlyPaths", "").split()]
+    paths = [part.lstrip("-") for part in service.get("ReadOnlyPaths", "").split()]
     if "@" in path.name:
-        assert {part.rpartition("%i/")[2] for part in kept} == {"node.toml", "secret", "kit/startup"}
+        assert {part.rpartition("%i/")[2] for part in paths} == {"node.toml", "secret", "kit/startup"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

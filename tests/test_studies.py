@@ -63,12 +63,12 @@ def test_other_method_drops_options_of_preset(tmp_path: Path) -> None:
 def test_comparison_options_and_more_seeds(tmp_path: Path) -> None:
     options = {**SMALL, "fedavg.rounds": 2, "fedprox.rounds": 1}
     del options["evaluation.centralized"]
-    found = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all")
-    assert list(found.results) == ["fedavg-seed0", "fedprox-seed0"]
-    assert [found.results[f"{name}-seed0"]["iterations"] for name in ("fedavg", "fedprox")] == [2, 1]
-    assert found.not_run == {}
+    comparison = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all")
+    assert list(comparison.results) == ["fedavg-seed0", "fedprox-seed0"]
+    assert [comparison.results[f"{name}-seed0"]["iterations"] for name in ("fedavg", "fedprox")] == [2, 1]
+    assert comparison.not_run == {}
     again = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all", seeds=2)
-    assert again.results["fedavg-seed0"] == found.results["fedavg-seed0"]
+    assert again.results["fedavg-seed0"] == comparison.results["fedavg-seed0"]
     with (again.folder / "compare.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["method"], row["seed"]) for row in rows] == [
@@ -79,10 +79,10 @@ def test_comparison_options_and_more_seeds(tmp_path: Path) -> None:
 
 def test_compares_file_and_reports_failures(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('methods = ["standalone", "fedkd"]\n')
-    found = fedstill.compare_methods(tmp_path / "mine.toml", SMALL, out=tmp_path / "all")
-    assert list(found.results) == ["standalone-seed0"]
-    assert list(found.not_run) == ["fedkd-seed0"]
-    assert "public" in found.not_run["fedkd-seed0"]
+    comparison = fedstill.compare_methods(tmp_path / "mine.toml", SMALL, out=tmp_path / "all")
+    assert list(comparison.results) == ["standalone-seed0"]
+    assert list(comparison.not_run) == ["fedkd-seed0"]
+    assert "public" in comparison.not_run["fedkd-seed0"]
 
 
 def test_uses_base_and_seeds_of_file(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("config.toml.part", "mine.txt"):
         (tmp_path / "folder" / name).write_text("mine")
-    for place in ("file", "folder"):
+    for part in ("file", "folder"):
         with pytest.raises(RunFolderError):
-            fedstill.run_preset("digits-fedavg", SMALL, out=tmp_path / place)
+            fedstill.run_preset("digits-fedavg", SMALL, out=tmp_path / part)
     assert (tmp_path / "folder" / "config.toml.part").read_text() == "mine"
 
 

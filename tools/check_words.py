@@ -45,8 +45,8 @@ def banned_words(path: Path) -> Iterator[tuple[int, str]]:
         quoted = (quoted or "<!-- quote -->" in line) and "<!-- /quote -->" not in line
         if quoted or line.rstrip().endswith("# quote"):
             continue
-        for found in WORDS.finditer(KEPT.sub("", line)):
-            yield number, found.group()
+        for match in WORDS.finditer(KEPT.sub("", line)):
+            yield number, match.group()
 
 
 def openings(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -61,18 +61,18 @@ def files(paths: list[str]) -> list[Path]:
     """Tracked and new files below the paths that have words."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    found = (ROOT / name for name in dict.fromkeys(listed) if name.endswith(SUFFIXES))
-    return [path for path in found if path.is_file()]
+    candidates = (ROOT / name for name in dict.fromkeys(listed) if name.endswith(SUFFIXES))
+    return [path for path in candidates if path.is_file()]
 
 
 def main(paths: list[str]) -> int:
     """Print all findings; return the exit status."""
-    found, odd, total = 0, [], 0
+    findings, odd, total = 0, [], 0
     for path in files(paths or list(CHECKED)):
         name = path.relative_to(ROOT)
         for number, word in banned_words(path):
             print(f"{name}:{number}: banned word {word!r}")
-            found += 1
+            findings += 1
         if name.suffix == ".py" and name.parts[0] == "fedstill":
             for number, first, is_odd in openings(path):
                 total += 1
@@ -82,8 +82,8 @@ def main(paths: list[str]) -> int:
     if paths or share > LIMIT:
         print("\n".join(odd))
     docstrings = f"{len(odd)} of {total} docstrings ({share:.1f} %) open oddly (limit {LIMIT:g} %)"
-    print(f"{found} banned words; {docstrings}")
-    return int(found > 0 or share > LIMIT)
+    print(f"{findings} banned words; {docstrings}")
+    return int(findings > 0 or share > LIMIT)
 
 
 if __name__ == "__main__":

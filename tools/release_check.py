@@ -62,35 +62,37 @@ def main() -> int:
 
 def cases(pythons: Sequence[str], versions: Sequence[str], extras: Sequence[str]) -> Iterator[Case]:
     """As asked; else each Python with pinned versions, and one with the lowest, the newest, each extra."""
-    found = [name for name in pythons if works(name)]
+    working = [name for name in pythons if works(name)]
     if versions or extras:
-        yield from ((p, v, e) for p in found for v in versions or ["pinned"] for e in extras or ["none"])
+        yield from ((p, v, e) for p in working for v in versions or ["pinned"] for e in extras or ["none"])
         return
-    yield from ((python, "pinned", "none") for python in found)
-    one = "python3.11" if "python3.11" in found else found[0]
+    yield from ((python, "pinned", "none") for python in working)
+    one = "python3.11" if "python3.11" in working else working[0]
     yield from ((one, which, "none") for which in ("lowest", "newest"))
     yield from ((one, "pinned", extra) for extra in EXTRAS)
 
 
 def works(python: str) -> bool:
     """Whether there is such a Python; it is said where there is none."""
-    there = shutil.which(python) and not subprocess.run([python, "-c", ""], capture_output=True).returncode
-    if not there:
+    executable = (
+        shutil.which(python) and not subprocess.run([python, "-c", ""], capture_output=True).returncode
+    )
+    if not executable:
         print(f"{python}: not found, left out", file=sys.stderr)
-    return bool(there)
+    return bool(executable)
 
 
 def built(home: Path) -> Path:
     """The wheel, made of the sdist, made of this folder."""
     tool = home / "build"
-    said([sys.executable, "-m", "venv", str(tool)])
+    stdout_of([sys.executable, "-m", "venv", str(tool)])
     python = str(tool / "bin" / "python")
-    said([python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "hatchling"])
-    said([python, "-m", "hatchling", "build", "-t", "sdist", "-d", str(home / "dist")], cwd=ROOT)
+    stdout_of([python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "hatchling"])
+    stdout_of([python, "-m", "hatchling", "build", "-t", "sdist", "-d", str(home / "dist")], cwd=ROOT)
     [sdist] = (home / "dist").glob("*.tar.gz")
     shutil.unpack_archive(sdist, home / "unpacked", filter="data")
     [source] = (home / "unpacked").iterdir()
-    said([python, "-m", "hatchling", "build", "-t", "wheel", "-d", str(home / "dist")], cwd=source)
+    stdout_of([python, "-m", "hatchling", "build", "-t", "wheel", "-d", str(home / "dist")], cwd=source)
     [wheel] = (home / "dist").glob("*.whl")
     return wheel
 
@@ -98,27 +100,29 @@ def built(home: Path) -> Path:
 def tried(case: Case, wheel: Path, home: Path) -> str:
     """Why a case does not work; empty where it does."""
     python, versions, extra = case
-    place = home / "case"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+    folder = home / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     command, pip = (
-        str(place / "env" / "bin" / "fedstill"),
-        [str(place / "env" / "bin" / "python"), "-m", "pip"],
+        str(folder / "env" / "bin" / "fedstill"),
+        [str(folder / "env" / "bin" / "python"), "-m", "pip"],
     )
     wanted = f"{wheel}[{extra}]" if extra != "none" else str(wheel)
     try:
-        said([python, "-m", "venv", str(place / "env")])
-        said([*pip, "install", "-q", *bound(versions, extra, place), wanted])
-        said([*pip, "check"])
-        if said([command, "--version"]) != f"fedstill {wheel.name.split('-')[1]}\n":
+        stdout_of([python, "-m", "venv", str(folder / "env")])
+        stdout_of([*pip, "install", "-q", *bound(versions, extra, folder), wanted])
+        stdout_of([*pip, "check"])
+        if stdout_of([command, "--version"]) != f"fedstill {wheel.name.split('-')[1]}\n":
             return "another version"
-        if "fediod" not in said([command, "list"], cwd=place) + said([command, "reproduce"], cwd=place):
+        if "fediod" not in stdout_of([command, "list"], cwd=folder) + stdout_of(
+            [command, "reproduce"], cwd=folder
+        ):
             return "no methods"
-        missing = json.loads(said([command, "doctor", "--json"], cwd=place))["missing"]
+        missing = json.loads(stdout_of([command, "doctor", "--json"], cwd=folder))["missing"]
         if extra in missing:
             return f"doctor misses {', '.join(missing[extra])}"
         reached = json.loads(
-            said([command, "run", "demo", *FEW, "--quiet", "--json", "--out", "run"], cwd=place)
+            stdout_of([command, "run", "demo", *FEW, "--quiet", "--json", "--out", "run"], cwd=folder)
         )["accuracy"]
         return "" if 0 <= reached <= 100 else f"accuracy {reached}"
     except subprocess.CalledProcessError as error:
@@ -126,20 +130,20 @@ def tried(case: Case, wheel: Path, home: Path) -> str:
         return f"{Path(error.cmd[0]).name} {error.cmd[1]}: {' '.join(lines[-3:])}".replace("|", "/")[:300]
 
 
-def bound(versions: str, extra: str, place: Path) -> list[str]:
+def bound(versions: str, extra: str, folder: Path) -> list[str]:
     """What pip must hold to."""
     if versions == "newest":
         return []
     if versions == "pinned":
         return ["-c", str(ROOT / "constraints.txt")]
     lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
-    least = [found for line in lines if (found := LEAST.match(line))]
-    text = "".join(f"{found['name']}=={found['version']}\n" for found in least)
-    (place / "lowest.txt").write_text(text, encoding="utf-8")
-    return ["-c", str(place / "lowest.txt")]
+    least = [match for line in lines if (match := LEAST.match(line))]
+    text = "".join(f"{match['name']}=={match['version']}\n" for match in least)
+    (folder / "lowest.txt").write_text(text, encoding="utf-8")
+    return ["-c", str(folder / "lowest.txt")]
 
 
-def said(words: Sequence[str], cwd: Path | None = None) -> str:
+def stdout_of(words: Sequence[str], cwd: Path | None = None) -> str:
     """What a command prints; CalledProcessError where it fails."""
     ours = ("PYTHONPATH", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
     clean = {name: value for name, value in os.environ.items() if name not in ours}

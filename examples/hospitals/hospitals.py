@@ -1,11 +1,11 @@
-"""Three hospitals and a university on one machine, as strangers would do it on four.
+"""Three hospitals and a university in a federation on one machine, with the steps for four machines.
 
     python examples/hospitals/hospitals.py [FOLDER [PORT]]
 
-Each party has a working folder of its own under FOLDER, and does there what docs/deploy.md says; this script
-types the commands for all of them. The hospitals keep the same kind of images in different ways (an .npz, a
-folder of pictures, a table) and trust different networks; none sees another's folder. The university has test
-images only. It ends with a student that none of the hospitals could have trained, and a report.
+Each party has its own working folder under FOLDER and follows docs/deploy.md there; this script runs the
+commands of all parties. The hospitals store the same kind of images in different forms (an .npz, a folder of
+images, a table) and use different networks. No hospital accesses another's folder. The university has test
+images only. The result is a student of all hospitals, and a report.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ else:
 
 HOSPITALS = ("north", "east", "west")
 MODELS = {"north": "small-cnn:16", "east": "lenet5", "west": "mlp:64"}
-STEPS = 120  # queries; more make a better student
-PATIENCE = 60.0  # seconds for the processes to find each other
+STEPS = 120  # queries; more improve the student
+PATIENCE = 60.0  # seconds until all nodes must have joined
 
 
 def main() -> None:
-    """Set everything up, run, and take everything down again."""
+    """Set up the federation, run FedIOD, and stop all processes."""
     home = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/hospitals").resolve()
     if home.exists():
         sys.exit(f"{home} exists: choose another folder")
@@ -46,24 +46,24 @@ def main() -> None:
         (home / party).mkdir(parents=True)
     bring_data(home)
 
-    say("The university makes a federation and hands each hospital its startup kit.")
+    say("The university creates a federation and gives each hospital its startup kit.")
     port = sys.argv[2] if len(sys.argv) > 2 else "8002"
     parties = ["--host", "localhost", "--port", port, "--nodes", *HOSPITALS]
     fedstill(university, "server", "init", "federation", *parties)
-    (university / "federation" / "server.toml").write_text('data = [".."]\n')  # whose test data runs may name
+    (university / "federation" / "server.toml").write_text('data = [".."]\n')  # where runs may read test data
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        processes.append(begin(university, "server", "start", "federation"))
+        processes.append(start(university, "server", "start", "federation"))
         for hospital in HOSPITALS:
             say(f"At {hospital}: a node, its data, its model.")
             own = home / hospital
             fedstill(own, "node", "init", "node", "--name", hospital)
             shutil.move(str(university / "federation" / "nodes" / hospital), own / "node" / "kit")
-            describe(own / "node" / "node.toml", hospital)
+            configure(own / "node" / "node.toml", hospital)
             fedstill(own, "node", "check", "node")
-            processes.append(begin(own, "node", "start", "node"))
+            processes.append(start(own, "node", "start", "node"))
         wait_for_nodes(university)
-        say("The university runs FedIOD: it makes inputs, asks about them, and learns.")
+        say("The university runs FedIOD: it generates inputs, queries the nodes, and trains the student.")
         run = [
             "run",
             "fediod.toml",
@@ -81,11 +81,11 @@ def main() -> None:
         for process in processes:
             process.wait(30)
     say(f"The report: {university / 'result' / 'report.html'}")
-    say(f"What left a hospital, entry by entry: fedstill audit show {home / 'north' / 'node'}")
+    say(f"All releases of a hospital: fedstill audit show {home / 'north' / 'node'}")
 
 
 def bring_data(home: Path) -> None:
-    """Digits, each hospital with a part of its own; the university with a fifth, to test on."""
+    """Write each hospital's part of the digits, and the university's fifth for testing."""
     images, labels = load_digits(return_X_y=True)
     pixels = (images.reshape(-1, 8, 8) / 16 * 255).round().astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -97,7 +97,7 @@ def bring_data(home: Path) -> None:
         split=np.ones(len(test), dtype=int),
         classes=np.array([str(digit) for digit in range(10)]),
     )
-    north = rest[labels[rest] < 4]  # the hospitals see different patients
+    north = rest[labels[rest] < 4]  # the hospitals have different classes
     east = rest[(labels[rest] >= 3) & (labels[rest] < 8)]
     west = rest[(labels[rest] >= 6) | (labels[rest] < 1)]
 
@@ -110,7 +110,7 @@ def bring_data(home: Path) -> None:
 
     with (home / "west" / "table.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["digit", *(f"p{place}" for place in range(64))])
+        table.writerow(["digit", *(f"p{index}" for index in range(64))])
         for row in west:
             table.writerow([labels[row], *pixels[row].ravel()])
 
@@ -124,48 +124,48 @@ def bring_data(home: Path) -> None:
     (home / "university" / "fediod.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
 
 
-def describe(path: Path, hospital: str) -> None:
-    """What an owner does with an editor: say in node.toml where the data are and which model it is."""
-    means = tomllib.loads(path.read_text(encoding="utf-8"))
-    means["data"] |= {
+def configure(path: Path, hospital: str) -> None:
+    """Set data and model in node.toml, as the owner would with an editor."""
+    settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    settings["data"] |= {
         "north": {"source": "npz", "path": "../scans.npz"},
         "east": {"source": "folder", "path": "../pictures"},
         "west": {"source": "csv", "path": "../table.csv", "label": "digit"},
     }[hospital]
-    means["model"]["name"] = MODELS[hospital]
-    means["local"]["epochs"] = 15.0
-    means["compute"]["threads"] = 1  # four parties share this machine
-    path.write_text(tomli_w.dumps(means), encoding="utf-8")
+    settings["model"]["name"] = MODELS[hospital]
+    settings["local"]["epochs"] = 15.0
+    settings["compute"]["threads"] = 1  # four parties share this machine
+    path.write_text(tomli_w.dumps(settings), encoding="utf-8")
 
 
 def wait_for_nodes(university: Path) -> None:
-    """Until the server sees all three."""
+    """Wait until all three nodes have joined."""
     end = time.monotonic() + PATIENCE
     while True:
         status = command("server", "status", "federation")
-        seen = subprocess.run(status, cwd=university, capture_output=True, text=True, check=False).stdout
-        if all(f"  {hospital}  seen" in seen for hospital in HOSPITALS):
-            print(seen, end="", flush=True)
+        output = subprocess.run(status, cwd=university, capture_output=True, text=True, check=False).stdout
+        if all(f"  {hospital}  seen" in output for hospital in HOSPITALS):
+            print(output, end="", flush=True)
             return
         if time.monotonic() > end:
-            sys.exit(f"the hospitals did not join within {PATIENCE:g} s:\n{seen}")
+            sys.exit(f"the hospitals did not join within {PATIENCE:g} s:\n{output}")
         time.sleep(3.0)
 
 
 def command(*words: str) -> list[str]:
-    """A fedstill command as a list of words."""
+    """Return a fedstill command as a list of words."""
     return [sys.executable, "-m", "fedstill", *words]
 
 
 def fedstill(folder: Path, *words: str) -> None:
-    """Type a command in a folder, and read what it says."""
+    """Run a command in a folder and show its output."""
     print(f"\n{folder.name}$ fedstill {shlex.join(words)}", flush=True)
     if subprocess.run(command(*words), cwd=folder, check=False).returncode:
         sys.exit(f"`fedstill {shlex.join(words)}` failed in {folder}")
 
 
-def begin(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Type a command that continues by itself; what it says is in its own log."""
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start a command in the background; its output goes to a log file."""
     print(f"\n{folder.name}$ fedstill {shlex.join(words)} &", flush=True)
     quiet = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     log = (folder / f"{words[0]}.out").open("wb")
@@ -173,7 +173,7 @@ def begin(folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 def say(text: str) -> None:
-    """A line for anyone who watches."""
+    """Print a comment."""
     print(f"\n# {text}", flush=True)
 
 

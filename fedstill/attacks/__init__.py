@@ -13,5 +13,5 @@ and ``leakage`` holds their results for reports. There are four attacks:
 - ``label_counts``: comparison of released label counts with the true ones.
 
 This package may import runs and the packages below it, as a finished run is replayed. A new attack is one
-class in one file, registered in ``attack.ATTACKS``, or in a package of its own (docs/own-attack.md).
+class in one file, registered in ``attack.ATTACKS``, or in a package of its own (docs/custom-attack.md).
 """

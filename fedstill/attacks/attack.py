@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric
+from fedstill.attacks.leakage import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.options import check_fields
 from fedstill.core.registry import Registrable, Registry
@@ -22,9 +22,9 @@ __all__ = [
     "ATTACKS",
     "Attack",
     "AttackResult",
+    "ComparisonColumn",
     "ImageStrip",
     "ImageTable",
-    "LeakageColumn",
     "LeakageMetric",
     "Target",
 ]
@@ -57,7 +57,7 @@ class Target:
         return self.replay.config
 
     @property
-    def side(self) -> NodeSide:
+    def node_side(self) -> NodeSide:
         """Queries to the nodes, and the payload kinds of their releases."""
         return self.experiment.side
 
@@ -103,7 +103,7 @@ class Attack(Registrable, ABC):
 
     key: ClassVar[str] = ""
     title: ClassVar[str]
-    columns: ClassVar[tuple[LeakageColumn, ...]] = ()
+    columns: ClassVar[tuple[ComparisonColumn, ...]] = ()
     notes: ClassVar[tuple[str, ...]] = ()
     user_errors: ClassVar[tuple[str, ...]] = ()
 
@@ -158,14 +158,14 @@ class Attack(Registrable, ABC):
         ]
         return f"{self.title}: {'; '.join(parts)}."
 
-    def strength(self, part: Any) -> str:
+    def describe_strength(self, part: Any) -> str:
         """Describe the tried attacks and their strength in a few words."""
         variants = dict.fromkeys(row.attack for row in self.rows(part) if row.attack)
         return self.registered_name + (
             f" by {', '.join(variant.replace(', ', ' ') for variant in variants)}" if variants else ""
         )
 
-    def about(self, part: Any) -> Sequence[tuple[str, str]]:
+    def explanations(self, part: Any) -> Sequence[tuple[str, str]]:
         """Return terms and explanations that the page shows before the metrics."""
         return ()
 

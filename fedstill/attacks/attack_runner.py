@@ -66,7 +66,7 @@ def run_attacks(
                 bars.update("attacks", 0, 0, message)  # repeated while it takes long
                 console.print(f"{message}  after {format_seconds(time.monotonic() - start)}", soft_wrap=True)
 
-        show_progress("the run once more, to hear what leaves")
+        show_progress("the run once more, to record its releases")
         run, kept_releases = (
             load_run(folder),
             {attack.registered_name: list[ObservedRelease]() for attack in config.attacks},
@@ -151,8 +151,8 @@ def attack_record(attack: Attack, part: Any) -> dict[str, Any]:
         "name": name,
         "title": attack.title,
         "sentence": attack.sentence(part),
-        "strength": attack.strength(part),
-        "about": [list(line) for line in attack.about(part)],
+        "strength": attack.describe_strength(part),
+        "about": [list(line) for line in attack.explanations(part)],
         "rows": [{**asdict(row), "text": row.written} for row in attack.rows(part)],
         "columns": [asdict(column) for column in attack.columns],
         "notes": list(attack.notes),

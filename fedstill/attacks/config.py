@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstill.attacks.attack import ATTACKS, Attack
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.core.config_tables import read_value, to_table
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import CheckedOptions, NonNegativeInt
@@ -83,7 +83,7 @@ class LeakageConfig(CheckedOptions):
         return {"attacks": list(named), "seed": self.seed, **named}
 
     @property
-    def columns(self) -> tuple[LeakageColumn, ...]:
+    def comparison_columns(self) -> tuple[ComparisonColumn, ...]:
         """Columns of a comparison of attacked runs, first those with an axis for a figure."""
         ordered = sorted(self.attacks, key=lambda attack: not any(column.axis for column in attack.columns))
         return tuple(column for attack in ordered for column in attack.columns)

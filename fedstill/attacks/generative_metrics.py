@@ -136,7 +136,7 @@ def frechet_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     center = y.double().mean(0)  # centering avoids the loss of digits in sums of squares
-    metric = FrechetInceptionDistance(feature=_IdentityFeatures(x.shape[1]))
+    metric = FrechetInceptionDistance(feature=_IdentityFeatureExtractor(x.shape[1]))
     metric.update(x.double() - center, real=False)
     metric.update(y.double() - center, real=True)
     return max(float(metric.compute()), 0.0)  # below 0 by rounding alone
@@ -204,7 +204,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
     return scores
 
 
-class _IdentityFeatures(nn.Module):
+class _IdentityFeatureExtractor(nn.Module):
     """Stand-in for torchmetrics' network: the inputs are the features."""
 
     def __init__(self, num_features: int) -> None:

@@ -25,8 +25,8 @@ from fedstill import models
 from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.gradient_matching import DLG, SEARCHES, PixelRange, RecoveredImages, invert, psnr
 from fedstill.attacks.layerwise_inversion import invert_layers
-from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric
-from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, Schedule, shared_parameters
+from fedstill.attacks.leakage import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric
+from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, Schedule, shared_parameter_names
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, StopListening
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
@@ -61,8 +61,8 @@ class GradientInversion(Attack):
     """Gradient inversion of the releases of nodes with few images."""
 
     title: ClassVar[str] = "Gradient inversion: images recovered from the release of a node with few images"
-    columns: ClassVar[tuple[LeakageColumn, ...]] = (
-        LeakageColumn(
+    columns: ClassVar[tuple[ComparisonColumn, ...]] = (
+        ComparisonColumn(
             name="psnr_db",
             head="PSNR",
             title="PSNR dB",
@@ -145,11 +145,11 @@ class GradientInversion(Attack):
             f"attack ({guess:.1f})."
         )
 
-    def strength(self, part: Mapping[str, Any]) -> str:
+    def describe_strength(self, part: Mapping[str, Any]) -> str:
         victims, images = (format_count(part[key], key[:-1]) for key in ("victims", "images"))
-        return f"{super().strength(part)} ({victims}, {images} each)"
+        return f"{super().describe_strength(part)} ({victims}, {images} each)"
 
-    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    def explanations(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         steps = f"{format_count(part['steps'], 'local step')} of {part['optimizer']}"
         victims = (
             f"{format_count(part['victims'], 'victim')} with {format_count(part['images'], 'image')} each"
@@ -275,7 +275,7 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
         FedstillError: the method shares no parameters, or none in this round, or its task does not have one
             label per image.
     """
-    run, setting = replayed.config, replayed.setting
+    run, setting = replayed.config, replayed.new_setting
     if setting.task.kind != "class" or setting.task.form != "images":
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
     if round >= run.method.total_steps:
@@ -389,7 +389,7 @@ def _collect_releases(
         if all(len(releases) > round for releases in by_node.values()):
             raise StopListening
 
-    if experiment.listen(collect):
+    if experiment.run_with_listener(collect):
         raise ArgumentError("inversion.round", round, "a round in which all nodes take part")
     return {name: releases[round] for name, releases in by_node.items()}
 
@@ -412,7 +412,7 @@ def _make_victim(
     )
     changes = {
         name: (before_parameters[name] - after_parameters[name]).detach()
-        for name in shared_parameters(model, part)
+        for name in shared_parameter_names(model, part)
     }
     update = ObservedUpdate(model, changes, schedule)
     observed = update.as_gradient() if len(schedule.rates) == 1 else update

@@ -95,7 +95,7 @@ class RecoveredImages:
 
 
 @dataclass(frozen=True)
-class InversionConfig:
+class ImageSearchConfig:
     """Options of the search for images."""
 
     cosine: bool = False
@@ -112,17 +112,19 @@ class InversionConfig:
     """Number of starts from different noise; the one with the smallest loss is used."""
 
 
-DLG = InversionConfig(restarts=4)
-IDLG = InversionConfig(labels="read", restarts=4)
-INVERTING = InversionConfig(True, "read", steps=1000, tv=1e-2)
-SEARCHES: Mapping[str, InversionConfig] = MappingProxyType({"dlg": DLG, "idlg": IDLG, "inverting": INVERTING})
+DLG = ImageSearchConfig(restarts=4)
+IDLG = ImageSearchConfig(labels="read", restarts=4)
+INVERTING = ImageSearchConfig(True, "read", steps=1000, tv=1e-2)
+SEARCHES: Mapping[str, ImageSearchConfig] = MappingProxyType(
+    {"dlg": DLG, "idlg": IDLG, "inverting": INVERTING}
+)
 
 
 def invert(
     release: ObservedUpdate,
     shape: tuple[int, int, int],
     count: int,
-    config: InversionConfig = DLG,
+    config: ImageSearchConfig = DLG,
     *,
     pixels: PixelRange = DEFAULT_PIXELS,
     seed: int = 0,
@@ -161,7 +163,7 @@ def _search(
     release: ObservedUpdate,
     shape: tuple[int, int, int, int],
     labels: torch.Tensor | None,
-    config: InversionConfig,
+    config: ImageSearchConfig,
     pixels: PixelRange,
     generator: torch.Generator,
 ) -> RecoveredImages:

@@ -42,7 +42,7 @@ LR = 0.05  # of the first step, in units of half the pixels' range; falls to not
 TV = 3.0  # weight of the image's total variation at first; falls to nothing, of a head alone to little
 
 
-class _Block(NamedTuple):
+class _ConvolutionBlock(NamedTuple):
     """Convolution, ReLU and pooling; ``name`` of the convolution in the model."""
 
     name: str
@@ -109,14 +109,16 @@ def invert_layers(
         tuple(release.target[name] for name in convolutions) if has_extractor else (),
     )
     low, high = (torch.as_tensor(end).to(weight).expand(count, *shape) for end in (pixels.low, pixels.high))
-    candidates = (_invert_blockwise if has_extractor else _invert_features)(blocks, known, (low, high), steps)
+    candidates = (_invert_blockwise if has_extractor else _search_images_with_features)(
+        blocks, known, (low, high), steps
+    )
     losses = [float(_mismatch(blocks, x, known, 200.0).detach()) for x in candidates]
     best = min(range(len(candidates)), key=losses.__getitem__)
     return RecoveredImages(candidates[best], labels, losses[best])
 
 
 def _invert_blockwise(
-    blocks: Sequence[_Block], all_known: _KnownValues, bounds: Bounds, steps: int
+    blocks: Sequence[_ConvolutionBlock], all_known: _KnownValues, bounds: Bounds, steps: int
 ) -> Candidates:
     """Invert the blocks from the last to the first, and then all at once from that image."""
     low, high = bounds
@@ -147,7 +149,9 @@ def _invert_blockwise(
     ]
 
 
-def _invert_features(blocks: Sequence[_Block], known: _KnownValues, bounds: Bounds, steps: int) -> Candidates:
+def _search_images_with_features(
+    blocks: Sequence[_ConvolutionBlock], known: _KnownValues, bounds: Bounds, steps: int
+) -> Candidates:
     """Search images with given features, and prefer smooth ones, as features do not determine an image."""
     half, tv = (bounds[1] - bounds[0]) / 2, TV / 10
     starts = bounds[0] + half, bounds[0]
@@ -226,14 +230,14 @@ def factor_gradient(
     return features * is_nonzero, deltas.T
 
 
-def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
+def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_ConvolutionBlock], str]:
     """Return the blocks before the first linear layer, and the layer's name."""
     if not isinstance(model, nn.Sequential):
         raise ArgumentError("release.model", type(model).__name__, EXPECTED_NETWORK)
     parts = split_model(model, "model")
     layers = list(parts.extractor.named_children())
     head = list(parts.head.named_children())
-    blocks: list[_Block] = []
+    blocks: list[_ConvolutionBlock] = []
     types = [type(layer) for _, layer in layers]
     is_supported = types == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] * (len(types) // 3) + [nn.Flatten]
     if not is_supported or not isinstance(head[0][1], nn.Linear) or head[0][1].bias is None:
@@ -249,7 +253,9 @@ def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], s
         with torch.no_grad():
             windows = _pooling_windows(convolution(x.to(convolution.weight)), side)
             x = windows.amax(-1).relu()
-        blocks.append(_Block(name, convolution, side, float(windows.std(-1).mean()), float(x.mean())))
+        blocks.append(
+            _ConvolutionBlock(name, convolution, side, float(windows.std(-1).mean()), float(x.mean()))
+        )
     return blocks, head[0][0]
 
 
@@ -261,7 +267,7 @@ def _pooling_windows(maps: torch.Tensor, side: int) -> torch.Tensor:
     return windows.flatten(4)
 
 
-def _outputs(blocks: Sequence[_Block], x: torch.Tensor) -> torch.Tensor:
+def _outputs(blocks: Sequence[_ConvolutionBlock], x: torch.Tensor) -> torch.Tensor:
     for block in blocks:
         with torch.no_grad():
             maps = block.convolution(x.to(block.convolution.weight))
@@ -270,7 +276,7 @@ def _outputs(blocks: Sequence[_Block], x: torch.Tensor) -> torch.Tensor:
 
 
 def _soft_forward(
-    blocks: Sequence[_Block],
+    blocks: Sequence[_ConvolutionBlock],
     x: torch.Tensor,
     weights: Weights,
     sharp: float,
@@ -305,12 +311,16 @@ def _soft_forward(
     return x, activations
 
 
-def _weights(blocks: Sequence[_Block]) -> Weights:
+def _weights(blocks: Sequence[_ConvolutionBlock]) -> Weights:
     return tuple(parameter.detach() for block in blocks for parameter in block.convolution.parameters())
 
 
 def _mismatch(
-    blocks: Sequence[_Block], x: torch.Tensor, known: _KnownValues, sharp: float, trust: float = 1.0
+    blocks: Sequence[_ConvolutionBlock],
+    x: torch.Tensor,
+    known: _KnownValues,
+    sharp: float,
+    trust: float = 1.0,
 ) -> torch.Tensor:
     """Relative squared errors of the outputs, summed over images, and of each weight's gradient."""
     weights = _weights(blocks)
@@ -332,7 +342,9 @@ def _mismatch(
     return loss
 
 
-def _input_gradients(block: _Block, x: torch.Tensor, pulls: torch.Tensor, sharp: float) -> torch.Tensor:
+def _input_gradients(
+    block: _ConvolutionBlock, x: torch.Tensor, pulls: torch.Tensor, sharp: float
+) -> torch.Tensor:
     """Gradient of a block's input, under the winners and active units at that input."""
     weights = _weights([block])
     _, patterns = _soft_forward([block], x, weights, sharp)
@@ -343,7 +355,7 @@ def _input_gradients(block: _Block, x: torch.Tensor, pulls: torch.Tensor, sharp:
 
 
 def _search_input(
-    blocks: Sequence[_Block],
+    blocks: Sequence[_ConvolutionBlock],
     start: torch.Tensor,
     known: _KnownValues,
     bounds: Bounds,

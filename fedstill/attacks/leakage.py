@@ -29,7 +29,7 @@ class LeakageMetric:
         text: value as shown, with its unit; empty: the value with four digits.
         baseline: result without an attack, such as by guessing.
         note: small print.
-        column: name of its :class:`LeakageColumn` in comparisons.
+        column: name of its :class:`ComparisonColumn` in comparisons.
         detail: shown on the page only, and not in terminals.
     """
 
@@ -55,7 +55,7 @@ class LeakageMetric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeakageColumn:
+class ComparisonColumn:
     """A metric that compares methods, for the strongest of the tried attacks.
 
     Args:
@@ -114,7 +114,7 @@ class AttackReport:
     strength: str = ""
     about: tuple[tuple[str, str], ...] = ()
     rows: tuple[LeakageMetric, ...] = ()
-    columns: tuple[LeakageColumn, ...] = ()
+    columns: tuple[ComparisonColumn, ...] = ()
     notes: tuple[str, ...] = ()
     pictures: tuple[ImageTable, ...] = ()
 
@@ -160,7 +160,7 @@ class Leakage:
 
 
 @dataclass(frozen=True)
-class TableLine:
+class AttackMetricsLine:
     """Metrics of one attack on one target, by name."""
 
     attack: str
@@ -168,23 +168,24 @@ class TableLine:
     metrics: Mapping[str, LeakageMetric]
 
 
-def table_lines(rows: Iterable[LeakageMetric]) -> list[TableLine]:
+def group_metrics_into_lines(rows: Iterable[LeakageMetric]) -> list[AttackMetricsLine]:
     """Group metrics of one attack on one target into lines, in the order of their first ones."""
     metrics: dict[tuple[str, str], dict[str, LeakageMetric]] = {}
     for row in rows:
         metrics.setdefault((row.attack, row.target), {})[row.metric] = row
-    return [TableLine(attack, target, metrics) for (attack, target), metrics in metrics.items()]
+    return [AttackMetricsLine(attack, target, metrics) for (attack, target), metrics in metrics.items()]
 
 
-def group_tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
+def group_tables(lines: Sequence[AttackMetricsLine]) -> list[list[AttackMetricsLine]]:
     """Group consecutive lines with common metrics into tables.
 
     >>> right, auc = (LeakageMetric(target="student", metric=name) for name in ("right", "AUC"))
     >>> metrics = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
-    >>> [len(table) for table in group_tables([TableLine("LiRA", "student", each) for each in metrics])]
+    >>> lines = [AttackMetricsLine("LiRA", "student", each) for each in metrics]
+    >>> [len(table) for table in group_tables(lines)]
     [3, 1]
     """
-    tables: list[list[TableLine]] = []
+    tables: list[list[AttackMetricsLine]] = []
     for line in lines:
         if tables and any(line.metrics.keys() & previous.metrics.keys() for previous in tables[-1]):
             tables[-1].append(line)

@@ -40,8 +40,8 @@ from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.epsilon_lower_bounds import (
     CONFIDENCE,
-    evidence_from_runs,
     fisher_discriminant,
+    lower_bound_from_runs,
     one_run_lower_bound,
 )
 from fedstill.privacy.events import Event
@@ -89,13 +89,13 @@ def run_audit(distinguisher: Distinguisher, runs: int, confidence: float = CONFI
         torch.stack([distinguisher.observe(is_present, run) for run in range(runs)])
         for is_present in (False, True)
     ]
-    evidence = evidence_from_runs(*fisher_discriminant(*observations), DELTA, confidence)
+    evidence = lower_bound_from_runs(*fisher_discriminant(*observations), DELTA, confidence)
     return AuditFinding(
         mechanism=distinguisher.mechanism,
         target=distinguisher.target,
         claimed_epsilon=compute_epsilon(distinguisher.claimed_cost, DELTA),
         epsilon_lower_bound=evidence.epsilon(DELTA),
-        same_noise_lower_bound=evidence.same_noise_bound(distinguisher.claimed_cost, DELTA),
+        same_noise_lower_bound=evidence.epsilon_assuming_noise_kind(distinguisher.claimed_cost, DELTA),
         refuted=evidence.refutes(distinguisher.claimed_cost),
         runs=2 * runs,
         seconds=time.perf_counter() - start,
@@ -326,30 +326,32 @@ def _run_features(projections: torch.Tensor, noise: float, rate: float) -> torch
     )
 
 
-def _repeated_audit(make_distinguisher: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
+def _make_repeated_audit(
+    make_distinguisher: Callable[..., Distinguisher], runs: int, **options: str
+) -> Audit:
     return lambda seed: run_audit(make_distinguisher(seed=seed, **options), runs)
 
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
-    "counts": (_repeated_audit(neighboring_datasets.distinguish_counts, 2000),),
+    "counts": (_make_repeated_audit(neighboring_datasets.distinguish_counts, 2000),),
     "dp-sgd": (
-        _repeated_audit(distinguish_by_training_steps, 1500),
+        _make_repeated_audit(distinguish_by_training_steps, 1500),
         audit_one_run,
         audit_one_run_linear,
         partial(audit_one_run_linear, many_records=True),
         partial(audit_one_run_linear, precision="bfloat16"),
         partial(audit_one_run_linear, many_records=True, precision="bfloat16"),
     ),
-    "critic": (_repeated_audit(distinguish_by_critic_steps, 800),),
+    "critic": (_make_repeated_audit(distinguish_by_critic_steps, 800),),
     "pate": (
-        _repeated_audit(neighboring_datasets.distinguish_votes, 2000),
-        _repeated_audit(neighboring_datasets.distinguish_votes, 2000, release="label"),
-        _repeated_audit(neighboring_datasets.distinguish_gradients, 2000, mechanism="pate"),
+        _make_repeated_audit(neighboring_datasets.distinguish_votes, 2000),
+        _make_repeated_audit(neighboring_datasets.distinguish_votes, 2000, release="label"),
+        _make_repeated_audit(neighboring_datasets.distinguish_gradients, 2000, mechanism="pate"),
     ),
     "noisy-outputs": (
-        _repeated_audit(neighboring_datasets.distinguish_outputs, 2000),
-        _repeated_audit(neighboring_datasets.distinguish_outputs, 2000, distribution="gaussian"),
-        _repeated_audit(neighboring_datasets.distinguish_gradients, 2000),
+        _make_repeated_audit(neighboring_datasets.distinguish_outputs, 2000),
+        _make_repeated_audit(neighboring_datasets.distinguish_outputs, 2000, distribution="gaussian"),
+        _make_repeated_audit(neighboring_datasets.distinguish_gradients, 2000),
     ),
 }
 """Audits by mechanism; each takes the seed of data and noise."""

@@ -24,7 +24,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.leakage import LeakageColumn, LeakageMetric, percent_fields
+from fedstill.attacks.leakage import ComparisonColumn, LeakageMetric, percent_fields
 from fedstill.attacks.membership_scores import (
     ModelFactory,
     RecordLogits,
@@ -82,8 +82,8 @@ class MembershipInference(Attack):
     """Membership inference by loss, LiRA and RMIA."""
 
     title: ClassVar[str] = "Membership inference: detection of training records"
-    columns: ClassVar[tuple[LeakageColumn, ...]] = (
-        LeakageColumn(
+    columns: ClassVar[tuple[ComparisonColumn, ...]] = (
+        ComparisonColumn(
             name=AUC,
             head="membership AUC",
             title="Membership AUC %",
@@ -92,13 +92,13 @@ class MembershipInference(Attack):
             guess=50.0,
             axis="AUC of the strongest membership attack",
         ),
-        LeakageColumn(
+        ComparisonColumn(
             name=TPR,
             head="TPR at 1%",
             title="TPR % at 1%",
             description="TPR at 1%: the percentage of members found at 1% false positives; 1 is guessing.",
         ),
-        LeakageColumn(
+        ComparisonColumn(
             name=RESPONSES_AUC,
             head="responses' AUC",
             title="Responses\u2019 AUC %",
@@ -178,13 +178,13 @@ class MembershipInference(Attack):
             f"{' and '.join(parts)}; chance is 50."
         )
 
-    def strength(self, part: Mapping[str, Any]) -> str:
+    def describe_strength(self, part: Mapping[str, Any]) -> str:
         target = part["targets"][0]
         titles = ", ".join(attack["title"].replace(", ", " ") for attack in target["attacks"])
         trained = {"alone": "trained alone", "federations": "each of a federation"}[target["trained"]]
         return f"membership by {titles} ({target['shadows']} shadow models, {trained})"
 
-    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    def explanations(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(target["target"], _describe_target(target)) for target in part["targets"]]
 
 
@@ -202,7 +202,7 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
         seed,
     )
     inside = shadow_halves(len(candidates.records), attack.shadows, seed)
-    logits = [target_logits(experiment, candidates.all)]
+    logits = [target_logits(experiment, candidates.records_and_population)]
     if attack.trained == "federations":
         for index, row in enumerate(inside):
             outputs, inside[index] = shadow_federation(
@@ -215,7 +215,9 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
         networks = train_shadows(
             make, candidates.records, inside, experiment.task, local, seed, compute=compute
         )
-        logits += [_predict(network, candidates.all, experiment.compute) for network in networks]
+        logits += [
+            _predict(network, candidates.records_and_population, experiment.compute) for network in networks
+        ]
     name, view = TARGET_TEXTS[experiment.method.evaluated_model]
     return _attack_record(name, view, candidates, torch.stack(logits), inside, attack)
 
@@ -249,7 +251,9 @@ def _attack_responses(
     proxies = train_proxies(
         make, inputs, responses, shadows, task, derive(node_seed, "proxies"), compute=compute
     )
-    logits = torch.stack([_predict(network, candidates.all, compute) for network in proxies])
+    logits = torch.stack(
+        [_predict(network, candidates.records_and_population, compute) for network in proxies]
+    )
     if source == SUM:
         name = f"sum of the nodes' responses, for records of {node.name}"
         view = (
@@ -287,7 +291,7 @@ def _attack_record(
         "shadows": attack.shadows,
         "trained": attack.trained,
         "attacks": [{"name": name, "title": TITLES[name], **values} for name, values in metrics.items()],
-        "best": strongest_attack(metrics),
+        "best": strongest_attack_name(metrics),
     }
 
 
@@ -302,7 +306,7 @@ def score_candidates(
             Without shadows only the attack by loss is possible.
         inside: which shadow learned from which candidate, ``(M, N)`` bool.
     """
-    n, labels = len(candidates.records), candidates.all.targets
+    n, labels = len(candidates.records), candidates.records_and_population.targets
     record_logits = RecordLogits(logits[0, :n], logits[1:, :n], inside, labels[:n])
     scores = {"loss": loss_attack(record_logits)}
     if len(inside):
@@ -316,7 +320,7 @@ def score_candidates(
     return scores
 
 
-def strongest_attack(records: Mapping[str, Mapping[str, Any]]) -> str:
+def strongest_attack_name(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the name of the attack with the highest AUC."""
     return max(records, key=lambda name: _oriented_auc(records[name]["auc"]))
 
@@ -346,7 +350,7 @@ class Candidates:
     member_count: int
 
     @property
-    def all(self) -> TensorData:
+    def records_and_population(self) -> TensorData:
         """Records followed by the population."""
         return concatenate([self.records, self.population])
 
@@ -420,7 +424,7 @@ def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.
     """Return the logits of the student, or its substitute, for records: ``(N, classes)``."""
     inputs = records.inputs.to(experiment.compute.device)
     if experiment.method.evaluated_model == "ensemble":
-        experiment.reopen()
+        experiment.allow_queries_after_end()
         server, parts = experiment.server, torch.split(inputs, local_training.inference_batch_size(inputs))
         query, name = _find_scores_query(experiment)
         queried = (server.query(query, **{name: part}) for part in parts)  # type: ignore[arg-type]
@@ -486,13 +490,13 @@ def shadow_federation(
         parts=[part.subset(rows_of_node) for rows_of_node in indices],
     ).experiment()
     transcript = ServerTranscript(0)
-    shadow.listen(lambda release: transcript.record_release(release, shadow.public))
+    shadow.run_with_listener(lambda release: transcript.record_release(release, shadow.public))
     names = {node.name for node in contributing_nodes(shadow, transcript.contributors)}
     is_member = torch.zeros_like(row)
     for node, rows_of_node in zip(shadow.nodes, indices, strict=True):
         if node.name in names:
             is_member[rows[rows_of_node]] = True
-    return target_logits(shadow, candidates.all), is_member
+    return target_logits(shadow, candidates.records_and_population), is_member
 
 
 def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:

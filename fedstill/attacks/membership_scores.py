@@ -322,7 +322,7 @@ def train_shadows(
         network = compute.to_device(make(derive(seed, "shadow", model)))
         records = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, records, network, Gate(name, PolicyConfig(), AuditLog()), seed))
-    local_training.make_optimizers(nodes, local)
+    local_training.attach_optimizers(nodes, local)
     groups = group_nodes(nodes, should_stack(compute, nodes))
 
     def learn(group: Sequence[Node]) -> None:

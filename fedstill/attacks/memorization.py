@@ -46,7 +46,7 @@ from fedstill.attacks.generative_metrics import (
     pixel_extractor,
 )
 from fedstill.attacks.gradient_matching import PixelRange
-from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric, percent_fields
+from fedstill.attacks.leakage import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric, percent_fields
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError
 from fedstill.core.options import PositiveInt
@@ -68,8 +68,8 @@ class Memorization(Attack):
     """Tests of generated inputs for copies of private images, distances and inception scores."""
 
     title: ClassVar[str] = "Memorization: generated images compared with private ones"
-    columns: ClassVar[tuple[LeakageColumn, ...]] = (
-        LeakageColumn(
+    columns: ClassVar[tuple[ComparisonColumn, ...]] = (
+        ComparisonColumn(
             name="memorization_p",
             head="memorization p",
             title="Memorization p",
@@ -114,7 +114,7 @@ class Memorization(Attack):
             if form == "rows":
                 reason = "it compares images, and the inputs of this task are rows of a table"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
-        return examine_images(inputs, target.experiment, self, target.seed)
+        return measure_memorization(inputs, target.experiment, self, target.seed)
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         for space in part["spaces"]:
@@ -142,10 +142,10 @@ class Memorization(Attack):
             f"(p = {space['p_value']:.2g}){closest_text}."
         )
 
-    def strength(self, part: Mapping[str, Any]) -> str:
+    def describe_strength(self, part: Mapping[str, Any]) -> str:
         return f"memorization in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
 
-    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    def explanations(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(f"{part['images']:,} images", f"{part['of']}; the adversary is anyone who sees them")]
 
     def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
@@ -165,7 +165,7 @@ class Memorization(Attack):
         return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), note=note),)
 
 
-def examine_images(
+def measure_memorization(
     inputs: torch.Tensor, experiment: Simulation, attack: Memorization, seed: int
 ) -> AttackResult:
     """Attack generated inputs ``(Q, C, H, W)``, normalized as for the networks, the last ones last.
@@ -296,10 +296,10 @@ class ReferenceImages:
             ]
         ).float()
         self.held_out = task.real_images(_subset(test, self.test_place)).cpu().float()
-        self.groups = self._groups([node.data for node in experiment.nodes], test)
+        self.groups = self._group_of_each_image([node.data for node in experiment.nodes], test)
         self.known = all(node.data.groups is not None for node in experiment.nodes)
 
-    def _groups(
+    def _group_of_each_image(
         self, parts: Sequence[TensorData], test: TensorData
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the group of each image, if all groups are known. No partition splits a patient, so that
@@ -498,15 +498,15 @@ def memorization_test(
         DataError: see :class:`Extractor`.
     """
     generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
-    group_of = _group_indices(groups)  # (P + H,), or None
+    group_of = _number_groups(groups)  # (P + H,), or None
     is_private = torch.arange(len(private) + len(held_out)) < len(private)
     # So many neighbors are all of one kind only once in about e^20.
     width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
-    pool = Neighbors(generated, torch.cat([private, held_out]), width)
-    observed = _statistic(pool, is_private)
+    pool = SortedNeighbors(generated, torch.cat([private, held_out]), width)
+    observed = _mean_nearness_to_private(pool, is_private)
     permuted = torch.tensor(
         [
-            _statistic(pool, permuted_mask)
+            _mean_nearness_to_private(pool, permuted_mask)
             for permuted_mask in _permutations(is_private, group_of, seed, permutations)
         ],
         dtype=torch.float64,
@@ -575,7 +575,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _group_indices(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
+def _number_groups(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
     """Number the groups from 0, ``(P + H,)``: those of private images first."""
     if groups is None:
         return None
@@ -602,13 +602,13 @@ def _permutations(
         yield permuted if group_of is None else permuted[group_of]
 
 
-def _statistic(pool: Neighbors, is_private: torch.Tensor) -> float:
+def _mean_nearness_to_private(pool: SortedNeighbors, is_private: torch.Tensor) -> float:
     """Mean of (h - p) / (h + p); 0 for an image that is a copy of both."""
     (p, _), (h, _) = pool.nearest(is_private), pool.nearest(~is_private)
     return float(((h - p) / (h + p).clamp_min(torch.finfo(p.dtype).tiny)).mean())
 
 
-def _nearer_probability(pool: Neighbors, is_private: torch.Tensor) -> torch.Tensor:
+def _nearer_probability(pool: SortedNeighbors, is_private: torch.Tensor) -> torch.Tensor:
     """Probability that each generated image's nearest one is private, if the larger set is reduced to the
     size of the smaller.
 
@@ -631,7 +631,7 @@ def _distance_ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return torch.where((p == 0) & (h == 0), 1.0, p / h)
 
 
-def _closest_pairs(pool: Neighbors, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
+def _closest_pairs(pool: SortedNeighbors, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
     """Return the pairs with the smallest ratio of distances, and of equal ones the smallest distance; each
     private image once, with the generated image of the smallest ratio.
     """
@@ -674,7 +674,7 @@ def nearest_neighbors(
     return distances[:, int(skip_nearest)], indices[:, int(skip_nearest)]
 
 
-class Neighbors:
+class SortedNeighbors:
     """Vectors with others sorted by distance, for a fast search of the nearest in any subset.
 
     Args:

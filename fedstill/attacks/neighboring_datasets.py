@@ -96,12 +96,12 @@ class AuditedNode:
         side = method.node_side(setting)  # of this package, although the method is not registered
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)
         side.prepare(self.node)
-        local_training.make_optimizers(self.node.learners, self.local)
+        local_training.attach_optimizers(self.node.self_or_teachers, self.local)
         self.handler = RequestHandler(NodeGroup([self.node]), side, self.compute)
 
     def learn(self, start: int = 0, steps: int | None = None) -> None:
         """Run the local training, or some steps of it."""
-        for group in group_by_architecture(self.node.learners):
+        for group in group_by_architecture(self.node.self_or_teachers):
             local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
 
     def query(self, query: str, **tensors: torch.Tensor) -> Tensors:

@@ -24,13 +24,13 @@ from fedstill.protocol.wire_format import Tensors
 ModelPart = Literal["all", "extractor", "head"]
 
 
-def shared_parameters(model: nn.Module, part: ModelPart) -> tuple[str, ...]:
+def shared_parameter_names(model: nn.Module, part: ModelPart) -> tuple[str, ...]:
     """Return the names of the parameters that a method shares: all, the extractor's or the head's.
 
     Raises:
         ModelError: the model cannot be split.
 
-    >>> shared_parameters(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "head")
+    >>> shared_parameter_names(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "head")
     ('2.weight', '2.bias')
     """
     if part == "all":

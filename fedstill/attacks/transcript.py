@@ -187,7 +187,7 @@ class ReplayedRun:
         return cls(config, data, parts, public)
 
     @property
-    def setting(self) -> Setting:
+    def new_setting(self) -> Setting:
         """Data and networks in their initial state, created at each access."""
         return build_setting(self.config, self.data, self.parts, self.public)
 
@@ -198,7 +198,7 @@ class ReplayedRun:
 
     def experiment(self, **changes: Any) -> ObservedSimulation:
         """Return the run before its start, with changes to its setting."""
-        return ObservedSimulation(replace(self.setting, **changes))
+        return ObservedSimulation(replace(self.new_setting, **changes))
 
 
 def load_run(folder: Path) -> ReplayedRun:
@@ -242,11 +242,11 @@ def replay_run(
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
 
-    def listen(release: ObservedRelease) -> None:
+    def record_and_notify(release: ObservedRelease) -> None:
         transcript.record_release(release, experiment.public)
         listener(release)
 
-    experiment.listen(listen)
+    experiment.run_with_listener(record_and_notify)
     with closing(AuditLog(folder / FILE, read_only=True)) as audit:
         disagreement = _find_disagreement(audit, experiment.audit)
     if experiment.has_student:
@@ -302,24 +302,24 @@ class StopListening(Exception):
 class ObservedSimulation(Simulation):
     """Simulation whose releases are passed to a listener."""
 
-    hear: ReleaseListener
+    on_release: ReleaseListener
 
-    def listen(self, listener: ReleaseListener) -> bool:
+    def run_with_listener(self, listener: ReleaseListener) -> bool:
         """Run to the end, and return True if it was reached. Later releases are not observed.
 
         ``listener`` is called with each release in order, and may raise :class:`StopListening` to end the
         run.
         """
-        self.hear = listener
+        self.on_release = listener
         try:
             self.run()
         except StopListening:
             return False
         finally:
-            self.hear = lambda release: None  # later queries of an attacker are not part of the run
+            self.on_release = lambda release: None  # later queries of an attacker are not part of the run
         return True
 
-    def reopen(self) -> None:
+    def allow_queries_after_end(self) -> None:
         """Allow queries after the run's end, as to an ensemble in use.
 
         Their costs are charged to a new log, as the run's own is closed with the run.
@@ -328,18 +328,18 @@ class ObservedSimulation(Simulation):
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         tapped = _ObservedEngine(self.nodes, groups, self.side, self.compute, self.setting.link)
-        tapped.hear = lambda release: self.hear(release)
+        tapped.on_release = lambda release: self.on_release(release)
         return tapped
 
 
 class _ObservedEngine(InProcess):
     """Engine that passes the releases to a listener on their way to the server."""
 
-    hear: ReleaseListener
+    on_release: ReleaseListener
 
     def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         responses = super()._collect_responses(asked, sent)
-        for node, tensors in self._visible_to_server(sent.query, responses, sent.call).items():
+        for node, tensors in self._releases_visible_to_server(sent.query, responses, sent.call).items():
             self._notify(node, tensors, sent.query, sent.number, RESPONSE, sent.tensors)
         return responses
 
@@ -347,12 +347,12 @@ class _ObservedEngine(InProcess):
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         gradients = super()._collect_gradients(number, query, pulls, call)
-        for node, tensors in self._visible_to_server(query, gradients, call).items():
+        for node, tensors in self._releases_visible_to_server(query, gradients, call).items():
             sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
             self._notify(node, tensors, query, number, GRADIENT, sent)
         return gradients
 
-    def _visible_to_server(
+    def _releases_visible_to_server(
         self, query: str, released: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         """Return the releases that the server sees: those of each node, or their sum alone."""
@@ -376,7 +376,7 @@ class _ObservedEngine(InProcess):
         )
         is_moved = shift_name in received and bool(received[shift_name].any())
         released_kinds = {name: kinds[name] for name in tensors}
-        self.hear(
+        self.on_release(
             ObservedRelease(
                 node, number, query, part, released_kinds, tensors, received, query_kinds, is_moved
             )

@@ -155,11 +155,11 @@ def print_leakage(found: Leakage, console: Console) -> None:
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """Return the rows of the table: attack, target, metrics, and the values without an attack."""
-    from fedstill.attacks.leakage import table_lines
+    from fedstill.attacks.leakage import group_metrics_into_lines
 
     rows = []
     for attack in found.attacks:
-        for line in table_lines(row for row in attack.rows if not row.detail):
+        for line in group_metrics_into_lines(row for row in attack.rows if not row.detail):
             name = ", ".join(part for part in (attack.name, line.attack) if part)
             got = [f"{metric} {row.written}" for metric, row in line.metrics.items()]
             without = [row.baseline for row in line.metrics.values() if row.baseline]

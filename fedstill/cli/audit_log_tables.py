@@ -138,7 +138,7 @@ def print_totals(
         mine: what it protects as one.
     """
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
-    from fedstill.privacy.budget import describe_budgets, round_down, round_up
+    from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 
     limited = _limited(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
@@ -151,10 +151,10 @@ def print_totals(
             "all runs" if row["run"] is None else row["run"],
             str(row["releases"]),
             str(row["without_guarantee"]),
-            round_up(row["epsilon"]) if known else "not known",
+            epsilon_text_rounded_up(row["epsilon"]) if known else "not known",
         ]
         if limited and row["whose"] == NODE_DATA:
-            cells.append(round_down(row["budget_epsilon_left"]) if known else "not known")
+            cells.append(epsilon_text_rounded_down(row["budget_epsilon_left"]) if known else "not known")
         table.add_row(*cells)
     console.print(table)
     if privacy is not None and limited:
@@ -187,8 +187,8 @@ def totals(
     all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what
     is left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
-    from fedstill.node.audit_cost import compute_audit_cost
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, RELEASES
+    from fedstill.node.spent_budget import compute_spent_budget
 
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
@@ -200,7 +200,7 @@ def totals(
     for payer, names in runs.items():
         own = privacy if payer == NODE_DATA and _limited(privacy) else None
         for run in names if len(names) == 1 and own is None else [*names, ALL_RUNS]:
-            found = compute_audit_cost(audit, payer, run, delta, accountant, own, mine)
+            found = compute_spent_budget(audit, payer, run, delta, accountant, own, mine)
             rows.append(
                 {
                     "whose": payer,

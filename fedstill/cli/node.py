@@ -44,7 +44,9 @@ def start(args: ParsedArgs) -> None:
         raise ArgumentError("online", False, allowed)
     here = flare_kit.node(folder)
     if flare_site.process_id(here) is None:
-        print(f"node {here.kit.name} joins {here.target}; Ctrl+C ends it. Its log: {here.log}", flush=True)
+        print(
+            f"node {here.kit.name} joins {here.target}; Ctrl+C ends it. Its log: {here.log_file}", flush=True
+        )
     sys.exit(flare_site.run(here))
 
 
@@ -56,16 +58,16 @@ def status(args: ParsedArgs) -> None:
     number = flare_site.process_id(here)
     if "--json" in args:
         target = None if number is None else here.target
-        responses = target is not None and flare_kit.reaches(target)
-        print_json({"process": number, "server": target, "answers": responses, "log": str(here.log)})
+        responses = target is not None and flare_kit.is_reachable(target)
+        print_json({"process": number, "server": target, "answers": responses, "log": str(here.log_file)})
         sys.exit(0 if responses else 1)
     if number is None:
         print(f"The node does not run on this machine: fedstill node start {folder}")
         sys.exit(1)
     address = here.target
-    reached = flare_kit.reaches(address)
+    reached = flare_kit.is_reachable(address)
     print(
         f"The node runs as process {number}; {address} {'is reachable' if reached else 'is not reachable'}."
     )
-    print(f"What became of its link stands in {here.log}.")
+    print(f"What became of its link stands in {here.log_file}.")
     sys.exit(0 if reached else 1)

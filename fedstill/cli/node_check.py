@@ -127,9 +127,9 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     from fedstill.cli.node_facts import node_facts
     from fedstill.node.audit_file import audit_path
-    from fedstill.node.permission_check import find_open_files
+    from fedstill.node.permission_check import readable_files_warning
 
-    facts, exposed = node_facts(folder, file, found), find_open_files(folder, audit_path(file, folder))
+    facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
 
 
@@ -182,21 +182,25 @@ def _judged(
     sums = asking is not None and asking.config.link.secure_aggregation
     at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
     side = build_node_side(method, at)
-    unprotected_queries, over_budget, mechanism = unprotected(file, found, side, folder)
+    unprotected_queries, over_budget_reason, mechanism = unprotected(file, found, side, folder)
     is_differentiable = True  # as far as is known
     if found.model is not None and found.spec is not None:
         is_differentiable = carries_gradient(found.model, found.spec.shape)
-    refused = owner_folder.refused_queries(file, is_differentiable, side.queries)
+    refused = owner_folder.rules_by_refused_query(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
-        refused = {**SumHistory(folder / SUM_HISTORY_FILE).conflicts(side, run), **refused}
+        refused = {**SumHistory(folder / SUM_HISTORY_FILE).weighting_conflicts(side, run), **refused}
     objection = _first_refusal(refused) or _unfit(method, file, found, side.queries, asking)
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
         stranger = stranger or spec_objection(file, found, asking.spec)
     can = file.online or not side.queries or (method.one_round and not sums)
     objection = (
-        stranger or objection or _first_refusal(unprotected_queries) or over_budget or (None if can else LIVE)
+        stranger
+        or objection
+        or _first_refusal(unprotected_queries)
+        or over_budget_reason
+        or (None if can else LIVE)
     )
     return _Verdict(
         side.queries,
@@ -301,7 +305,7 @@ def _unfit(
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
     from fedstill.node import owner_model
-    from fedstill.node.network_setup import architecture_hash
+    from fedstill.node.model_setup import architecture_hash
 
     needs = method.needs()
     limit, total = file.policy.max_queries, sum(query.times for query in queries.values())

@@ -16,10 +16,15 @@ from fedstill.node.audit_file import TotalSpent
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import FolderCheck
 from fedstill.node.privacy_forecast import forecast, refusal_reason
-from fedstill.node.protection import needs_mechanism, unit_notes
+from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.accounting import is_within_epsilon
-from fedstill.privacy.budget import ProtectedUnitChanged, remaining_epsilon, round_down, round_up
+from fedstill.privacy.budget import (
+    ProtectedUnitChanged,
+    epsilon_text_rounded_down,
+    epsilon_text_rounded_up,
+    remaining_epsilon,
+)
 from fedstill.privacy.events import cost_from_dict, total_cost
 from fedstill.privacy.statement import make_statement
 from fedstill.protocol.queries import NodeSide
@@ -34,7 +39,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         unit = make_statement(config, {}, ()).unit
         lines.append(f"{config.registered_name}, {config.randomness} randomness; for {unit}")
     if data is not None:
-        lines += unit_notes([data], [config])
+        lines += group_privacy_notes([data], [config])
     for what, most, delta in (
         ("a run", config.epsilon, config.delta),
         ("all runs on these data", *config.total_budget),
@@ -50,11 +55,11 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         )
     elif balance is not None and math.isfinite(config.total_budget[0]):
         left = remaining_epsilon(config, balance.events, balance.no_guarantee, all_runs=True)
-        lines[-1] += f", of which {round_down(left)} is left"
+        lines[-1] += f", of which {epsilon_text_rounded_down(left)} is left"
     if math.isfinite(config.epsilon) and math.isinf(config.total_budget[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} again"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
-    if config.protects and config.accountant == "pld" and math.isfinite(config.budget):
+    if config.protects and config.accountant == "pld" and math.isfinite(config.tightest_epsilon_budget):
         planned_queries = (
             "if what is charged follows from answers, as where a server chooses what to ask next"
         )
@@ -100,7 +105,7 @@ def unprotected(
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:
-        wants = [part for part, table in config.noise_tables.items() if table.noise is None]
+        wants = [part for part, table in config.noise_option_tables.items() if table.noise is None]
         config = config.with_noise(dict.fromkeys(wants, 1.0))
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
@@ -126,7 +131,9 @@ def payment(mechanism: PrivacyMechanism) -> str:
         if refusal_reason(mechanism) is not None:
             return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
         return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
-    reached = f"epsilon {round_up(cost.epsilon_by(config.accountant))} ({config.accountant.upper()})"
+    reached = (
+        f"epsilon {epsilon_text_rounded_up(cost.epsilon_by(config.accountant))} ({config.accountant.upper()})"
+    )
     return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
 
 

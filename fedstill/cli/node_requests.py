@@ -23,11 +23,11 @@ LAST = 50  # lines of the log that are shown
 def requests(args: ParsedArgs) -> None:
     """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
     from fedstill.node.request_text import describe_request
-    from fedstill.node.requests import find_description
+    from fedstill.node.requests import find_requests_by_hash
 
     known = _requests(Path(args.positionals[0])).list_all()
     if args.positionals[1:]:
-        sys.stdout.write(find_description(known, args.positionals[1])[0].description)
+        sys.stdout.write(find_requests_by_hash(known, args.positionals[1])[0].description)
         return
     if "--json" in args:
         print_json(
@@ -73,7 +73,7 @@ def log(args: ParsedArgs) -> None:
     lines = list(kept.lines())
     noted = args.positionals[1] if args.positionals[1:] else ""
     number = kept.find_hash(noted) if noted else None
-    fault = kept.verify()
+    fault = kept.find_fault()
     if fault is None and noted and number is None:
         causes = "it was archived, the folder was put back to before it, or this is another log"
         fault = f"no line has the hash that you noted; {causes}"

@@ -57,7 +57,7 @@ def combine(args: ParsedArgs) -> None:
         raise BundleError(f"{recipe} is missing: `fedstill offline make` wrote it next to {queries}")
     asked = load_toml(recipe)
     config = changed(asked, args.overrides, "fedstill offline combine", args.known)
-    runs.check_later(asked, config)
+    runs.check_unchanged_options(asked, config)
     folder = out_folder(args, f"runs/{config.name}-seed{config.seed}")
     known = None if keys is None else _keys(Path(keys))
     try:
@@ -80,7 +80,7 @@ def _keys(folder: Path) -> dict[str, str]:
     from fedstill.federation import signed_files
 
     found = {
-        path.stem: signed_files.fingerprint(signed_files.read_public(path))
+        path.stem: signed_files.fingerprint(signed_files.read_public_key(path))
         for path in sorted(folder.glob("*.pub"))
     }
     if not found:
@@ -97,7 +97,7 @@ def answer(args: ParsedArgs) -> None:
     from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
-    NodeService(folder).limit_process()  # which is this command's own
+    NodeService(folder).limit_process_memory()  # which is this command's own
     with ProgressBar(True) as bars:
         reply = offline_node.answer_queries(
             folder,

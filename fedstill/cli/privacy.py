@@ -16,7 +16,7 @@ def cost(args: ParsedArgs) -> None:
     delta = number("--delta", args.get("--delta") or "1e-5")
 
     from fedstill.privacy.accounting import compute_epsilon
-    from fedstill.privacy.budget import round_up
+    from fedstill.privacy.budget import epsilon_text_rounded_up
     from fedstill.privacy.events import Event, PrivacyCost
 
     price: PrivacyCost = PrivacyCost()
@@ -34,4 +34,7 @@ def cost(args: ParsedArgs) -> None:
         return
     for event, times in price.items():
         print(f"{event} x {times}")
-    print(f"epsilon {round_up(costs['pld'])} (PLD), {round_up(costs['rdp'])} (RDP) at delta {delta:g}")
+    print(
+        f"epsilon {epsilon_text_rounded_up(costs['pld'])} (PLD), "
+        f"{epsilon_text_rounded_up(costs['rdp'])} (RDP) at delta {delta:g}"
+    )

@@ -18,12 +18,12 @@ from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node.audit_file import TotalSpent
 from fedstill.node.privacy_forecast import (
     RunLength,
+    charged_noise_tables,
     find_run_length,
     forecast,
     max_affordable_steps,
-    paid_parts,
 )
-from fedstill.node.protection import needs_mechanism, unit_notes
+from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.events import PrivacyCost, total_cost
 from fedstill.protocol.method import build_node_side
@@ -87,7 +87,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
     folder = path.parent if path.name == owner_folder.FILE else path
     file, asking = owner_folder.read_node_file(folder), asked_by(target, config)
     data, spec = node_data.load_node_data(file.data, folder, asking.spec, asking.config.task)
-    notes = unit_notes([data], [file.privacy])
+    notes = group_privacy_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
@@ -105,7 +105,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
 
     data = load(config.data, config.task)
     parts, public = split_data(config, data)
-    notes = unit_notes(parts, [config.nodes.privacy] * len(parts))
+    notes = group_privacy_notes(parts, [config.nodes.privacy] * len(parts))
     made = PlannedRun(
         target, config.method, InputSpec.from_data(config.task, data), public, config.nodes.models, notes
     )
@@ -152,15 +152,15 @@ def _solve(
     if epsilon is not None:
         privacy = replace(privacy, epsilon=epsilon)
     # With some noise everywhere: what does the run cost at all, and for how long?
-    wants = [part for part, table in privacy.noise_tables.items() if table.noise is None]
+    wants = [part for part, table in privacy.noise_option_tables.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
     first = _mechanism(run, place, noisy, method, local)
-    used = paid_parts(first)
+    used = charged_noise_tables(first)
     if noise is not None:
         unknown = [part for part in wants if part in used]
         privacy = privacy.with_noise(_levels(noise, privacy, used, unknown))
-        noisy = noisy.with_noise({part: privacy.noise_tables[part].noise or 1.0 for part in used})
-    wants = [part for part in used if privacy.noise_tables[part].noise is None]
+        noisy = noisy.with_noise({part: privacy.noise_option_tables[part].noise or 1.0 for part in used})
+    wants = [part for part in used if privacy.noise_option_tables[part].noise is None]
 
     length = None
     if total_cost(first.run_costs()) or steps or finds_steps:
@@ -181,7 +181,7 @@ def _solve(
     if mechanism.protects and method.needs().trains_on_public:  # as the run itself is refused
         allowed = "none if public data are added to its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
-    limited = math.isfinite(privacy.budget)
+    limited = math.isfinite(privacy.tightest_epsilon_budget)
     cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.cost is not None
     found = "steps" if finds_steps else "noise" if noisy_enough else "epsilon"
@@ -194,11 +194,11 @@ def _levels(
     """Noise by part, where one number is that of the one part that is in query."""
     if isinstance(given, Mapping):
         for part in given:
-            if not privacy.noise_tables:
+            if not privacy.noise_option_tables:
                 allowed = f"none, as mechanism {privacy.registered_name!r} draws no noise"
                 raise ArgumentError("--noise", part, allowed)
-            if part not in privacy.noise_tables:
-                raise UnknownName("part of --noise", part, list(privacy.noise_tables))
+            if part not in privacy.noise_option_tables:
+                raise UnknownName("part of --noise", part, list(privacy.noise_option_tables))
         return dict(given)
     meant = wants or used
     if len(meant) != 1:

@@ -17,7 +17,7 @@ from fedstill.node.audit_file import TotalSpent
 from fedstill.node.privacy_forecast import MAX_STEPS, Forecast, RunLength, round_noise_up
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
-from fedstill.privacy.budget import round_down, round_up
+from fedstill.privacy.budget import epsilon_text_rounded_down, epsilon_text_rounded_up
 from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[s
             records = sum(plan.place.examples for plan in plans) // len(plans)  # as they were recorded
             if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
                 facts["advice"] = advised
-        facts |= config.facts({part: max(_levels(plans, part)) for part in config.noise_tables})
+        facts |= config.facts({part: max(_levels(plans, part)) for part in config.noise_option_tables})
     return facts
 
 
@@ -158,15 +158,15 @@ def _steps_note(plans: Sequence[NodePlan]) -> str:
 
 
 def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
-    parts = [part for part in plans[0].mechanism.config.noise_tables if any(_levels(plans, part))]
+    parts = [part for part in plans[0].mechanism.config.noise_option_tables if any(_levels(plans, part))]
     rows = [
         [
             plan.place.name,
             f"{plan.place.examples:,}",
             *(f"{plan.mechanism.noise_levels[part]:.4g}" for part in parts),
             *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
-            round_up(plan.cost.pld),
-            "" if plan.cost.rdp is None else round_up(plan.cost.rdp),
+            epsilon_text_rounded_up(plan.cost.pld),
+            "" if plan.cost.rdp is None else epsilon_text_rounded_up(plan.cost.rdp),
         ]
         for plan in plans
     ]
@@ -184,7 +184,7 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
         each = " each" if times is None and price else ""
         what = line["query"] if line["part"] == RESPONSE else f"{line['query']}, {line['part']}"
         noise = "-" if line["for"] in ("other", "nothing") else line["for"]
-        rows.append([what, noise, cost_text, often, f"{round_up(alone)}{each}"])
+        rows.append([what, noise, cost_text, often, f"{epsilon_text_rounded_up(alone)}{each}"])
     print_table(console, ["query", "noise", "price", "times", "alone"], rows, left=3)
 
 
@@ -255,7 +255,10 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
         refused = f"REFUSED: {budgets['refused']}"
     if plan.cost.cost is None:
         return {"whole run": f"no guarantee, and {refused}" if refused else "no guarantee"}
-    lines = [f"epsilon {round_up(budgets['epsilon_pld'])} (PLD), {round_up(budgets['epsilon_rdp'])} (RDP)"]
+    lines = [
+        f"epsilon {epsilon_text_rounded_up(budgets['epsilon_pld'])} (PLD), "
+        f"{epsilon_text_rounded_up(budgets['epsilon_rdp'])} (RDP)"
+    ]
     if endless := budgets["and_each_time"]:
         lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
     facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(budgets["of_the_run"])}
@@ -268,22 +271,28 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
 def _left(budget: Mapping[str, Any]) -> str:
     """Return the rest of a budget after the run, in words."""
     most, reached = budget["epsilon"], budget["epsilon_after"]
-    earlier = f"{round_up(budget['epsilon_before'])} spent before, " if budget["epsilon_before"] else ""
+    earlier = (
+        f"{epsilon_text_rounded_up(budget['epsilon_before'])} spent before, "
+        if budget["epsilon_before"]
+        else ""
+    )
     if math.isinf(most) or reached is None:
-        return f"no budget; {earlier}{round_up(reached)} after it" if earlier else "no budget"
-    kept = f"budget {most:g} at delta {budget['delta']:g}: {earlier}{round_up(reached)} after it"
+        return f"no budget; {earlier}{epsilon_text_rounded_up(reached)} after it" if earlier else "no budget"
+    kept = (
+        f"budget {most:g} at delta {budget['delta']:g}: {earlier}{epsilon_text_rounded_up(reached)} after it"
+    )
     return (
         f"{kept}, so it is REFUSED"
         if reached > most
-        else f"{kept}, {round_down(budget['epsilon_left'])} left"
+        else f"{kept}, {epsilon_text_rounded_down(budget['epsilon_left'])} left"
     )
 
 
 def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
     """The noise that was found, by part, rounded up."""
     found = {}
-    given = plans[0].place.privacy.noise_tables
-    for part, table in plans[0].mechanism.config.noise_tables.items():
+    given = plans[0].place.privacy.noise_option_tables
+    for part, table in plans[0].mechanism.config.noise_option_tables.items():
         most = max(_levels(plans, part))
         if most > 0 and (table.noise is None or table.noise != given[part].noise):
             found[part] = round_noise_up(most)

@@ -2,7 +2,7 @@
 
 A data set is one class below ``config.DataConfig``. ``builtin`` has those of the package. Custom ones derive
 from ``loading.ArrayData``, ``instance_images.InstanceImageData``, ``text.TextData`` or ``tables.TableData``
-(docs/own-data.md). ``user_data`` reads paths, ``in_memory_data`` objects of Python and Hugging Face.
+(docs/custom-data.md). ``user_data`` reads paths, ``in_memory_data`` objects of Python and Hugging Face.
 
 Each file format has a reader (``table_files``, ``image_folders``, ``nifti``, ``images`` for single files),
 which ``user_data`` selects. All end as ``raw.RawImages``, texts as ``text.LabeledTexts`` and tables as

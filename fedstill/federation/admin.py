@@ -112,7 +112,9 @@ class Admin:
         with self._flare_errors():
             return str(self._session.get_job_status(job))
 
-    def progress(self, job: str, known: int = 0) -> tuple[ProgressSnapshot | None, list[dict[str, Any]]]:
+    def progress_and_metrics(
+        self, job: str, known: int = 0
+    ) -> tuple[ProgressSnapshot | None, list[dict[str, Any]]]:
         """Return the progress of a job's run, or None if it is unknown, and its newest metrics.
 
         Args:

@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass
-class QueryContext:
+class DifferentiableQueryState:
     """State of a differentiable query between forward and backward.
 
     Args:
@@ -36,7 +36,7 @@ class FederatedQuery(torch.autograd.Function):
     """Autograd function whose forward and backward passes run at the nodes."""
 
     @staticmethod
-    def forward(ctx: Any, call: QueryContext, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: DifferentiableQueryState, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs = dict(zip(call.input_names, tensors, strict=True))
         responses = call.federation.valid_responses(call.queried_nodes, call.query, call.number, inputs, True)
         call.responding_nodes = tuple(responses)
@@ -49,7 +49,7 @@ class FederatedQuery(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: QueryContext = ctx.call
+        call: DifferentiableQueryState = ctx.call
         input_names = call.federation.queries[call.query].differentiable
         pulls = {
             node: {name: grad[row] for name, grad in zip(call.output_names, grads, strict=True)}

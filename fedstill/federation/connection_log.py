@@ -76,7 +76,7 @@ class ServerConnection:
             self._on_refused(revoked)
 
 
-def watch_connection(
+def update_connection_on_replies(
     contact: ServerConnection, cell: Any, heartbeat: float, leave: Callable[[], None]
 ) -> None:
     """Update a connection from the server's replies in this process of FLARE.

@@ -23,15 +23,15 @@ from fedstill.core.errors import (
     combine_refusals,
 )
 from fedstill.core.text_format import brief_repr, clip_text
-from fedstill.federation.autograd import FederatedQuery, QueryContext
+from fedstill.federation.autograd import DifferentiableQueryState, FederatedQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.response_checks import (
     find_faults,
-    find_non_finite,
     invalid_dtype_fault,
-    mismatched_gradients,
-    oversized_gradients,
-    require_finite,
+    mismatched_gradient_faults,
+    non_finite_faults,
+    oversized_gradient_faults,
+    require_finite_gradients,
     require_finite_inputs,
 )
 from fedstill.federation.secure_aggregation import SentQuery, SumAggregation, check_secure_aggregation
@@ -185,7 +185,7 @@ class Federation(SumAggregation):
                 {name: torch.stack([each[name] for each in responses.values()]) for name in stacked},
                 {name: self._unstacked_values(declared, name, responses) for name in declared.unstacked},
             )
-        call = QueryContext(self, queried, query, number, tuple(tensors))
+        call = DifferentiableQueryState(self, queried, query, number, tuple(tensors))
         outputs = FederatedQuery.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
         return Responses(number, call.responding_nodes, dict(zip(call.output_names, outputs, strict=True)))
 
@@ -231,7 +231,7 @@ class Federation(SumAggregation):
                 f"{reason}; {left} of {len(self.nodes)} nodes are left, link.quorum wants {needed}",
             )
 
-    def check_policies(self, names: Sequence[str]) -> None:
+    def exclude_refusing_nodes(self, query_names: Sequence[str]) -> None:
         """Check before training that nodes allow these queries; exclude nodes that do not, if a quorum
         remains.
 
@@ -240,14 +240,14 @@ class Federation(SumAggregation):
         """
         refusals = [
             QueryRefused(node, name, rule)
-            for name in names
+            for name in query_names
             for node, rule in self.objections(self.queries[name]).items()
         ]
-        total = sum(self.queries[name].times for name in names)
+        total = sum(self.queries[name].times for name in query_names)
         for node, limit in self.query_limits().items():
             if total > limit and all(node != refusal.node for refusal in refusals):
                 rule = f"max_queries: {limit}, and the run asks {total}"
-                refusals.append(QueryRefused(node, ", ".join(names), rule))
+                refusals.append(QueryRefused(node, ", ".join(query_names), rule))
         unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
         needed = self.link.min_nodes(len(self.nodes))
         if refusals and (needed == len(self.nodes) or len(self.present) - len(unwilling) < needed):
@@ -309,11 +309,11 @@ class Federation(SumAggregation):
             if node not in self.excluded
         }
         gradients = self._to_float32(self._collect_gradients(number, query, sent, None), query, None)
-        non_finite = find_non_finite(gradients)
+        non_finite = non_finite_faults(gradients)
         if non_finite:
-            require_finite(pulls, query)
-        self._drop_faulty(gradients, query, mismatched_gradients(gradients, inputs) | non_finite)
-        oversized = oversized_gradients(gradients, pulls, self.link.outlier, query)
+            require_finite_gradients(pulls, query)
+        self._drop_faulty(gradients, query, mismatched_gradient_faults(gradients, inputs) | non_finite)
+        oversized = oversized_gradient_faults(gradients, pulls, self.link.outlier, query)
         self._drop_faulty(gradients, query, oversized)
         return gradients
 

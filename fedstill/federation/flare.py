@@ -37,19 +37,19 @@ class NodeProgram:
     @collab.init  # type: ignore[untyped-decorator,unused-ignore]
     def begin(self) -> None:
         """Read the owner's folder."""
-        from fedstill.federation.flare_component import guard_job
+        from fedstill.federation.flare_component import install_job_request_filter
         from fedstill.node.node_service import NodeService, unavailable_reply
 
         folder = os.environ.get(NODE)
         if folder is None:  # all nodes of a simulation have the same environment
-            folder = str(Path(read_environment(NODES)) / str(collab.site_name))
-        guard_job(str(collab.site_name), Path(folder))
+            folder = str(Path(read_environment_variable(NODES)) / str(collab.site_name))
+        install_job_request_filter(str(collab.site_name), Path(folder))
         try:
             self._host = NodeService(Path(folder))
         except FedstillError as error:
             self._error_reply = unavailable_reply(error)
             return
-        self._host.limit_process()
+        self._host.limit_process_memory()
         self._host.server_fingerprint = StartupKit(Path(folder) / KIT_FOLDER).authority_fingerprint
         if self._host.name != collab.site_name:
             raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
@@ -115,7 +115,7 @@ class FlareLink:
             reply.put(error)
 
 
-def read_environment(name: str) -> str:
+def read_environment_variable(name: str) -> str:
     if name not in os.environ:
         raise DeployError(f"{name} is not set: `fedstill server start` and `fedstill node start` set it")
     return os.environ[name]

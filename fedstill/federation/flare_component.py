@@ -25,7 +25,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from fedstill.core.errors import DeployError
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.text_format import clip_text
-from fedstill.federation.connection_log import ServerConnection, watch_connection
+from fedstill.federation.connection_log import ServerConnection, update_connection_on_replies
 from fedstill.federation.flare_kit import CLIENT, Site
 from fedstill.federation.flare_lost_nodes import LostNodeMonitor
 from fedstill.federation.flare_site import JOB_ID, end_jobs
@@ -79,11 +79,11 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
                     ServerConnection(self._site.target, on_refused=self._log_refusal_by_server),
                     self._site.heartbeat,
                 )
-                watch_connection(contact, cell.core_cell, every, lambda: self._end(1))
+                update_connection_on_replies(contact, cell.core_cell, every, lambda: self._end(1))
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED and self._lost_nodes is None:  # it has a cell
             self._lost_nodes = LostNodeMonitor(fl_ctx.get_engine())
         elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
-            self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
+            self._clean_up_job(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
     def _filter_request(self, message: Any) -> Any:
         return refusal_reply(refusal_reason(message), self._security, self._site.kit)
@@ -94,7 +94,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             asker = self._site.kit.authority_fingerprint
             self._security.write("certificate", asker, f"not let in: {clip_text(why)}")
 
-    def _job_over(self, job: str) -> None:
+    def _clean_up_job(self, job: str) -> None:
         """Log the end of a job and delete its files in the kit; its run is in ``runs/``."""
         if not JOB_ID.fullmatch(job):
             return
@@ -109,7 +109,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
         """End the process at once: FLARE's threads would keep it alive for half a minute."""
         end_jobs(self._site)
         logger.info("ended")
-        os.truncate(self._site.pid, 0)  # not deleted, as another start of the site may wait for its lock
+        os.truncate(self._site.pid_file, 0)  # not deleted, as another start of the site may wait for its lock
         os._exit(code)
 
 
@@ -141,7 +141,7 @@ def refusal_reply(reason: str | None, security: SecurityLog, kit: StartupKit) ->
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
 
 
-def job_refusal_reason(message: Any) -> str | None:
+def job_request_refusal_reason(message: Any) -> str | None:
     """Return why a job's process, which holds data and model, refuses a request; None to accept it.
 
     Refused are, for example, requests to inspect the process or to change its log level.
@@ -152,7 +152,7 @@ def job_refusal_reason(message: Any) -> str | None:
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-def guard_job(site: str, folder: Path) -> None:
+def install_job_request_filter(site: str, folder: Path) -> None:
     """Make this process of a job at a node refuse such requests and record them in the node's security log.
 
     FLARE filters requests only in the site's process, but a server can address a job's process by its name.
@@ -163,7 +163,7 @@ def guard_job(site: str, folder: Path) -> None:
     security = SecurityLog(folder)
 
     def filtered(message: Any) -> Any:
-        return refusal_reply(job_refusal_reason(message), security, StartupKit(folder / KIT_FOLDER))
+        return refusal_reply(job_request_refusal_reason(message), security, StartupKit(folder / KIT_FOLDER))
 
     # A simulation has all sites in one process.
     cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]

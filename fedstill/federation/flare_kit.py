@@ -44,12 +44,12 @@ class Site:
         return self.kit.heartbeat(HEARTBEAT)
 
     @property
-    def pid(self) -> Path:
+    def pid_file(self) -> Path:
         """File with the number of the site's process, locked while it runs."""
         return self.folder / ("server.pid" if self.role == SERVER else "node.pid")
 
     @property
-    def log(self) -> Path:
+    def log_file(self) -> Path:
         """Log file of the site."""
         return self.folder / ("server.log" if self.role == SERVER else "node.log")
 
@@ -60,7 +60,9 @@ def server(folder: Path) -> Site:
     Raises:
         DeployError: there is none.
     """
-    return _site(Site(SERVER, folder.resolve()), "fed_server.json", "make one with `fedstill server init`")
+    return _require_kit_file(
+        Site(SERVER, folder.resolve()), "fed_server.json", "make one with `fedstill server init`"
+    )
 
 
 def node(folder: Path) -> Site:
@@ -72,16 +74,16 @@ def node(folder: Path) -> Site:
     if not folder.is_dir():
         raise DeployError(f"there is no folder {folder}: `fedstill node init {folder}` makes one")
     hint = f"put the startup kit that you were given into {folder / KIT_FOLDER}"
-    return _site(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
+    return _require_kit_file(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
 
 
-def _site(site: Site, config: str, hint: str) -> Site:
+def _require_kit_file(site: Site, config: str, hint: str) -> Site:
     if not site.kit.path(config).is_file():
         raise DeployError(f"{site.folder} has no startup kit in {site.kit.folder.name}/: {hint}")
     return site
 
 
-def reaches(address: str) -> bool:
+def is_reachable(address: str) -> bool:
     """Return whether ``host:port`` accepts a connection; TLS verifies later that it is the server."""
     host, _, port = address.rpartition(":")
     try:

@@ -53,7 +53,7 @@ class LostNodeMonitor:
             self._cell.fire_and_forget(CHANNEL, TOPIC, target, new_cell_message({}, {"node": node}))
 
 
-def watch_lost_nodes(engine: Any, on_lost: Callable[[str], None]) -> None:
+def subscribe_to_lost_nodes(engine: Any, on_lost: Callable[[str], None]) -> None:
     """Call a function in the process of a job at the server for each node that the job has lost.
 
     Args:

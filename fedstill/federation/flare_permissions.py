@@ -96,7 +96,7 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def write_server_rules(kit: Path, dead_after: float) -> None:
+def write_server_permissions(kit: Path, dead_after: float) -> None:
     """Write FLARE's permissions and resources of the server.
 
     Args:
@@ -112,7 +112,7 @@ def write_server_rules(kit: Path, dead_after: float) -> None:
     write_json(kit / "local" / "resources.json", resources)
 
 
-def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
+def write_node_permissions(kit: Path, *parts: Mapping[str, Any]) -> None:
     """Write FLARE's permissions and resources of a node, which replace those of the kit.
 
     Args:
@@ -133,7 +133,7 @@ def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
     write_json(kit / "local" / "comm_config.json", {"grpc": _GRPC})
 
 
-def check_node_kit(kit: StartupKit) -> None:
+def require_minimal_kit(kit: StartupKit) -> None:
     """Refuse a node's kit that contains more than the node's identity and the server's address.
 
     FLARE would import code in ``local/custom``, pass tasks through the filters in ``local/privacy.json``, and

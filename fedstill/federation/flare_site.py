@@ -26,9 +26,9 @@ from typing import IO, Any, NoReturn
 from fedstill.core.errors import DeployError
 from fedstill.core.private_files import is_locked, lock_file
 from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, node, server
-from fedstill.federation.flare_permissions import check_node_kit, write_json, write_node_rules
+from fedstill.federation.flare_permissions import require_minimal_kit, write_json, write_node_permissions
 from fedstill.federation.provision import require_flare
-from fedstill.node.security_log import SecurityLog, account
+from fedstill.node.security_log import SecurityLog, process_user_name
 
 logger = logging.getLogger("fedstill.site")
 
@@ -53,11 +53,11 @@ def run(site: Site) -> NoReturn:
             installed.
     """
     os.umask(0o077)  # files of this process and its jobs are readable by the owner only
-    _check(site)
+    _require_valid_kit(site)
     lock = _lock(site)
     check_port(site)
     end_jobs(site)  # of a site that was killed
-    _write_settings(site)
+    _write_location_settings(site)
     until = f"{site.kit.valid_until:%Y-%m-%d}"
     logger.info("started as process %d; certificate valid until %s", os.getpid(), until)
     variable = "FEDSTILL_SERVER" if site.role == SERVER else "FEDSTILL_NODE"
@@ -76,7 +76,7 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
     Raises:
         DeployError: see :func:`run`; or the process ends at once.
     """
-    _check(site)
+    _require_valid_kit(site)
     if (number := process_id(site)) is not None:
         raise DeployError(f"{site.folder} runs already, as process {number}")
     check_port(site)
@@ -106,7 +106,9 @@ def stop(site: Site, grace: float = GRACE) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(number)
             if not any(str(site.folder) in word for word in process.cmdline()):
-                raise DeployError(f"process {number}, which {site.pid} names, is no site: end it by hand")
+                raise DeployError(
+                    f"process {number}, which {site.pid_file} names, is no site: end it by hand"
+                )
             process.terminate()
             with contextlib.suppress(psutil.TimeoutExpired):
                 process.wait(2 * grace)
@@ -121,14 +123,14 @@ def process_id(site: Site) -> int | None:
 
     Any number of processes may call it at once.
     """
-    return int(site.pid.read_text() or 0) if is_locked(site.pid) else None
+    return int(site.pid_file.read_text() or 0) if is_locked(site.pid_file) else None
 
 
 def end_jobs(site: Site) -> None:
     """End the processes of the site's jobs with SIGTERM, and with SIGKILL after a second."""
     import psutil
 
-    jobs = list(jobs_of(site))
+    jobs = list(job_processes(site))
     for job in jobs:
         with contextlib.suppress(psutil.NoSuchProcess):
             job.terminate()
@@ -137,7 +139,7 @@ def end_jobs(site: Site) -> None:
             job.kill()
 
 
-def jobs_of(site: Site) -> Iterator[Any]:
+def job_processes(site: Site) -> Iterator[Any]:
     """Yield the processes of FLARE's job program that use this site's kit."""
     import psutil
 
@@ -161,15 +163,15 @@ def _environment(given: Any) -> dict[str, str]:
     return {**given, "PYTHONPATH": python_path(given.get("PYTHONPATH", ""))}
 
 
-def _check(site: Site) -> None:
+def _require_valid_kit(site: Site) -> None:
     require_flare()
     try:
         site.kit.require_valid()
         if site.role == CLIENT:
-            check_node_kit(site.kit)
+            require_minimal_kit(site.kit)
     except DeployError as error:
         if site.role == CLIENT:
-            SecurityLog(site.folder).write("certificate", account(), str(error))
+            SecurityLog(site.folder).write("certificate", process_user_name(), str(error))
         raise
 
 
@@ -183,10 +185,14 @@ def _command(site: Site) -> list[str]:
     return [*words, f"uid={site.kit.name}", f"heart_beat_interval={site.heartbeat}"]
 
 
-def _write_settings(site: Site) -> None:
+def _write_location_settings(site: Site) -> None:
     """Write settings that depend on the kit's location: log file, fedstill's component, and the folder of
     jobs."""
-    file = {"class": "logging.handlers.WatchedFileHandler", "filename": str(site.log), "formatter": "line"}
+    file = {
+        "class": "logging.handlers.WatchedFileHandler",
+        "filename": str(site.log_file),
+        "formatter": "line",
+    }
     console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "line"}
     handlers = {"console": console, "file": file}
     line = {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
@@ -208,7 +214,7 @@ def _write_settings(site: Site) -> None:
     path = "fedstill.federation.flare_component.SiteComponent"
     site_component = {"id": "fedstill", "path": path, "args": {"role": site.role, "folder": str(site.folder)}}
     if site.role == CLIENT:
-        write_node_rules(site.kit.folder, site_component)
+        write_node_permissions(site.kit.folder, site_component)
         return
     (site.folder / "runs").mkdir(exist_ok=True)
     resources = json.loads((local / "resources.json").read_text())
@@ -223,7 +229,7 @@ def _write_settings(site: Site) -> None:
 
 def _lock(site: Site) -> IO[str]:
     """Lock the site's folder; the operating system releases the lock when the process ends in any way."""
-    file = site.pid.open("a+")
+    file = site.pid_file.open("a+")
     try:
         lock_file(file.fileno())
     except BlockingIOError:

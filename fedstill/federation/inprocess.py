@@ -98,7 +98,9 @@ class InProcess(Federation):
         responses: dict[str, Tensors] = {}
         content = digest(sent.query, sent.tensors)  # once, as it copies tensors from the device
         for handler in handlers:
-            handler.receive(sent.query, sent.number, sent.tensors, sent.differentiable, sent.call, content)
+            handler.admit_query(
+                sent.query, sent.number, sent.tensors, sent.differentiable, sent.call, content
+            )
         self._run_handlers(sent.query, handlers, lambda handler: handler.compute_responses(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]

@@ -26,7 +26,9 @@ class LinkCosts:
     bytes: int = 0
     absent: float = 0.0
 
-    def add(self, seconds: float, node_seconds: Sequence[float], bytes: int, absent: float = 0.0) -> None:
+    def add_round(
+        self, seconds: float, node_seconds: Sequence[float], bytes: int, absent: float = 0.0
+    ) -> None:
         """Add one round of messages.
 
         Args:

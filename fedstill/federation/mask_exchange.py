@@ -15,7 +15,7 @@ from fedstill.core.errors import DataError, NodeFault
 from fedstill.federation.replies import parse_reply
 from fedstill.federation.transport import MessageSender
 from fedstill.node.replies import AgreementCodes
-from fedstill.node.sum_masks import KEY_BYTES, mask_sign, mask_stream
+from fedstill.node.sum_masks import KEY_BYTES, mask_sign, mask_tensor
 from fedstill.protocol.messages import ConfirmSurvivors, Message, ReceiveKeys, RevealMasks, SendKeys
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors
@@ -46,7 +46,7 @@ class MaskExchange:
             joined: each node's reply when it joined: another object if it has joined again.
         """
         new = [node for node in members if self._cards.get(node, (None,))[0] is not joined[node]]
-        for node, card in self._call_nodes(new, "send_keys", self._card).items():
+        for node, card in self._call_nodes(new, "send_keys", self._fetch_key_card).items():
             self._cards[node] = joined[node], card
         cards = {node: self._cards[node][1] for node in members if node in self._cards}
         known = cards.keys() <= self._shared.keys()
@@ -56,7 +56,7 @@ class MaskExchange:
             )
             self._shared = cards
 
-    def _card(self, node: str) -> torch.Tensor:
+    def _fetch_key_card(self, node: str) -> torch.Tensor:
         tensors = self._send.deliver(node, "send_keys", self._send.pack(SendKeys())).tensors
         if set(tensors) != {"card"} or tensors["card"].dtype != torch.uint8:
             raise DataError("its reply is no key card")
@@ -72,7 +72,7 @@ class MaskExchange:
             NodeFault: a contributor fails before it has revealed its masks, so that the sum cannot be read.
         """
         confirmation = ConfirmSurvivors(call.number, tuple(contributors))
-        codes = self._exchange_codes(
+        codes = self._exchange_agreement_codes(
             contributors, "confirm_survivors", dict.fromkeys(contributors, confirmation)
         )
         requests = {}
@@ -82,20 +82,20 @@ class MaskExchange:
                 raise NodeFault(node, "confirm_survivors", "it does not agree with each of the others")
             received_codes = {other: codes[other].get(node, "") for other in others}
             requests[node] = RevealMasks(call.number, received_codes)
-        keys = self._exchange_codes(contributors, "reveal_masks", requests)
+        keys = self._exchange_agreement_codes(contributors, "reveal_masks", requests)
         missing = set(call.members) - set(contributors)
         unmasked = {name: tensor.clone() for name, tensor in ring.items()}
         for index, name in enumerate(sorted(unmasked)):
             for node in contributors:
                 if keys[node].keys() != {node, *missing}:
                     raise NodeFault(node, "reveal_masks", "it does not reveal the keys that the sum needs")
-                unmasked[name] -= mask_stream(_key(node, keys[node][node]), index, unmasked[name].shape)
+                unmasked[name] -= mask_tensor(_parse_key(node, keys[node][node]), index, unmasked[name].shape)
                 for other in missing:
-                    shared = mask_stream(_key(node, keys[node][other]), index, unmasked[name].shape)
+                    shared = mask_tensor(_parse_key(node, keys[node][other]), index, unmasked[name].shape)
                     unmasked[name] -= mask_sign(node, other) * shared
         return unmasked
 
-    def _exchange_codes(
+    def _exchange_agreement_codes(
         self, nodes: Sequence[str], operation: str, messages: Mapping[str, Message]
     ) -> dict[str, Mapping[str, str]]:
         codes: dict[str, Mapping[str, str]] = self._call_nodes(
@@ -108,7 +108,7 @@ class MaskExchange:
         return codes
 
 
-def _key(node: str, digits: str) -> bytes:
+def _parse_key(node: str, digits: str) -> bytes:
     try:
         key = bytes.fromhex(digits)
     except ValueError as error:

@@ -74,13 +74,13 @@ class Queries:
     signer: str = ""
     trusted: bool = False
 
-    def declared(self) -> Mapping[str, Query]:
+    def query_declarations(self) -> Mapping[str, Query]:
         """Return the method's query declarations by name."""
         setting = NodeSetting(self.plan.spec.make_task(), LocalConfig(), Compute(), self.public)
         queries: Mapping[str, Query] = build_node_side(self.plan.make_method(), setting).queries
         return queries
 
-    def contents(self) -> tuple[str, ...]:
+    def content_digests(self) -> tuple[str, ...]:
         """Return the digest of each query's name and tensors."""
         return tuple(digest(call.query, call.tensors) for call in self.calls)
 
@@ -94,7 +94,7 @@ def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
     Raises:
         BundleError: the path holds other queries, to which nodes may be responding.
     """
-    tensors = _numbered({number: call.tensors for number, call in enumerate(queries.calls)})
+    tensors = _flatten_by_number({number: call.tensors for number, call in enumerate(queries.calls)})
     if queries.public is not None:
         given = public_tensors(queries.public)
         tensors |= {PUBLIC + name: tensor for name, tensor in given.items()}
@@ -130,13 +130,13 @@ def read_queries(
         plan = RunPlan.from_dict(table.pop("plan", None), methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
-    names = _header(path, QueriesHeader, table).queries
+    names = _parse_header(path, QueriesHeader, table).queries
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
     try:
         public = read_public(plan, given, 0)
     except DataError as error:
         raise BundleError(f"{path}: {error}") from error
-    parts = _by_number(path, tensors)
+    parts = _group_by_number(path, tensors)
     calls = tuple(QueryCall(name, parts.pop(number, {})) for number, name in enumerate(names))
     if parts:
         raise BundleError(f"{path}: its header does not list the queries that it holds")
@@ -202,7 +202,7 @@ class NodeResponses:
 def pack_responses(header: ResponsesHeader, replies: Replies) -> bytes:
     """Serialize a file of responses. Equal responses give equal bytes."""
     values = {name: getattr(replies, name) for name in ("versions", "join", "privacy")}
-    return _pack(RESPONSES, {**asdict(header), "replies": values}, _numbered(replies.tensors))
+    return _pack(RESPONSES, {**asdict(header), "replies": values}, _flatten_by_number(replies.tensors))
 
 
 def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]:
@@ -213,9 +213,9 @@ def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]
     """
     table, tensors = _unpack(path, RESPONSES, blob)
     values = table.pop("replies", None)
-    header = _header(path, ResponsesHeader, table)
+    header = _parse_header(path, ResponsesHeader, table)
     try:
-        replies = Replies(**values, tensors=_by_number(path, tensors))
+        replies = Replies(**values, tensors=_group_by_number(path, tensors))
         parse_node_status(replies.join, parse_reply(NodeVersions, replies.versions).versions)
         for each in replies.privacy:
             if not parse_release_cost({"privacy": each}).mechanism:
@@ -294,18 +294,18 @@ def _unpack(
     return header, tensors
 
 
-def _header(path: Path, kind: type[H], table: dict[str, Any]) -> H:
+def _parse_header(path: Path, kind: type[H], table: dict[str, Any]) -> H:
     try:
         return read_table(kind, table)
     except FedstillError as error:
         raise BundleError(f"{path}: {error}") from error
 
 
-def _numbered(parts: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
+def _flatten_by_number(parts: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
     return {f"{number}.{name}": each.clone() for number, part in parts.items() for name, each in part.items()}
 
 
-def _by_number(path: Path, tensors: Tensors) -> dict[int, dict[str, torch.Tensor]]:
+def _group_by_number(path: Path, tensors: Tensors) -> dict[int, dict[str, torch.Tensor]]:
     """Group tensors named ``NUMBER.NAME`` by number and name."""
     parts: dict[int, dict[str, torch.Tensor]] = {}
     for whole, tensor in tensors.items():

@@ -33,7 +33,7 @@ class ResponseFiles:
             if other is not file:
                 raise BundleError(f"{other.path} and {file.path} are both of node {file.header.node!r}")
         self.nodes: Sequence[str] = list(self.files)
-        self._contents = dict(enumerate(queries.contents()))
+        self._contents = dict(enumerate(queries.content_digests()))
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
         """Return the reply from a node's file; see :class:`fedstill.federation.transport.Link`."""
@@ -47,15 +47,15 @@ class ResponseFiles:
             case JoinRun():
                 body = replies.join
             case ComputeGradients(query=query, number=number):
-                return _mismatch(node, query, number)
+                return _mismatch_reply(node, query, number)
             case AnswerQuery(query=query, number=number, differentiable=is_differentiable):
                 if is_differentiable or self._contents.get(number) != digest(query, tensors):
-                    return _mismatch(node, query, number)
+                    return _mismatch_reply(node, query, number)
                 body, response = {"privacy": replies.privacy[number]}, replies.tensors[number]
         return pack({"body": body, "seconds": 0.0}, response)
 
 
-def _mismatch(node: str, query: str, number: int) -> bytes:
+def _mismatch_reply(node: str, query: str, number: int) -> bytes:
     refusal = QueryMismatch(node, query, number)
     error = {"kind": "QueryMismatch", "text": str(refusal), "query": query, "number": number}
     return pack({"error": error})

@@ -95,7 +95,9 @@ def answer_queries(
         try:
             return _answer_queries(service, queries, out, server_key, report)
         except FedstillError as error:
-            service.refusals.record(service.server_fingerprint, getattr(error, "query", QUERIES), error, "")
+            service.refusals.record_in_security_log(
+                service.server_fingerprint, getattr(error, "query", QUERIES), error, ""
+            )
             raise
 
 
@@ -150,7 +152,7 @@ def _require_same_queries(path: Path, queries_file: Queries) -> None:
 
 def _released_bytes(queries_file: Queries, replies: Replies) -> dict[str, int]:
     """Return the bytes that passed the gate, by payload kind."""
-    declared, total = queries_file.declared(), Counter[str]()
+    declared, total = queries_file.query_declarations(), Counter[str]()
     for number, response in sorted(replies.tensors.items()):
         total.update(bytes_by_kind(response, declared[queries_file.calls[number].query].releases))
     return dict(total)
@@ -216,7 +218,7 @@ def _stored_responses(
     Data and model are not read. They may have changed, and nothing of them is released.
     """
     policy = service.file.policy
-    rules = {name: policy_refusal(policy, query) for name, query in queries_file.declared().items()}
+    rules = {name: policy_refusal(policy, query) for name, query in queries_file.query_declarations().items()}
     blob, run = stored.read_bytes(), stored.parent.name
     with closing(audit_file.open_audit(service.file, service.folder)) as audit:
         audit.require_sound()

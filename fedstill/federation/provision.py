@@ -31,8 +31,8 @@ from fedstill.core.errors import ArgumentError, DeployError
 from fedstill.federation.flare_permissions import (
     HEARTBEAT_TIMEOUT,
     write_json,
-    write_node_rules,
-    write_server_rules,
+    write_node_permissions,
+    write_server_permissions,
 )
 
 ADMIN = "admin@federation.local"  # FLARE requires the form of an e-mail address; nothing is sent to it
@@ -87,7 +87,7 @@ def provision(
     from fedstill.federation import server_rules  # imports torch, which a site's process does not need
 
     require_flare()
-    _check(host, nodes, name, port)
+    _check_arguments(host, nodes, name, port)
     if not 2 <= heartbeat < dead_after:
         raise ArgumentError("heartbeat", heartbeat, f"2 or more, and less than dead_after, {dead_after:g}")
     if folder.exists() and any(folder.iterdir()):
@@ -101,7 +101,7 @@ def provision(
     built = _build_kits(folder, nodes, admin=True)
     _install_kit(built / _server_name(host), folder / "server")
     _install_kit(built / ADMIN, folder / "admin")
-    write_server_rules(folder / "server", dead_after)
+    write_server_permissions(folder / "server", dead_after)
     _write_node_kits(folder, built, nodes, heartbeat)
     return port
 
@@ -115,7 +115,7 @@ def add_nodes(folder: Path, nodes: Sequence[str]) -> None:
     """
     require_flare()
     federation = read_federation(folder)
-    _check(federation["host"], nodes, federation["name"], federation["port"])
+    _check_arguments(federation["host"], nodes, federation["name"], federation["port"])
     existing = {path.name.lower(): path for path in (folder / "nodes").glob("*")}
     for node in nodes:
         if (kit := existing.get(node.lower())) is not None:
@@ -172,7 +172,7 @@ def free_port() -> int:
     return port
 
 
-def _check(host: str, nodes: Sequence[str], name: str, port: int | None) -> None:
+def _check_arguments(host: str, nodes: Sequence[str], name: str, port: int | None) -> None:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
         raise ArgumentError("host", host, HOSTS)
     if re.fullmatch(r"[0-9.]+", host):
@@ -250,7 +250,7 @@ def _write_node_kits(folder: Path, built: Path, nodes: Sequence[str], heartbeat:
     for node in nodes:
         kit = folder / "nodes" / node
         _install_kit(built / node, kit)
-        write_node_rules(kit)
+        write_node_permissions(kit)
         write_json(kit / "local" / "fedstill.json", {"heartbeat": heartbeat})
         config = json.loads((kit / "startup" / "fed_client.json").read_text())
         config["client"]["maint_msg_timeout"] = HEARTBEAT_TIMEOUT

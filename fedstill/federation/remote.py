@@ -31,10 +31,10 @@ from fedstill.federation.joining import NodeJoiner, NodeProgress
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.link_costs import LinkCosts
 from fedstill.federation.mask_exchange import MaskExchange
-from fedstill.federation.response_checks import require_finite
+from fedstill.federation.response_checks import require_finite_gradients
 from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.federation.server_audit import ServerAuditLog
-from fedstill.federation.transport import Link, LinkError, MessageSender, Reply, UnfinishedReply
+from fedstill.federation.transport import EndlessReply, Link, LinkError, MessageSender, Reply
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.replies import NodeStatus
@@ -180,13 +180,13 @@ class Remote(Federation):
         content = digest(query, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._call_and_measure(queried, query, dict.fromkeys(queried, message), number)
         for node, reply in replies.items():
-            self._audit.record(node, number, query, RESPONSE, content, down, reply)
+            self._audit.record_release(node, number, query, RESPONSE, content, down, reply)
         return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
 
     def _collect_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
-        require_finite(pulls, query)  # otherwise each node would refuse it and be excluded
+        require_finite_gradients(pulls, query)  # otherwise each node would refuse it and be excluded
         request = ComputeGradients(number, sum=call)
         messages = {node: self._sender.pack(request, pull) for node, pull in pulls.items()}
         replies = self._call_and_measure(tuple(pulls), "gradient", messages)
@@ -194,16 +194,16 @@ class Remote(Federation):
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
             down = bytes_by_kind(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(query, pull)
-            self._audit.record(node, number, query, GRADIENT, content, down, reply)
+            self._audit.record_release(node, number, query, GRADIENT, content, down, reply)
         return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
 
     def _reply_tensors(self, reply: Reply, call: SumRequest | None) -> Tensors:
         """Return a reply's tensors on the server's device; contributions to a sum stay in the ring."""
         return self._compute.tensors_to_device(reply.tensors) if call is None else reply.tensors
 
-    def _new_sum_call(self, members: tuple[str, ...]) -> SumRequest:
+    def _new_sum_request(self, members: tuple[str, ...]) -> SumRequest:
         self._masks.exchange_keys(members, {node: self.node_status[node] for node in members})
-        return super()._new_sum_call(tuple(name for name in members if name not in self.excluded))
+        return super()._new_sum_request(tuple(name for name in members if name not in self.excluded))
 
     def _unmask(self, call: SumRequest, ring: Tensors, contributors: tuple[str, ...]) -> Tensors:
         return self._masks.unmask(call, ring, contributors) if call.recover else ring
@@ -228,7 +228,7 @@ class Remote(Federation):
         seconds, node_seconds = time.monotonic() - start, [reply.node_seconds for reply in replies.values()]
         last = max((reply.elapsed for reply in replies.values()), default=0.0)
         absent = 0.0 if len(replies) == len(nodes) else seconds - last
-        self.link_costs.add(seconds, node_seconds, total_bytes, absent)
+        self.link_costs.add_round(seconds, node_seconds, total_bytes, absent)
         return replies
 
     def _call_nodes(
@@ -247,7 +247,7 @@ class Remote(Federation):
         for node, future in futures.items():
             try:
                 if not future.done():
-                    raise UnfinishedReply(
+                    raise EndlessReply(
                         f"its request or reply has not ended after {self._max_call_seconds:g} s"
                     )
                 results[node] = future.result()
@@ -262,7 +262,7 @@ class Remote(Federation):
             if isinstance(failure, DeployError) or (needs_all and isinstance(failure, QueryMismatch)):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            is_invalid = isinstance(failure, QueryRefused | QueryMismatch | DataError | UnfinishedReply)
+            is_invalid = isinstance(failure, QueryRefused | QueryMismatch | DataError | EndlessReply)
             try:
                 self.exclude(node, query, reason, may_rejoin=not is_invalid, since_query=since_query)
             except NodeFault as fault:

@@ -120,12 +120,12 @@ def parse_reply(kind: type[T], body: Mapping[str, Any]) -> T:
     fedstill.core.errors.DataError: its reply: percent is 140 (expected 0 or more and up to 100)
     """
     try:
-        return load_record(kind, _truncate(body, "all of it", MAX_DEPTH), Path("its reply"))
+        return load_record(kind, _truncate_or_refuse(body, "all of it", MAX_DEPTH), Path("its reply"))
     except RunFolderError as error:
         raise DataError(clip_text(str(error))) from error
 
 
-def _truncate(value: Any, name: str, deep: int) -> Any:
+def _truncate_or_refuse(value: Any, name: str, deep: int) -> Any:
     """Truncate texts; refuse too many entries, too deep nesting and too large numbers."""
     if isinstance(value, str):
         return clip_text(value, MAX_TEXT)
@@ -136,11 +136,11 @@ def _truncate(value: Any, name: str, deep: int) -> Any:
             raise DataError(f"its reply: {name} lies deeper than {MAX_DEPTH} lists and tables")
     if isinstance(value, Mapping):
         return {
-            clip_text(key, MAX_TEXT): _truncate(each, clip_text(key, 40), deep - 1)
+            clip_text(key, MAX_TEXT): _truncate_or_refuse(each, clip_text(key, 40), deep - 1)
             for key, each in value.items()
         }
     if isinstance(value, list):
-        return [_truncate(each, name, deep - 1) for each in value]
+        return [_truncate_or_refuse(each, name, deep - 1) for each in value]
     if isinstance(value, int | float) and not abs(value) <= MAX_COUNT:  # NaN too is not below anything
         raise DataError(
             f"its reply: {name} is {clip_text(repr(value), 60)} (expected numbers up to {MAX_COUNT})"

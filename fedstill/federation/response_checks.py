@@ -50,9 +50,9 @@ def find_faults(
     for node, response in responses.items():
         if node not in found:
             found |= _shape_fault(node, response, query, rows, outputs)
-    found |= _shape_outliers(_without(responses, found), query)
-    found |= _malformed_json(_without(responses, found), query)
-    found |= find_non_finite(_without(responses, found))
+    found |= _shape_outlier_faults(_without(responses, found), query)
+    found |= _malformed_json_faults(_without(responses, found), query)
+    found |= non_finite_faults(_without(responses, found))
     for node, response in _without(responses, found).items():
         found |= _count_fault(node, response, query)
     sound = _without(responses, found)
@@ -60,7 +60,7 @@ def find_faults(
         if kind.normal_size is not None:
             sizes = _root_mean_squares({node: [response[name]] for node, response in sound.items()})
             found |= _outlier_faults(
-                _size_outliers(sizes, outlier, kind.normal_size), sizes, name, outlier, query.name
+                _outlier_ratios(sizes, outlier, kind.normal_size), sizes, name, outlier, query.name
             )
     return found
 
@@ -82,17 +82,17 @@ def invalid_dtype_fault(tensors: Tensors) -> str | None:
 
 def require_finite_inputs(tensors: Tensors, query: str) -> None:
     """Raise DataError if the method sends inputs with NaN or infinity, which is no node's fault."""
-    for fault in find_non_finite({"the server": tensors}).values():
+    for fault in non_finite_faults({"the server": tensors}).values():
         raise DataError(f"query {query!r}: inputs {fault}: the method's networks at the server diverged")
 
 
-def require_finite(pulls: Mapping[str, Tensors], query: str) -> None:
+def require_finite_gradients(pulls: Mapping[str, Tensors], query: str) -> None:
     """Raise DataError if the method's gradients hold NaN or infinity, which is no node's fault."""
-    for fault in find_non_finite(pulls).values():
+    for fault in non_finite_faults(pulls).values():
         raise DataError(f"query {query!r}: the method's gradients of {fault}: its loss is not finite")
 
 
-def find_non_finite(responses: Mapping[str, Tensors]) -> dict[str, str]:
+def non_finite_faults(responses: Mapping[str, Tensors]) -> dict[str, str]:
     """Return the faults of nodes whose tensors hold NaN or infinity."""
     parts = [
         (node, name, tensor)
@@ -117,7 +117,7 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
-def mismatched_gradients(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
+def mismatched_gradient_faults(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
     """Return the faults of nodes whose gradients do not have the shapes and dtypes of the query's inputs.
 
     Args:
@@ -135,7 +135,7 @@ def mismatched_gradients(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict
     return found
 
 
-def oversized_gradients(
+def oversized_gradient_faults(
     pulled: Mapping[str, Tensors], pulls: Mapping[str, Tensors], outlier: float, query: str
 ) -> dict[str, str]:
     """Return the faults of nodes whose input gradients are far larger than the others'.
@@ -155,9 +155,9 @@ def oversized_gradients(
     pull_sizes = _root_mean_squares({node: list(pulls[node].values()) for node in sizes})
     gains = {node: size / max(pull_sizes.get(node, 0.0), TINY) for node, size in sizes.items()}
     allowed = outlier * outlier
-    gain_outliers = _size_outliers(gains, allowed, 0.0)
+    gain_outliers = _outlier_ratios(gains, allowed, 0.0)
     outliers = {
-        node: times for node, times in _size_outliers(sizes, allowed, 0.0).items() if node in gain_outliers
+        node: times for node, times in _outlier_ratios(sizes, allowed, 0.0).items() if node in gain_outliers
     }
     return _outlier_faults(outliers, sizes, "gradients", outlier, query)
 
@@ -179,7 +179,7 @@ def _shape_fault(
     return {}
 
 
-def _malformed_json(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
+def _malformed_json_faults(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
     """Return the faults of nodes with malformed JSON values."""
     found: dict[str, str] = {}
     for node, response in responses.items():
@@ -191,7 +191,7 @@ def _malformed_json(responses: Mapping[str, Tensors], query: Query) -> dict[str,
     return found
 
 
-def _shape_outliers(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
+def _shape_outlier_faults(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
     """Return the faults of nodes whose tensors differ from most nodes' in shape or dtype (ragged: in
     ndim)."""
     forms = {
@@ -247,7 +247,7 @@ def _root_mean_squares(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[st
     return {node: sqrt(squares[node] / count) for node, count in counts.items() if count}
 
 
-def _size_outliers(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
+def _outlier_ratios(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
     """Return the ratio to the median of the others, for each node whose ratio is above ``outlier``."""
     found: dict[str, float] = {}
     ordered = sorted(sizes.values())  # once, to avoid quadratic time

@@ -40,12 +40,12 @@ class StopReason:
     text: str
 
     @property
-    def refused(self) -> bool:
+    def is_refusal(self) -> bool:
         """True if a node or a method refused the run."""
         return self.error in REFUSED
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         """True if the run would stop again when it is resumed without changes."""
         return self.error in FINAL
 
@@ -79,9 +79,9 @@ def run_status_line(folder: Path, status: str = "", since: float = 0.0) -> str:
         return "done"
     why = read_stop_reason(folder)
     if why is not None and _is_newer(folder / STOPPED, since):
-        if why.refused:
+        if why.is_refusal:
             return f"refused: {why.text}"
-        return f"stopped: {why.text}{'' if why.final else RESUME_HINT}"
+        return f"stopped: {why.text}{'' if why.is_final else RESUME_HINT}"
     if status.startswith("FINISHED"):
         word = status.removeprefix("FINISHED:")
         return f"no result, for an unknown reason (FLARE's status: {word}){RESUME_HINT}"

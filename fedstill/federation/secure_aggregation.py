@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault, QueryMismatch
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.response_checks import mismatched_gradients, require_finite
+from fedstill.federation.response_checks import mismatched_gradient_faults, require_finite_gradients
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import (
     MIN_SUM_NODES,
@@ -56,7 +56,7 @@ class SumAggregation(ABC):
 
     def _summed_responses(self, members: tuple[str, ...], sent: SentQuery) -> dict[str, torch.Tensor]:
         """Return the sum, or the weighted mean, of all responses to one query."""
-        kinds, call = self.queries[sent.query].released_kinds(), self._new_sum_call(members)
+        kinds, call = self.queries[sent.query].released_kinds(), self._new_sum_request(members)
         received = self._collect_responses(call.members, replace(sent, call=call))
         parts = [name for name in kinds if not name.startswith("d/d")]
         total_ring, contributions = self._sum(call, sent.query, received, parts)
@@ -64,7 +64,7 @@ class SumAggregation(ABC):
         self._last_sum = sent.number, contributions, self._to_device(weights)
         return self._to_device(sums)
 
-    def _new_sum_call(self, members: tuple[str, ...]) -> SumRequest:
+    def _new_sum_request(self, members: tuple[str, ...]) -> SumRequest:
         """Start another sum, with a number above those of earlier processes of this server."""
         self._sum_count = max(self._sum_count + 1, time.time_ns() // 1_000_000)
         return SumRequest(self._sum_count, members, self.link.quorum < 1)
@@ -103,16 +103,16 @@ class SumAggregation(ABC):
         pull = {
             name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
         }
-        require_finite({SUM: pull}, query)
+        require_finite_gradients({SUM: pull}, query)
         scale = gradient_scale(pull)  # nodes refuse any scale but 1
         scaled = {name: grad / scale for name, grad in pull.items()}
         members = tuple(name for name in contributors if name in self.present)
-        call = self._new_sum_call(members)
+        call = self._new_sum_request(members)
         received = self._collect_gradients(number, query, dict.fromkeys(call.members, scaled), call)
         declared = self.queries[query]
         parts = [f"d/d{name}" for name in declared.differentiable]
         sums, _ = decode_sums(self._sum(call, query, received, parts)[0], declared.released_kinds())
-        if faults := mismatched_gradients({SUM: sums}, inputs):
+        if faults := mismatched_gradient_faults({SUM: sums}, inputs):
             raise NodeFault(SUM, query, faults[SUM])
         return self._to_device({name: grad * scale for name, grad in sums.items()})
 

@@ -22,7 +22,7 @@ class ServerAuditLog:
     def __init__(self, audit: AuditLog, run: str, queries: Mapping[str, Query], masked: bool) -> None:
         self._audit, self._run, self._queries, self._masked = audit, run, queries, masked
 
-    def record(
+    def record_release(
         self,
         node: str,
         number: int,

@@ -46,7 +46,7 @@ class ServerRules(CheckedOptions):
     downloads: bool = False
     """Whether a run may download public data sets and models from the internet to this machine."""
 
-    def check(self, table: Mapping[str, Any], file: Path) -> None:
+    def require_allowed(self, table: Mapping[str, Any], file: Path) -> None:
         """Refuse a run's configuration that names resources which the server's owner has not allowed.
 
         Args:
@@ -63,8 +63,8 @@ class ServerRules(CheckedOptions):
         for name, text in toml.iterate_strings(table):
             if _is_code(name, text) and text not in self.modules:
                 raise ArgumentError(name, text, f"one of fedstill's own, or of `modules` in {file}")
-            path = named_path(name, text)
-            if path is not None and not any(path.is_relative_to(each) for each in self._folders(file)):
+            path = path_outside_data_folders(name, text)
+            if path is not None and not any(path.is_relative_to(each) for each in self._data_folders(file)):
                 raise ArgumentError(name, text, f"a path in a folder that `data` of {file} lists")
             if path is None and _is_hub(name, text) and not self.downloads:
                 raise ArgumentError(name, text, f"a folder here, as {file} says downloads = false")
@@ -81,12 +81,12 @@ class ServerRules(CheckedOptions):
         """
         return [str((folder / Path(each).expanduser()).resolve()) for each in self.plugins]
 
-    def _folders(self, file: Path) -> list[Path]:
+    def _data_folders(self, file: Path) -> list[Path]:
         listed = [file.parent / Path(each).expanduser() for each in self.data]
         return [folder.resolve() for folder in (*listed, *default_folders())]
 
 
-def read(folder: Path) -> ServerRules:
+def read_server_rules(folder: Path) -> ServerRules:
     """Read the rules in a server's folder; without a file nothing is allowed.
 
     Raises:
@@ -101,16 +101,16 @@ def read(folder: Path) -> ServerRules:
         raise FedstillError(f"{file}: {error}") from error
 
 
-def rules_for_run(table: Mapping[str, Any]) -> ServerRules:
+def rules_allowing_run(table: Mapping[str, Any]) -> ServerRules:
     """Return rules that allow exactly what a run names, for a rehearsal on the researcher's own machine."""
     named = list(toml.iterate_strings(table))
-    paths = {str(path) for name, text in named if (path := named_path(name, text)) is not None}
+    paths = {str(path) for name, text in named if (path := path_outside_data_folders(name, text)) is not None}
     modules = {text for name, text in named if _is_code(name, text)}
     plugins = [str(Path(each).resolve()) for each in table.get("plugins", ())]
     return ServerRules(tuple(sorted(paths)), tuple(sorted(modules)), tuple(plugins), downloads=True)
 
 
-def named_path(name: str, text: str) -> Path | None:
+def path_outside_data_folders(name: str, text: str) -> Path | None:
     """Return the absolute path that a configuration's text names outside the usual data folders, or None.
 
     Args:
@@ -120,10 +120,14 @@ def named_path(name: str, text: str) -> Path | None:
     Raises:
         ArgumentError: it is not a valid path on this machine.
 
-    >>> named_path("student.model", "small-cnn:16") is named_path("data.target", "mass/height") is None
+    >>> path_outside_data_folders("student.model", "small-cnn:16") is None
     True
-    >>> named_path("data.root", "/srv/../etc").as_posix(), named_path("student.model", "hf:/a/b").as_posix()
-    ('/etc', '/a/b')
+    >>> path_outside_data_folders("data.target", "mass/height") is None
+    True
+    >>> path_outside_data_folders("data.root", "/srv/../etc").as_posix()
+    '/etc'
+    >>> path_outside_data_folders("student.model", "hf:/a/b").as_posix()
+    '/a/b'
     """
     value = text.removeprefix(HF) if _is_hub(name, text) else text
     path = Path(value)

@@ -109,10 +109,10 @@ def parse_fingerprint(text: str) -> str:
         return group_digits(found)
     if not Path(text).is_file():
         raise BundleError(f"{text!r} is no public key (expected a .pub file, or a fingerprint of 32 digits)")
-    return fingerprint(read_public(Path(text)))
+    return fingerprint(read_public_key(Path(text)))
 
 
-def read_public(path: Path) -> bytes:
+def read_public_key(path: Path) -> bytes:
     """Read the public key in a PEM file, 32 bytes.
 
     Raises:
@@ -140,7 +140,7 @@ def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
     """
     private_files.replace_file(path, blob, sync=True)
     private_files.replace_file(
-        signature_path(path), _encoded(public_key_bytes(key), key.sign(blob)), sync=True
+        signature_path(path), _signature_file_bytes(public_key_bytes(key), key.sign(blob)), sync=True
     )
 
 
@@ -196,12 +196,14 @@ def _read_signature(path: Path) -> tuple[bytes, bytes]:
         parts = bytes.fromhex(table["key"]), bytes.fromhex(table["signature"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BundleError(f"{path} is no signature that fedstill has written") from error
-    if (len(parts[0]), len(parts[1])) != (KEY_BYTES, SIGNATURE_BYTES) or text != _encoded(*parts):
+    if (len(parts[0]), len(parts[1])) != (KEY_BYTES, SIGNATURE_BYTES) or text != _signature_file_bytes(
+        *parts
+    ):
         raise BundleError(f"{path} is no signature that fedstill has written")
     return parts
 
 
-def _encoded(key: bytes, signature: bytes) -> bytes:
+def _signature_file_bytes(key: bytes, signature: bytes) -> bytes:
     table = {"algorithm": ALGORITHM, "key": key.hex(), "signature": signature.hex()}
     return (json.dumps(table) + "\n").encode()
 

@@ -27,7 +27,7 @@ class ReplyTimeout(LinkError):
     """No reply came in time, for an unknown reason."""
 
 
-class UnfinishedReply(LinkError):
+class EndlessReply(LinkError):
     """A reply keeps arriving and does not end."""
 
 

@@ -65,7 +65,7 @@ class Discriminators(CheckedOptions):
             ArgumentError: PatchGAN for rows of a table, or for images that are too small.
         """
         channels, *sides = task.real_images(node.data).shape[1:]
-        norm: Norm = "group" if "critic" in node.private_steps else "batch"
+        norm: Norm = "group" if "critic" in node.dp_sgd_parameters else "batch"
         with seeded(node.seed, node.name, "critic"):
             network = self._network_class(task, tuple(sides))
             critic = network(channels + task.condition_channels * judges_pairs, self.width, norm)

@@ -191,7 +191,7 @@ def image_map_cache(setting: NodeSetting) -> ImageMapCache:
 
 def map_order(node: NodeView) -> torch.Tensor:
     """Return the order in which a node sends its maps: indices ``(n,)``, the same at each call."""
-    order = torch.randperm(len(node.data), generator=node.generator("maps told"))  # quote
+    order = torch.randperm(len(node.data), generator=node.random_generator("maps told"))  # quote
     return order.to(node.data.inputs.device)
 
 

@@ -22,9 +22,9 @@ class LabelShift:
         device: device of the counts.
 
     >>> shift = LabelShift(2, torch.device("cpu"))
-    >>> shift.expect(torch.tensor([9.0, 1.0]))
-    >>> shift.count(torch.tensor([[5.0, 0.0], [0.0, 5.0]]))  # one of two decided for the second class
-    >>> shift.corrected(torch.zeros(1, 2)).softmax(1)  # for an input without evidence
+    >>> shift.set_real_counts(torch.tensor([9.0, 1.0]))
+    >>> shift.count_decisions(torch.tensor([[5.0, 0.0], [0.0, 5.0]]))  # 1 of 2 decided for class 1
+    >>> shift.correct_logits(torch.zeros(1, 2)).softmax(1)  # for an input without evidence
     tensor([[0.9000, 0.1000]])
     """
 
@@ -32,16 +32,16 @@ class LabelShift:
         self.decided = torch.zeros(classes, device=device)  # inputs or pixels
         self._expected = torch.ones(classes, device=device)
 
-    def expect(self, counts: torch.Tensor) -> None:
+    def set_real_counts(self, counts: torch.Tensor) -> None:
         """Set the number of real examples of each class, ``(C,)``; noise may have made some negative."""
         self._expected = counts.clamp(min=0)
 
-    def count(self, z: torch.Tensor) -> None:
+    def count_decisions(self, z: torch.Tensor) -> None:
         """Count the decisions of ensembled logits ``(B, C, ...)`` by class."""
         decided = z.argmax(1)
         self.decided += torch.stack([decided.eq(c).sum() for c in range(z.shape[1])])
 
-    def corrected(self, z: torch.Tensor) -> torch.Tensor:
+    def correct_logits(self, z: torch.Tensor) -> torch.Tensor:
         """Return logits ``(B, C, ...)`` for generated inputs with the expected class shares."""
         expected, decided = (n / n.sum().clamp(min=MIN_SHARE) for n in (self._expected, self.decided))
         known = (expected >= MIN_SHARE) & (decided >= MIN_SHARE)

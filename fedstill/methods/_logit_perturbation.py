@@ -3,7 +3,7 @@
 Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domain Knowledge Distillation",
 AAAI 2022, Eq. 2-4. **No guarantee**: nothing here bounds the influence of one training record on a logit, and
 without such a bound neither rounding nor noise has an epsilon.
-:class:`~fedstill.privacy.release_rules.NoisyRows` bounds first.
+:class:`~fedstill.privacy.release_rules.BoundedNoisyRows` bounds first.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Student:
 
     def corrected_target(self, z: torch.Tensor) -> torch.Tensor:
         """Return S's target for ensembled logits z ``(B, classes, ...)``."""
-        return z if self.shift is None else self.shift.corrected(z)
+        return z if self.shift is None else self.shift.correct_logits(z)
 
     def mimic_loss(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """Return L_mimic as S descends it (Eq. 10)."""

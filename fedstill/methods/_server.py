@@ -68,7 +68,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_registered_names(self.method, "method")
-        self.federation.check_policies(tuple(self.federation.queries))
+        self.federation.exclude_refusing_nodes(tuple(self.federation.queries))
         self.state = self.method.init_state(self)
         _check_state(self.name, self.state)
 
@@ -170,7 +170,7 @@ class Server:
             "completed_steps": self.completed_steps,
             "federation": self.federation.state_dict(),
             "student": dict(self.student.state_dict()),
-            "method": {name: _state_of(value) for name, value in vars(self.state).items()},
+            "method": {name: _to_saved_form(value) for name, value in vars(self.state).items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,7 +205,7 @@ def _check_state(name: str, state: Any) -> None:
         raise ArgumentError(f"state of method {name}", type(state).__name__, expected)
     for key, value in vars(state).items():
         try:
-            check_state(_state_of(value))
+            check_state(_to_saved_form(value))
         except TypeError as error:
             expected = (
                 "tensors, numbers, texts, lists and mappings of these, networks, optimizers, or an object "
@@ -214,12 +214,12 @@ def _check_state(name: str, state: Any) -> None:
             raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, expected) from error
 
 
-def _state_of(value: Any) -> Any:
+def _to_saved_form(value: Any) -> Any:
     """Return the saved form of one attribute of the state."""
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         return dict(value.state_dict())
     if isinstance(value, Mapping):
-        return {name: _state_of(part) for name, part in value.items()}
+        return {name: _to_saved_form(part) for name, part in value.items()}
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 

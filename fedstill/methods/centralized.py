@@ -68,7 +68,7 @@ class CentralTrainer:
     def _make_node(self, server: Server, data: TensorData) -> Node:
         name = self._name
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
-        local_training.make_optimizers([self._node], server.local)
+        local_training.attach_optimizers([self._node], server.local)
         if self._optimizer:
             state = {**self._node.state_dict(), "modules": {}}
             self._node.load_state_dict({**state, "optimizers": {"model": self._optimizer}})

@@ -324,8 +324,8 @@ class FedIOD(Method):
                 losses["conf"] = task.confidence_loss(z_k, share)  # Eq. 3
                 losses["unique"] = task.uniqueness_loss(z_k, share)  # Eq. 5
             if S.shift is not None:
-                S.shift.expect(state.histogram.counts.sum(0))
-                S.shift.count(z_bar)
+                S.shift.set_real_counts(state.histogram.counts.sum(0))
+                S.shift.count_decisions(z_bar)
             losses["balance"] = task.balance_loss(z_bar)
             z_hat, target = S.evaluate(x), S.corrected_target(z_bar)
             losses["mimic"] = task.distillation_loss(z_hat, target, self.tau).mean()  # Eq. 10

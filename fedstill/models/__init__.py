@@ -91,7 +91,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 
 PREDICTION_ONLY = (  # the rule by which a node refuses input gradients of its model
     "model: it predicts only, no gradient passes through it (expected a method that queries "
-    "outputs only, docs/own-model.md)"
+    "outputs only, docs/custom-model.md)"
 )
 TEXT_MODELS = ("transformer", "bag")  # names of networks for texts
 FIXED_WIDTH_MODELS = ("linear", "unit-linear")  # networks without a width

@@ -3,21 +3,21 @@ service.
 
 - Service: ``node_service`` serves messages; ``session`` is one run, with files in ``run_folder`` and
   ``public_cache``. ``request_handler`` receives queries, computes responses (on a GPU with
-  ``query_handlers``) and releases them through the ``gate``, and so with ``input_gradients``. ``exchanges``
+  ``handler_runner``) and releases them through the ``gate``, and so with ``input_gradients``. ``exchanges``
   keeps recent responses, ``replies`` holds the other replies to a server.
 - Owner: ``owner_folder`` with ``node_file``, ``startup_kit_faults`` and ``kit_identity``; ``policy`` with
-  ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_faults`` and ``permission_check``
+  ``message_limits``, ``memory_limits`` and ``model_size_limits``; ``policy_faults`` and ``permission_check``
   find faults. ``admission`` and ``requests`` decide which runs may begin; ``security_log`` records joins
   and refusals; ``refusals`` and ``refusal_text`` reply to refused messages. ``request_text`` describes a
   request, ``overview`` the whole node.
 - Training: ``node`` is data and networks, ``node_group`` computes several nodes together, ``owner_model``
-  and ``network_setup`` prepare models; ``local_training``, ``dp_training``, ``initial_training``.
+  and ``model_setup`` prepare models; ``local_training``, ``dp_training``, ``initial_training``.
 - Privacy: ``protection`` sets up a node's ``run_mechanism``, with ``noise_calibration`` and
   ``run_budgets``; ``privacy_forecast`` computes the cost of a run beforehand.
 - Audit log: ``audit_log`` writes each release before it is handed over, as ``audit_entries``, with
   ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_file`` finds it in the owner's
-  folder, ``audit_cost`` computes its epsilon.
-- Secure aggregation: ``sum_contribution`` converts releases, ``sum_masks`` masks them, ``masked_handler``
+  folder, ``spent_budget`` computes its epsilon.
+- Secure aggregation: ``sum_encoder`` converts releases, ``sum_masks`` masks them, ``masked_handler``
   responds under masks, and ``sum_history`` records earlier sums.
 
 May import privacy, protocol and lower packages. Read ``gate`` first.

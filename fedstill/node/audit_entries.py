@@ -161,12 +161,13 @@ FIELD_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
 """Check of each field of a line, and its description."""
 
 
-def parse_line(line: object) -> dict[str, Any] | None:
+def parse_entry_fields(line: object) -> dict[str, Any] | None:
     """Return all fields of a line, with ``at``; None if no node could have written it.
 
-    >>> parse_line(Entry("r", "n", "n", 3, "predict", "response", up={"logits": 8}).to_line("now"))["up"]
+    >>> line = Entry("r", "n", "n", 3, "predict", "response", up={"logits": 8}).to_line("now")
+    >>> parse_entry_fields(line)["up"]
     {'logits': 8}
-    >>> parse_line("[1]")
+    >>> parse_entry_fields("[1]")
     """
     if not isinstance(line, str) or not is_text(line):
         return None
@@ -194,5 +195,5 @@ def check_entry(entry: Entry) -> None:
         is_allowed, expected = FIELD_CHECKS[name]
         if not is_allowed(value):
             raise ArgumentError(f"{name} of an entry", value, expected)
-    if parse_line(entry.to_line("")) != {"at": "", **vars(entry)}:
+    if parse_entry_fields(entry.to_line("")) != {"at": "", **vars(entry)}:
         raise ArgumentError("entry of an audit log", vars(entry), "values that its line restores")

@@ -34,7 +34,7 @@ from fedstill.node.audit_entries import (
     Entry,
     check_entry,
     is_text,
-    parse_line,
+    parse_entry_fields,
 )
 from fedstill.node.audit_head import MAX_ENTRY_NUMBER, AuditLogHead
 from fedstill.node.audit_totals import EntryTotals, Spending
@@ -192,11 +192,11 @@ class AuditLog:
                 self._read_new_entries()
         return self.totals.spending(payer, run)
 
-    def summary(self, run: str | None = None) -> dict[str, Any]:
+    def traffic_totals(self, run: str | None = None) -> dict[str, Any]:
         """Return bytes and queries of one run, or of all:
-        :meth:`fedstill.node.audit_totals.EntryTotals.summary`.
+        :meth:`fedstill.node.audit_totals.EntryTotals.traffic_totals`.
         """
-        return self.totals.summary(run)
+        return self.totals.traffic_totals(run)
 
     def entry(self, number: int) -> dict[str, Any]:
         """Return one entry, as :meth:`entries` does."""
@@ -215,7 +215,7 @@ class AuditLog:
         with self._database.read_transaction():
             rows = self._database.execute(query, (first, limit)).fetchall()
         for number, line, hash_ in rows:
-            if (fields := parse_line(line)) is not None:
+            if (fields := parse_entry_fields(line)) is not None:
                 yield {"entry": number, **fields, "hash": hash_}
 
     def verify(self) -> None:
@@ -293,7 +293,7 @@ class AuditLog:
         expected = AuditLogHead()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
         for number, line, stored_hash in self._database.execute(query, (last_read,)):
-            fields, hash_ = parse_line(line), chain_hash(self._last_hash, number, line)
+            fields, hash_ = parse_entry_fields(line), chain_hash(self._last_hash, number, line)
             if number != self._last_number + 1:
                 fault = fault or f"entry {self._last_number + 1} is missing"
             if fields is None or stored_hash != hash_:

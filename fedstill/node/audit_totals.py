@@ -65,7 +65,7 @@ class EntryTotals:
         self._head_rows: dict[tuple[str, str], str] = {}  # texts of the head; empty if outdated
 
     def add(self, number: int, entry: Mapping[str, Any]) -> None:
-        """Add one entry, as :func:`parse_line` returns it."""
+        """Add one entry, as :func:`parse_entry_fields` returns it."""
         run, node, part = entry["run"], entry["node"], entry["part"]
         if part == REFUSED:
             return
@@ -85,7 +85,7 @@ class EntryTotals:
                 events[f"{UNIT_PREFIX}{entry['unit']}"] = 1
         if run != ALL_RUNS:
             self._head_rows[entry["payer"], run] = ""
-        if part == RESPONSE or (part == GRADIENT and self.sibling_contents(entry)):
+        if part == RESPONSE or (part == GRADIENT and self.sibling_content_hashes(entry)):
             self.response_counts[run, node, entry["query"]] += 1
         self._entry_numbers[_query_key(entry)][entry["content_hash"], entry["release_hash"]] = number
         if part == TRAINING:
@@ -144,11 +144,11 @@ class EntryTotals:
             (entry["content_hash"], entry["release_hash"]), 0
         )
 
-    def sibling_contents(self, entry: Mapping[str, Any]) -> list[str]:
+    def sibling_content_hashes(self, entry: Mapping[str, Any]) -> list[str]:
         """Return the content hashes of entries that differ from this one at most in content and release."""
         return [content_hash for content_hash, _ in self._entry_numbers.get(_query_key(entry), ())]
 
-    def unreported(self, run: str, node: str) -> dict[str, int]:
+    def unreported_training_charges(self, run: str, node: str) -> dict[str, int]:
         """Return charges for training that no reply has reported to a server yet."""
         return {name: min(count, MAX_COUNT) for name, count in (+self._unreported[run, node]).items()}
 
@@ -167,7 +167,7 @@ class EntryTotals:
         """Return whether a run has entries other than refusals."""
         return run in self._charged_runs
 
-    def summary(self, run: str | None = None) -> dict[str, Any]:
+    def traffic_totals(self, run: str | None = None) -> dict[str, Any]:
         """Return bytes ``up`` and ``down``, total, ``by_kind`` and ``by_node``, and numbers of queries: of
         one run, or of all.
         """

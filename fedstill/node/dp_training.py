@@ -24,7 +24,7 @@ from fedstill.privacy.dpsgd import (
     PrivateLoss,
     PublicLoss,
     augmentation_numbers,
-    clipped_sum,
+    clipped_sum_and_loss,
     examples_at_once,
     poisson_sample,
     public_gradient,
@@ -32,7 +32,7 @@ from fedstill.privacy.dpsgd import (
     tensor_digest,
 )
 from fedstill.privacy.noise import NoiseSampler, add_noise
-from fedstill.privacy.per_example import PerExample
+from fedstill.privacy.per_example import PerExampleFunction
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
 
@@ -76,7 +76,7 @@ def private_step(
     Raises:
         ArgumentError: the current query has not declared this step, or not for so many records.
     """
-    _consume_step(node, role, rate)
+    _subtract_remaining_step(node, role, rate)
     module, optimizer = node.modules[role], node.optimizers[role]
     names = (
         node.query_context_hash,
@@ -91,7 +91,7 @@ def private_step(
         inputs, targets = augment(inputs, targets, dp.sampler(*names, "augment"))
     rows = examples_at_once(len(node.data), batch)
     with in_mode(module, True):
-        total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
+        total, loss = clipped_sum_and_loss(module, trained, private_loss, inputs, targets, dp.clip, rows)
         if dp.noise:
             # The stream depends on the sum, too: if a sum differs under equal names, say in its last digits
             # on another machine, all of its noise differs, and no difference of two steps is free of noise.
@@ -108,7 +108,7 @@ def private_step(
     return loss
 
 
-def _consume_step(node: Node, role: str, sampling_rate_: float) -> None:
+def _subtract_remaining_step(node: Node, role: str, sampling_rate_: float) -> None:
     """Subtract a step from those that are charged for the current query."""
     if node.remaining_private_steps is None:
         return
@@ -145,7 +145,7 @@ def train_privately(
     end = len(numbers) if steps is None else min(len(numbers), start + steps)
     if config.augment == "none" and start < end:
         with compute.autocast():
-            node = _with_precomputed_features(node)
+            node = _copy_with_precomputed_features(node)
     q = sampling_rate(len(node.data), config.batch)
     for number in numbers[start:end]:
         set_lr(node.optimizers["model"], cosine_lr(number, total, config.lr, config.lr_end))
@@ -159,14 +159,14 @@ def train_privately(
                 number,
                 private_loss=_example_losses(task, config),
                 batch=q * len(node.data),
-                augment=_augment(task, config),
+                augment=_make_augmentation(task, config),
             )
         if report is not None:
             report([node], number - numbers[0] + 1, torch.tensor([loss]))
     return end
 
 
-def _with_precomputed_features(node: Node) -> Node:
+def _copy_with_precomputed_features(node: Node) -> Node:
     """Return the node with the trained layers only, and with the fixed layers' features as its data,
     computed once.
 
@@ -196,7 +196,7 @@ def _with_precomputed_features(node: Node) -> Node:
             and len(data) * features_of(leaves, data.inputs[0])[0].numel() <= MAX_CACHED_NUMBERS
         )
         per_example = (
-            PerExample(features_of, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs)
+            PerExampleFunction(features_of, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs)
             if fits
             else None
         )
@@ -223,7 +223,7 @@ def _example_losses(task: Task, config: LocalConfig) -> PrivateLoss:
     return losses
 
 
-def _augment(task: Task, config: LocalConfig) -> Augment | None:
+def _make_augmentation(task: Task, config: LocalConfig) -> Augment | None:
     mode = config.augment
     if mode == "none":
         return None

@@ -16,7 +16,7 @@ from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
-from fedstill.node.sum_contribution import SumContribution
+from fedstill.node.sum_encoder import SumEncoder
 from fedstill.privacy.events import PrivacyCost, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, KNOWN_KINDS, LABEL_MAPS, SOURCES, PayloadKind
@@ -140,7 +140,7 @@ class Gate:
             return f"approved: {approved_rows} inputs, and {name} has {row_count}"
         return None
 
-    def read_values(self, query: Query, tensors: Tensors) -> None:
+    def check_json_values(self, query: Query, tensors: Tensors) -> None:
         """Refuse invalid or too large JSON values, before anything is charged for the query.
 
         Raises:
@@ -165,8 +165,8 @@ class Gate:
         if rule is not None:
             raise QueryRefused(self.node, received.query, rule)
         # A repeated query is admitted; other content under the same number is another query.
-        if received.content_hash not in self.audit.totals.sibling_contents(
-            vars(self._entry(received, RESPONSE))
+        if received.content_hash not in self.audit.totals.sibling_content_hashes(
+            vars(self._make_entry(received, RESPONSE))
         ):
             self._require_approved(received.query)
             self._require_within_limits(received.query, self.audit.spending(self.payer, self.run), 1, 1)
@@ -233,7 +233,7 @@ class Gate:
         query: Query,
         sent: Tensors,
         wire: WireConfig | None = None,
-        contribution: SumContribution | None = None,
+        sum_encoder: SumEncoder | None = None,
     ) -> Tensors:
         """Release tensors: bound, add noise, charge and audit on disk, then hand over.
 
@@ -244,7 +244,7 @@ class Gate:
             query: declaration of the query.
             sent: the tensors that came with the query.
             wire: number formats of the message; None is float32.
-            contribution: conversion into a contribution to a sum under secure aggregation; None: no sum.
+            sum_encoder: conversion into a contribution to a sum under secure aggregation; None: no sum.
 
         Raises:
             QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers that
@@ -264,7 +264,7 @@ class Gate:
             rule = f"approved: {approved_rows} inputs, and the response has {rows}"
             raise QueryRefused(self.node, received.query, rule)
         if part == RESPONSE:
-            self._check_scores(query, tensors, sent)
+            self._require_score_shapes(query, tensors, sent)
         noised, cost, max_cost, rule, bounded_digest = self._protect(received, part, tensors, query)
         postprocessed = noised
         if part == RESPONSE and query.details.postprocess is not None:
@@ -276,11 +276,11 @@ class Gate:
             # The hash includes the query, so that equal responses to two queries are not recognizable.
             past = f"{received.content_hash} {received.history_hash}"
             context = f"{received.number} {part} {past} {digest(part, outgoing)}"
-            release_hash = self.budgets.seal(chain_digest(context, bounded_digest))
+            release_hash = self.budgets.keyed_hash(chain_digest(context, bounded_digest))
         unmasked = outgoing
-        if contribution is not None:
-            outgoing = contribution.mask(self.node, query, unmasked)
-        entry = self._entry(
+        if sum_encoder is not None:
+            outgoing = sum_encoder.encode(self.node, query, unmasked)
+        entry = self._make_entry(
             received,
             part,
             release_hash=release_hash,  # hash before masks, which differ each time
@@ -293,11 +293,11 @@ class Gate:
             unit=self.budgets.mechanism.unit if self.budgets is not None and cost else "",
         )
         self._entry_numbers[received.number, part] = self._charge(received, entry, max_cost)
-        if contribution is not None:
-            contribution.record_counts(query, unmasked)
+        if sum_encoder is not None:
+            sum_encoder.record_counts(query, unmasked)
         return {name: tensor.detach() for name, tensor in outgoing.items()}
 
-    def _check_scores(self, query: Query, tensors: Tensors, sent: Tensors) -> None:
+    def _require_score_shapes(self, query: Query, tensors: Tensors, sent: Tensors) -> None:
         """Refuse scores that do not have the task's shape, with one row per received input."""
         kinds = query.released_kinds()
         inputs = [len(sent[name]) for name, kind in query.sends.items() if kind == INPUTS and name in sent]
@@ -325,7 +325,7 @@ class Gate:
         # A gradient belongs to its response, and each further gradient is a query by itself.
         # So is another response to the same query if a bit differs, for example because inputs
         # have another memory layout, or the processor changed.
-        is_changed = bool(self.audit.totals.sibling_contents(vars(entry)))
+        is_changed = bool(self.audit.totals.sibling_content_hashes(vars(entry)))
         query_count = int(entry.part == RESPONSE or is_changed)
 
         def check(spending: Spending) -> None:
@@ -335,10 +335,10 @@ class Gate:
             if self.budgets is not None:
                 self.budgets.require_within_budget(spending, max_cost, received.query)
 
-        training_cost = self.audit.totals.unreported(self.run, self.node)
+        training_cost = self.audit.totals.unreported_training_charges(self.run, self.node)
         return self.audit.charge(replace(entry, queries=query_count, training_cost=training_cost), check)
 
-    def _entry(self, received: ReceivedQuery, part: str, **fields: Any) -> Entry:
+    def _make_entry(self, received: ReceivedQuery, part: str, **fields: Any) -> Entry:
         keys = (self.run, self.payer, self.node, received.number, received.query, part)
         return Entry(*keys, content_hash=received.content_hash, history_hash=received.history_hash, **fields)
 
@@ -391,7 +391,7 @@ class Gate:
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name, shape in shapes.items():
-            mechanism.require_width(query, name, shape)
+            mechanism.require_declared_width(query, name, shape)
         cost, max_cost = (
             total_cost(mechanism.release_costs(query, shapes, released)) for released in (noised, None)
         )

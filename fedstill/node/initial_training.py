@@ -36,8 +36,8 @@ class InitialTraining:
     ) -> None:
         self._node, self._task, self._local_config, self._compute = node, task, local, compute
         if span is not None:
-            local_training.make_optimizers(node.learners, local)
-            if not any("model" in learner.optimizers for learner in node.learners):
+            local_training.attach_optimizers(node.self_or_teachers, local)
+            if not any("model" in learner.optimizers for learner in node.self_or_teachers):
                 span = None  # frozen by its owner
         self._span, self._is_interrupted = span, False
         self.steps, self.is_done = 0, span is None
@@ -71,7 +71,7 @@ class InitialTraining:
 
     def drop_optimizers(self) -> None:
         """Drop the optimizers after training."""
-        for learner in self._node.learners:
+        for learner in self._node.self_or_teachers:
             learner.optimizers.pop("model", None)
 
     def resume(self, steps: Any, is_done: Any) -> None:
@@ -88,7 +88,7 @@ class InitialTraining:
         )
 
     def _total_steps(self) -> int:
-        return sum(len(self._steps_of(learner)) for learner in self._node.learners)
+        return sum(len(self._steps_of(learner)) for learner in self._node.self_or_teachers)
 
     def _train_chunk(self, span: Span) -> None:
         """Take a few steps of the current learner."""
@@ -97,7 +97,7 @@ class InitialTraining:
                 self._node.name, "train_locally", "its training failed half-way: restart the node"
             )
         done_before = 0
-        for learner in self._node.learners:
+        for learner in self._node.self_or_teachers:
             own_steps = len(self._steps_of(learner))
             if self.steps < done_before + own_steps:
                 start, arguments = self.steps - done_before, (self._task, self._local_config, self._compute)

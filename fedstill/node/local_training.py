@@ -42,7 +42,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], config: LocalConfig) -> t
     )
 
 
-def make_optimizers(nodes: Sequence[Node], config: LocalConfig) -> None:
+def attach_optimizers(nodes: Sequence[Node], config: LocalConfig) -> None:
     """Give each node a new optimizer for its model.
 
     A node whose model is frozen as a whole gets none.
@@ -73,7 +73,7 @@ def train(
 
     Args:
         nodes: nodes computed together as one group; a single node gives a plain loop. Each needs an
-            optimizer for each of the roles; :func:`make_optimizers` makes the model's.
+            optimizer for each of the roles; :func:`attach_optimizers` makes the model's.
         task: the task, which defines loss and augmentation.
         config: options of local training.
         compute: device and precision.
@@ -88,7 +88,7 @@ def train(
     Returns:
         Number of steps of the span done in total.
     """
-    private = nodes[0].private_steps.get("model")
+    private = nodes[0].dp_sgd_parameters.get("model")
     if private is not None:
         if train_step is not None or len(nodes) > 1:
             option = f"privacy of {nodes[0].name}"
@@ -106,7 +106,7 @@ def train(
     for role in nodes[0].modules:
         group.module(role).train(role in roles)
     if train_step is None:
-        train_step = task_loss_step(task, config)
+        train_step = make_task_loss_step(task, config)
         if (
             len(nodes) == 1
             and lengths[0] >= MIN_STEPS_TO_CAPTURE
@@ -155,7 +155,7 @@ def capture_train_step(node: Node, compute: Compute, train_step: TrainStep) -> T
     return lambda group, one_step, inputs, targets: graph(inputs=inputs, targets=targets)["losses"]
 
 
-def task_loss_step(task: Task, config: LocalConfig) -> TrainStep:
+def make_task_loss_step(task: Task, config: LocalConfig) -> TrainStep:
     """Return a training step of each model on the task's loss."""
 
     def train_step(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -178,22 +178,24 @@ class _BatchStream:
         total = len(self.node.data)
         start, end = number * self.size, (number + 1) * self.size
         indices = [
-            self._shuffled(pass_number)[max(start - pass_number * total, 0) : end - pass_number * total]
+            self._shuffled_indices(pass_number)[
+                max(start - pass_number * total, 0) : end - pass_number * total
+            ]
             for pass_number in range(start // total, (end - 1) // total + 1)
         ]
         data = self.node.data.subset(copy_to_device(torch.cat(indices), self.node.data.inputs.device))
         if self.augment == "none":
             return data.inputs, data.targets
-        numbers = sample_augmentation(len(data), self.node.generator("augment", number))
+        numbers = sample_augmentation(len(data), self.node.random_generator("augment", number))
         return augment_examples(self.task, data.inputs, data.targets, numbers, self.augment)
 
-    def _shuffled(self, pass_number: int) -> torch.Tensor:
+    def _shuffled_indices(self, pass_number: int) -> torch.Tensor:
         if pass_number not in self._passes:
             self._passes = {
                 number: order for number, order in self._passes.items() if number == pass_number - 1
             }
             self._passes[pass_number] = torch.randperm(
-                len(self.node.data), generator=self.node.generator("pass", pass_number)
+                len(self.node.data), generator=self.node.random_generator("pass", pass_number)
             )
         return self._passes[pass_number]
 
@@ -238,7 +240,7 @@ def train_round(nodes: NodeGroup, round: int, rounds: int, train_step: TrainStep
             return {"parameters": nodes.parameter_vectors("model")}
     """
     setting = nodes.setting
-    make_optimizers(nodes.nodes, setting.local)
+    attach_optimizers(nodes.nodes, setting.local)
     span = Span.part(round, rounds)
     train(nodes.nodes, setting.task, setting.local, setting.compute, span=span, train_step=train_step)
     for node in nodes.nodes:

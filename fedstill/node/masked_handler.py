@@ -11,7 +11,7 @@ from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.sum_contribution import SumContribution
+from fedstill.node.sum_encoder import SumEncoder
 from fedstill.node.sum_masks import SumMasks
 from fedstill.protocol.digests import sha256_digest
 from fedstill.protocol.queries import NodeSide, Query
@@ -68,37 +68,42 @@ class MaskedHandler(RequestHandler):
             if weighting in ("size", "counts") and weighting not in node.released_counts:
                 rule = f"sums: '{weighting}' of its data, which weight its response, were not queried before"
                 raise QueryRefused(node.name, query.name, rule)
-        return self.masks.admit(query.name, request, self.side.weightings(query.name, self._noise_run))
+        return self.masks.admit(
+            query.name, request, self.side.weightings(query.name, self._run_name_if_noised)
+        )
 
-    def refused_queries(self) -> dict[str, str]:
+    def rules_by_refused_query(self) -> dict[str, str]:
         """Return the rule that refuses each query because of earlier sums; checked before any training."""
         if self.masks.policy.sums_may_differ:
             return {}
-        return self.masks.history.conflicts(self.side, self._noise_run)
+        return self.masks.history.weighting_conflicts(self.side, self._run_name_if_noised)
 
     @property
-    def _noise_run(self) -> str:
+    def _run_name_if_noised(self) -> str:
         """Name of the run if counts have noise, which differs from run to run; else empty."""
         gate = self.group.nodes[0].gate
         return gate.run if gate.budgets is not None and gate.budgets.mechanism.protects else ""
 
-    def _sum_contribution(
+    def _sum_encoder(
         self, node: Node, request: SumRequest | None, exchange: Exchange, gradients: Tensors | None = None
-    ) -> SumContribution | None:
-        contribution = super()._sum_contribution(node, request, exchange)
-        if contribution is None or request is None:
+    ) -> SumEncoder | None:
+        encoder = super()._sum_encoder(node, request, exchange)
+        if encoder is None or request is None:
             return None
         context_hashes = (
             exchange.query_history_hash,
             "" if gradients is None else sha256_digest(gradients, _memory_layout(gradients)),
         )
-        mask = self.masks.mask(request, exchange.query.name, context_hashes)
+        mask = self.masks.mask_function(request, exchange.query.name, context_hashes)
         check_weights = (
-            None if self._noise_run else self.masks.check_weights
+            None if self._run_name_if_noised else self.masks.check_weights
         )  # noisy counts differ in each run
-        replacement, always_replace = self.masks.replacement(request), self.masks.is_exhausted
+        replacement, always_replace = (
+            self.masks.random_replacement_function(request),
+            self.masks.has_reached_corruption_limit,
+        )
         return replace(
-            contribution,
+            encoder,
             add_mask=mask,
             replacement=replacement,
             always_replace=always_replace,

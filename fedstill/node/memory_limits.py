@@ -53,7 +53,7 @@ def _machine_memory() -> int:
     return min(sizes)
 
 
-def limit_process(limit: int, device: torch.device) -> None:
+def limit_process_memory(limit: int, device: torch.device) -> None:
     """Limit this process to ``limit`` bytes (0: no limit) in addition to its current memory.
 
     Enforced by the system on Linux (``RLIMIT_DATA``), and by torch on a GPU. On other systems only

@@ -53,7 +53,7 @@ class Node:
             it has responded to, in order, and all privately learned weights, to the last bit.
         pretraining_hash: the part of ``history_hash`` for private training before the first query.
         query_context_hash: ``history_hash`` with the current query; it names the noise.
-        private_steps: parameters of DP-SGD, by the role of each network that trains privately.
+        dp_sgd_parameters: parameters of DP-SGD, by the role of each network that trains privately.
         remaining_private_steps: mean sample size and number of charged DP-SGD steps that are not taken yet,
             by role; None outside a query.
         query_history_hash: hash of all queries received, in order; every node can compute the same.
@@ -75,7 +75,7 @@ class Node:
         self.history_hash = ""
         self.pretraining_hash = ""  # of what it had learned privately before the first query
         self.query_context_hash = ""  # of all of this, with what is being answered now: it names the noise
-        self.private_steps: Mapping[str, DPParameters] = {}  # networks that learn with DP-SGD, by role
+        self.dp_sgd_parameters: Mapping[str, DPParameters] = {}  # networks that learn with DP-SGD, by role
         # While a query is answered, by role: of how many records on average, and how many, the private
         # steps are that are charged and not taken yet. None: no query is.
         self.remaining_private_steps: dict[str, tuple[int, int]] | None = None
@@ -105,7 +105,7 @@ class Node:
         return len(self.frozen["model"]) == sum(1 for _ in self.model.parameters())
 
     @property
-    def learners(self) -> Sequence[Node]:
+    def self_or_teachers(self) -> Sequence[Node]:
         """Nodes whose models are trained on this node's data: the node itself, or its teachers."""
         return self.teachers or [self]
 
@@ -153,21 +153,21 @@ class Node:
                 set_lr(self.optimizers[role], self.learning_rates[role](taken))
                 options["steps taken"] = taken + 1
 
-    def private_state(self) -> dict[str, torch.Tensor]:
+    def dp_trained_state(self) -> dict[str, torch.Tensor]:
         """Return the current parameters and buffers of all networks that train with DP-SGD."""
         return {
             f"{role}.{name}": tensor
-            for role in sorted(self.private_steps.keys() & self.modules.keys())
+            for role in sorted(self.dp_sgd_parameters.keys() & self.modules.keys())
             for name, tensor in self.modules[role].state_dict().items()
         }
 
-    def generator(self, *purpose: str | int) -> torch.Generator:
+    def random_generator(self, *purpose: str | int) -> torch.Generator:
         """Return the node's random generator for one purpose; equal purposes give equal numbers."""
         return torch_generator(self.seed, self.name, *purpose)
 
-    def sample(self, size: int, *purpose: str | int) -> TensorData:
+    def sample_batch(self, size: int, *purpose: str | int) -> TensorData:
         """Sample ``size`` examples of the node's data with replacement."""
-        indices = torch.randint(len(self.data), (size,), generator=self.generator(*purpose))
+        indices = torch.randint(len(self.data), (size,), generator=self.random_generator(*purpose))
         return self.data.subset(copy_to_device(indices, self.data.inputs.device))
 
     def copy_without_gate(self) -> Node:

@@ -164,7 +164,7 @@ class StackedModules:
 
         parameters = _submodule_tensors(self._parameters, prefix, count)
         buffers = _submodule_tensors(self._buffers, prefix, count)
-        with _batch_norm_in_float32(base, x.device):
+        with _cast_batch_norm_inputs_to_float32(base, x.device):
             stacked: torch.Tensor = vmap(call_one)(parameters, buffers, x.contiguous())
         return stacked.float()
 
@@ -236,7 +236,7 @@ class NodeGroup:
         self.setting: Any = None  # NodeSetting of the method
         self.query_number = 0
 
-    def for_query(self, setting: Any, query_number: int = 0) -> NodeGroup:
+    def set_query(self, setting: Any, query_number: int = 0) -> NodeGroup:
         """Set the method's setting and the number of the current query; return the group."""
         self.setting, self.query_number = setting, query_number
         return self
@@ -285,9 +285,9 @@ class NodeGroup:
         for node, vector in zip(self.nodes, vectors, strict=True):
             load_vector(node.modules[role].get_submodule(submodule), vector)
 
-    def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample_batch(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample each node's own examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
-        parts = [node.sample(size, *purpose) for node in self.nodes]
+        parts = [node.sample_batch(size, *purpose) for node in self.nodes]
         return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
 
     def step(self, role: str, losses: torch.Tensor) -> None:
@@ -306,7 +306,7 @@ class NodeGroup:
             expected = f"a vector of {len(self.nodes)}, one loss for each node"
             raise ArgumentError("losses of nodes.step", tuple(losses.shape), expected)
         for node in self.nodes:
-            if role in node.private_steps or "model" in node.private_steps:
+            if role in node.dp_sgd_parameters or "model" in node.dp_sgd_parameters:
                 rule = f"privacy: its networks train with DP-SGD, and here its {role} would train without"
                 raise QueryRefused(node.name, "train_locally", rule)
         for node in self.nodes[: len(losses)]:
@@ -319,7 +319,7 @@ class NodeGroup:
 
 
 @contextmanager
-def _batch_norm_in_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
+def _cast_batch_norm_inputs_to_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Pass inputs of batch norms in float32.
 
     On a GPU, torch 2.11 has no backward pass through stacked batch norms in bfloat16 whose running
@@ -367,7 +367,7 @@ def group_by_architecture(nodes: Sequence[Node]) -> Iterator[list[Node]]:
         # stacked.
         modules = node.modules.values()
         if (
-            node.private_steps
+            node.dp_sgd_parameters
             or node.teachers
             or any(uses_global_rng(layer_module) or has_hooks(layer_module) for layer_module in modules)
         ):
@@ -387,7 +387,7 @@ def _supports_vmap(pair: Sequence[Node]) -> bool:
     Only models are tried: other networks belong to a method and have inputs of their own.
     """
     group = NodeGroup([node.copy_without_gate() for node in pair])
-    x = group.sample(2, "try")[0]
+    x = group.sample_batch(2, "try")[0]
     try:
         model = group.module("model")
         for mode in (True, False):

@@ -33,7 +33,7 @@ from fedstill.data.public import PublicData
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
-from fedstill.node.memory_limits import limit_process, memory_limit
+from fedstill.node.memory_limits import limit_process_memory, memory_limit
 from fedstill.node.message_limits import enforce_limits
 from fedstill.node.public_cache import PublicDataCache
 from fedstill.node.refusal_text import public_text
@@ -93,7 +93,7 @@ class NodeService:
         self.security = SecurityLog(folder, self.file.policy.max_disk)
         self.requests = ApprovalRequests(folder, self.file)
         self.refusals = Refusals(self.security)
-        if (fault := self.security.verify()) is not None:
+        if (fault := self.security.find_fault()) is not None:
             raise SecurityLogError(f"the security log in {folder}: {fault}")
         self.schema = node_data.read_node_schema(self.file.data, folder)
         rules = {"policy": to_table(self.file.policy), "privacy": to_table(self.file.privacy)}
@@ -116,10 +116,10 @@ class NodeService:
         """Name of the node."""
         return self.file.name
 
-    def limit_process(self) -> None:
+    def limit_process_memory(self) -> None:
         """Limit the memory of this process, from now on, to the policy's ``max_memory``."""
         device = self.compute.device
-        limit_process(memory_limit(self.file.policy.max_memory, device), device)
+        limit_process_memory(memory_limit(self.file.policy.max_memory, device), device)
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class NodeService:
         """Pack a reply and its released tensors, with the node's own computing time."""
         seconds = time.perf_counter() - start
         session = self.session  # exact times could reveal sampled records or their number
-        if session is not None and (session.node.private_steps or session.plan.secure_aggregation):
+        if session is not None and (session.node.dp_sgd_parameters or session.plan.secure_aggregation):
             seconds = math.ceil(10 * seconds) / 10
         return pack({"body": {} if body is None else asdict(body), "seconds": seconds}, released)
 
@@ -232,7 +232,7 @@ class NodeService:
             )
         match message:
             case SendKeys():
-                return None, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
+                return None, {"card": torch.tensor(list(masks.make_key_card()), dtype=torch.uint8)}
             case ReceiveKeys():
                 for name, card in tensors.items():
                     if card.dtype != torch.uint8 or card.ndim != 1:
@@ -241,9 +241,9 @@ class NodeService:
                 masks.exchange_keys({name: card.numpy().tobytes() for name, card in tensors.items()})
                 return None, {}
             case ConfirmSurvivors():
-                return AgreementCodes(masks.agree(message.sum, message.survivors)), {}
+                return AgreementCodes(masks.confirm_survivors(message.sum, message.survivors)), {}
             case RevealMasks():
-                return AgreementCodes(masks.reveal(message.sum, message.words)), {}
+                return AgreementCodes(masks.reveal_mask_keys(message.sum, message.words)), {}
 
     def _is_duplicate(self, envelope: Envelope) -> bool:
         """Return whether a message that changes a state came before, or after a later one."""
@@ -316,9 +316,11 @@ class NodeService:
 
     def _record_expected_refusals(self, session: Session, run: str) -> None:
         """Log the refusals that the status announces, since the server will not send these queries."""
-        for query, rule in session.refused_queries().items():
+        for query, rule in session.rules_by_refused_query().items():
             logger.warning("run %s: %s will be refused: %s", run, query, clip_text(rule, 1000))
-            self.refusals.record(self.server_fingerprint, query, QueryRefused(self.name, query, rule), run)
+            self.refusals.record_in_security_log(
+                self.server_fingerprint, query, QueryRefused(self.name, query, rule), run
+            )
 
     def require_still_allowed(self, session: Session, query: str) -> None:
         """Refuse messages outside the owner's hours, or after the owner withdrew an approval.

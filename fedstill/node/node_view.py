@@ -168,7 +168,7 @@ class NodeView:
                 return losses
 
             if "model" in roles:
-                local_training.make_optimizers(nodes, config)
+                local_training.attach_optimizers(nodes, config)
             arguments = (nodes, setting.task, config, setting.compute)
             local_training.train(
                 *arguments,
@@ -222,7 +222,9 @@ class NodeView:
                 for node in nodes
             ]
             for epoch in range(epochs):
-                orders = [shuffled_batches(len(x), batch, node.generator(*purpose, epoch)) for node in nodes]
+                orders = [
+                    shuffled_batches(len(x), batch, node.random_generator(*purpose, epoch)) for node in nodes
+                ]
                 for step, rows in enumerate(zip(*orders, strict=True)):
                     chosen = stack_tensors(rows).to(x.device)  # (G, B)
                     with torch.enable_grad(), compute.step(first.seed, first.name, *purpose, epoch, step):
@@ -257,7 +259,7 @@ class NodeView:
         dp_training.private_step(
             node if data is None else with_data(node, data(node.data)),
             role,
-            node.private_steps[role],
+            node.dp_sgd_parameters[role],
             sampling_rate(len(node.data), batch),
             self.query_number,
             private_loss=private_loss,
@@ -346,7 +348,7 @@ class NodeView:
         """
         nodes = self._group.nodes[: self._count]
         numbers: torch.Tensor = self.on_group(
-            lambda: stack_tensors([sample(node.generator(*purpose)) for node in nodes]).to(self.device)
+            lambda: stack_tensors([sample(node.random_generator(*purpose)) for node in nodes]).to(self.device)
         )
         return numbers
 
@@ -404,13 +406,13 @@ class NodeView:
         """Return a network itself, for hooks and submodules. Not in a stacked call."""
         return self._node.modules[role]
 
-    def generator(self, *purpose: str | int) -> torch.Generator:
+    def random_generator(self, *purpose: str | int) -> torch.Generator:
         """Return the node's generator for one purpose. Not in a stacked call."""
-        return self._node.generator(*purpose)
+        return self._node.random_generator(*purpose)
 
     def trains_privately(self, role: str) -> bool:
         """Return whether a network of the node trains with DP-SGD. Such a node computes by itself."""
-        return role in self._group.nodes[0].private_steps
+        return role in self._group.nodes[0].dp_sgd_parameters
 
     @property
     def _node(self) -> Node:
@@ -549,7 +551,7 @@ def _sample(
     """Return examples of each node, ``(G, size, ...)`` inputs and targets."""
     views = [node if data is None else with_data(node, data(node.data)) for node in nodes]
     named = [number if name is None else name for name in purpose]
-    parts = [view.sample(size, *named) for view in views]
+    parts = [view.sample_batch(size, *named) for view in views]
     return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
 
 

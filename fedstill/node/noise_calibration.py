@@ -16,7 +16,10 @@ RunCosts = Callable[[NoiseLevels], CostBreakdown]  # maximum costs of the whole 
 
 def placeholder_noise(config: PrivacyConfig) -> NoiseLevels:
     """Return the configured noise levels, and 1 for those to be calibrated."""
-    return {part: 1.0 if table.noise is None else table.noise for part, table in config.noise_tables.items()}
+    return {
+        part: 1.0 if table.noise is None else table.noise
+        for part, table in config.noise_option_tables.items()
+    }
 
 
 def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseLevels:
@@ -29,7 +32,7 @@ def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseL
     Raises:
         ArgumentError: no noise level is enough.
     """
-    parts, costs = config.noise_tables, run_costs(placeholder_noise(config))
+    parts, costs = config.noise_option_tables, run_costs(placeholder_noise(config))
     configured = {part: table.noise or 0.0 for part, table in parts.items()}
     uncalibrated = [part for part, table in parts.items() if table.noise is None and costs.get(part)]
     # The run must stay within both budgets.

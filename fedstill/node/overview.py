@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.node import audit_file, owner_folder
-from fedstill.node.audit_cost import AuditCost, compute_audit_cost
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, RELEASES
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.node.requests import ApprovalRequest, ApprovalRequests
 from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.node.spent_budget import SpentBudget, compute_spent_budget
 from fedstill.privacy.config import PrivacyConfig
 
 MAX_RUNS = 20  # latest runs with computed budgets
@@ -57,7 +57,7 @@ class Overview:
     file: NodeFile
     requests: Sequence[ApprovalRequest]
     releases: Mapping[tuple[str, str], DailyReleases]
-    costs: Mapping[str, AuditCost]
+    costs: Mapping[str, SpentBudget]
     audit_fault: str | None
     entry_count: int
     security_lines: Sequence[Mapping[str, Any]]
@@ -72,7 +72,7 @@ def read_overview(folder: Path) -> Overview:
     """
     file = owner_folder.read_node_file(folder)
     releases: dict[tuple[str, str], DailyReleases] = {}
-    costs: dict[str, AuditCost] = {}
+    costs: dict[str, SpentBudget] = {}
     fault, entries = audit_file.missing_log_fault(audit_file.audit_path(file, folder), folder), 0
     if fault is None and audit_file.audit_path(file, folder).exists():
         try:
@@ -83,7 +83,7 @@ def read_overview(folder: Path) -> Overview:
             fault = str(error)
     log = SecurityLog(folder)
     try:
-        security = log.verify()
+        security = log.find_fault()
     except SecurityLogError as error:
         security = str(error)
     return Overview(
@@ -113,10 +113,10 @@ def _add_entries(audit: AuditLog, releases: dict[tuple[str, str], DailyReleases]
     return count
 
 
-def _run_costs(audit: AuditLog, privacy: PrivacyConfig, unit: str) -> dict[str, AuditCost]:
+def _run_costs(audit: AuditLog, privacy: PrivacyConfig, unit: str) -> dict[str, SpentBudget]:
     runs = [run for payer, run in audit.totals.events if payer == NODE_DATA and run != ALL_RUNS]
     return {
-        run: compute_audit_cost(audit, NODE_DATA, run, delta, privacy.accountant, privacy, unit)
+        run: compute_spent_budget(audit, NODE_DATA, run, delta, privacy.accountant, privacy, unit)
         for run in ([ALL_RUNS, *reversed(runs[-MAX_RUNS:])] if runs else [])
         for delta in [privacy.total_budget[1] if run == ALL_RUNS else privacy.delta]
     }

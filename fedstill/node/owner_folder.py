@@ -209,7 +209,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         table = _read_table(folder)
     except FedstillError as error:
         return FolderCheck(None, faults=(str(error),))
-    file, found, invalid = _read_with_defaults(table)
+    file, found, invalid = _read_valid_sections(table)
     unreported: list[str] = []
 
     def attempt(section: str, make: Callable[[], T]) -> T | None:
@@ -226,7 +226,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         return None
 
     attempt("secret", lambda: read_secret(folder))
-    data, known_spec = None, None if quick else spec
+    data, require_spec = None, None if quick else spec
     schema = attempt("data", lambda: node_data.read_node_schema(file.data, folder))
     if schema is None:
         invalid.add("data")
@@ -235,11 +235,11 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
     elif (
         loaded := attempt("data", lambda: node_data.load_node_data(file.data, folder, spec, task))
     ) is not None:
-        data, known_spec = loaded
+        data, require_spec = loaded
         attempt("data", lambda: node_data.check_pixel_range(file.data, *loaded))
-    if known_spec is not None:
-        model = attempt("model", lambda: make_model(file, folder, known_spec))
-        attempt("model", lambda: load_perceptual(file, folder, known_spec))
+    if require_spec is not None:
+        model = attempt("model", lambda: make_model(file, folder, require_spec))
+        attempt("model", lambda: load_perceptual(file, folder, require_spec))
     else:
         model = attempt("model", lambda: check_name_and_weights(file, folder))
     compute = attempt("compute", lambda: make_compute(file))
@@ -258,7 +258,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         )
         if reason:
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {reason}")
-    if (fault := SecurityLog(folder).verify()) is not None:
+    if (fault := SecurityLog(folder).find_fault()) is not None:
         found.append(f"the security log: {fault}")
     if data is not None and "policy" not in invalid and len(data) < file.policy.min_records:
         found.append(f"policy.min_records is {file.policy.min_records}, and here are {len(data)} examples")
@@ -268,11 +268,11 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
             found += server_faults(file.policy, StartupKit(folder / KIT_FOLDER).authority_fingerprint)
     own_schema = schema or NO_SCHEMA
     return FolderCheck(
-        file, known_spec, data, model, compute, tuple(found), "; ".join(unreported), own_schema
+        file, require_spec, data, model, compute, tuple(found), "; ".join(unreported), own_schema
     )
 
 
-def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
+def _read_valid_sections(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
     """Return a table's configuration, its faults, and the invalid sections, which get defaults."""
     faults: list[str] = []
     invalid: set[str] = set()
@@ -298,7 +298,9 @@ def _remove_key(table: Any, path: list[str]) -> bool:
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
-def refused_queries(file: NodeFile, passes_gradients: bool, queries: Mapping[str, Query]) -> dict[str, str]:
+def rules_by_refused_query(
+    file: NodeFile, passes_gradients: bool, queries: Mapping[str, Query]
+) -> dict[str, str]:
     """Return the rule that refuses each query that this node never accepts, by name.
 
     Args:

@@ -13,7 +13,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.models import custom_model
 from fedstill.models.module_utils import deep_copy
 from fedstill.node import memory_limits
-from fedstill.node.network_setup import prepare_network
+from fedstill.node.model_setup import prepare_model
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.method import Needs
 
@@ -76,7 +76,7 @@ def unfit_reason(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compu
     if needs.split_models:
         try:
             copied_model, vocabulary = deep_copy(model), spec.vocabulary
-            prepare_network(
+            prepare_model(
                 copied_model, compute, spec.shape, 0, "its model", split_=True, vocabulary=vocabulary
             )
         except ModelError as error:

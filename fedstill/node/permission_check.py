@@ -27,7 +27,7 @@ PRIVATE_FILES = (
 AUDIT_SUFFIXES = ("", "-wal", "-shm", ".head", ".head.part")  # suffixes of an audit log's files
 
 
-def find_open_files(folder: Path, audit: Path) -> str | None:
+def readable_files_warning(folder: Path, audit: Path) -> str | None:
     """Return files that others of this machine can read, and the command that closes them, in one line;
     None: none.
 

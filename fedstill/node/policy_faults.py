@@ -59,13 +59,13 @@ def privacy_faults(
     without it all others of its volume would differ.
     """
     if not config.protects:
-        if math.isinf(config.budget):
+        if math.isinf(config.tightest_epsilon_budget):
             return []
         expected = "a mechanism if a budget is set: without a guarantee nothing can be released"
         return [str(ArgumentError("privacy.mechanism", config.registered_name, expected))]
     errors = []
-    part, main = next(iter(config.noise_tables.items()), ("", None))
-    if main is not None and main.noise is None and math.isinf(config.budget):
+    part, main = next(iter(config.noise_option_tables.items()), ("", None))
+    if main is not None and main.noise is None and math.isinf(config.tightest_epsilon_budget):
         expected = f"a finite value, from which privacy.{part}.noise is calibrated"
         errors.append(ArgumentError("privacy.epsilon", config.epsilon, expected))
     errors += config.faults()

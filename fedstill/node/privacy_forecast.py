@@ -83,20 +83,20 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
         config: the owner's options, if the mechanism has placeholder noise instead of calibrated levels.
     """
     config, queries = config or mechanism.config, mechanism.side.queries
-    if not queries or math.isinf(config.budget):
+    if not queries or math.isinf(config.tightest_epsilon_budget):
         return None
     for query in queries.values():
         if (rule := no_guarantee_reason(mechanism, query)) is not None:
             return f"{query.name}: {rule}"
     supposed, planned = mechanism.with_placeholder_noise().run_costs(), mechanism.run_costs()
-    for part in paid_parts(mechanism):
-        if config.noise_tables[part].noise is None and not supposed.get(part):
+    for part in charged_noise_tables(mechanism):
+        if config.noise_option_tables[part].noise is None and not supposed.get(part):
             unlimited = ", ".join(name for name, declared in queries.items() if not declared.times)
             reason = (
                 f"the number of queries {unlimited} is not known, so noise cannot be calibrated to epsilon"
             )
             return f"privacy.{part}.noise is none, and {reason}: give a number"
-    for part, table in config.noise_tables.items():
+    for part, table in config.noise_option_tables.items():
         if table.noise == 0 and planned.get(part, PrivacyCost()) is None:
             return f"privacy.{part}.noise is 0, and a budget is set: without noise there is no guarantee"
     if total_cost(planned) is None:
@@ -104,13 +104,13 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
     return None
 
 
-def paid_parts(mechanism: PrivacyMechanism) -> list[str]:
+def charged_noise_tables(mechanism: PrivacyMechanism) -> list[str]:
     """Return the parts of a protection that a run is charged to, with the placeholder noise."""
     supposed = mechanism.with_placeholder_noise()
     parts = {part for part, cost in supposed.run_costs().items() if cost}
     for query in mechanism.side.queries.values():  # also if the number of repetitions is unknown
         parts |= {option for _, option, cost in supposed.single_query_costs(query) if cost}
-    return [part for part in mechanism.config.noise_tables if part in parts]
+    return [part for part in mechanism.config.noise_option_tables if part in parts]
 
 
 def cost_lines(mechanism: PrivacyMechanism) -> Iterator[CostLine]:

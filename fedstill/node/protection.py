@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest_group_size, limit_groups
 from fedstill.models import dp_compatibility
 from fedstill.models.module_utils import deep_copy, to_vector
-from fedstill.node.network_setup import architecture_hash
+from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node import Node, frozen_parameter_names
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
@@ -33,10 +33,10 @@ BUDGET_OPTIONS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountan
 
 def needs_mechanism(config: PrivacyConfig) -> bool:
     """Return whether a configuration has a privacy mechanism or a budget."""
-    return config.protects or math.isfinite(config.budget)
+    return config.protects or math.isfinite(config.tightest_epsilon_budget)
 
 
-def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
+def group_privacy_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
     """Return a note if epsilon holds for one record, but several records belong to one group (a patient,
     for example).
 
@@ -94,7 +94,7 @@ def protect(
         # Groups are dropped if each record is protected by itself.
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
-    if config.needs_training and node.is_frozen:
+    if config.protects_through_training and node.is_frozen:
         expected = "none or noisy-outputs: its model is frozen, and may contain every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.registered_name, expected)
     mechanism = PrivacyMechanism(
@@ -113,8 +113,8 @@ def protect(
     if "model" in config.dp_trained:
         inputs = models.example_inputs(data.inputs.shape[1:], setting.task.form)
         dp_compatibility.check(node.model, f"model of {node.name}", inputs)
-    node.private_steps = mechanism.private_steps()
-    if shards := config.shards(data):
+    node.dp_sgd_parameters = mechanism.dp_sgd_parameters()
+    if shards := config.shard_indices(data):
         _install_teachers(node, config, shards)
     gate = node.gate
     gate.budgets = RunBudgets(mechanism, gate.audit, gate.run, gate.payer)
@@ -147,12 +147,12 @@ def _setup_hash(
     return keyed_digest(secret, f"{digest('binding', tensors)} {description!r}")
 
 
-def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
+def run_uncharged_preparation(side: NodeSide, nodes: Sequence[Node]) -> None:
     """Run a method's preparation of nodes, which is not charged: networks with private training may not
     take a step in it (ArgumentError).
     """
     for node in nodes:
-        node.remaining_private_steps = {} if node.private_steps else None
+        node.remaining_private_steps = {} if node.dp_sgd_parameters else None
         side.prepare(node)
         node.remaining_private_steps = None
 
@@ -183,7 +183,7 @@ def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
     are left out and abstain.
     """
     model = cast(TeacherEnsemble, node.model)
-    model.abstain(parts)
+    model.set_abstaining_teachers(parts)
     teachers = []
     for index, part in enumerate(parts):
         if not len(part):
@@ -194,6 +194,6 @@ def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
         teacher.modules = {"model": model.teachers[index]}
         frozen = (name for name in node.frozen["model"] if name.startswith(prefix))
         teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in frozen)}
-        teacher.optimizers, teacher.private_steps, teacher.teachers = {}, {}, []
+        teacher.optimizers, teacher.dp_sgd_parameters, teacher.teachers = {}, {}, []
         teachers.append(teacher)
     return teachers

@@ -56,7 +56,7 @@ class Refusals:
                 self._recorded.add(key)
                 record_in_audit_log(session, query, query_number, error)
         if isinstance(error, QueryRefused) or header.get("operation") == "join":
-            self.record(server, query, error, clip_text(header.get("run") or ""))
+            self.record_in_security_log(server, query, error, clip_text(header.get("run") or ""))
         kind = NodeDataError if is_internal(error) else type(error)
         body: dict[str, Any] = {"kind": kind.__name__, "text": clip_text(public_text(error)), "query": query}
         for name in ("rule", "number"):
@@ -74,7 +74,7 @@ class Refusals:
         if self._lines == MAX_REFUSALS:
             logger.warning("further refusals in this hour are not logged here")
 
-    def record(self, server: str, query: str, error: Exception, run: str) -> None:
+    def record_in_security_log(self, server: str, query: str, error: Exception, run: str) -> None:
         """Write a refusal and its public reason into the security log. The refusal holds even if the log
         cannot be written.
         """

@@ -12,7 +12,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval, MaxLen
 
 from fedstill.core.options import CheckedOptions, NonNegativeInt
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 
 MAX_ITEMS = 1000  # entries of a list or table
 
@@ -57,7 +57,7 @@ class NodeStatus(CheckedOptions):
     is_frozen: bool = False
     needs_public_data: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
-    privacy: Statement = field(default_factory=Statement)
+    privacy: PrivacyStatement = field(default_factory=PrivacyStatement)
     notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
 
 

@@ -12,12 +12,12 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import NodeFault, QueryMismatch
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
 from fedstill.node.exchanges import Exchange, RecentExchanges
+from fedstill.node.handler_runner import HandlerRunner
 from fedstill.node.input_gradients import check_output_gradients, compute_input_gradients
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stacking_key
-from fedstill.node.query_handlers import QueryHandlers
 from fedstill.node.run_budgets import RunBudgets
-from fedstill.node.sum_contribution import SumContribution
+from fedstill.node.sum_encoder import SumEncoder
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSide, Query
@@ -59,7 +59,7 @@ class RequestHandler:
         self._last_numbers = {node.name: -1 for node in group.nodes} if last_numbers is None else last_numbers
         self._exchanges = RecentExchanges()
         self._pending: Exchange | None = None
-        self._call_handler = QueryHandlers(group, side.setting, compute)
+        self._call_handler = HandlerRunner(group, side.setting, compute)
         self._failed_query = ""  # query at which private training may have stopped half-way
 
     def require_complete_training(self, operation: str) -> None:
@@ -78,7 +78,7 @@ class RequestHandler:
     @property
     def trains_privately(self) -> bool:
         """True if networks here train privately; their training is charged while they compute."""
-        return bool(self.group.nodes[0].private_steps)
+        return bool(self.group.nodes[0].dp_sgd_parameters)
 
     def respond(
         self,
@@ -90,7 +90,7 @@ class RequestHandler:
     ) -> Sequence[Tensors]:
         """Return each node's response, in the group's order.
 
-        Calls :meth:`receive`, :meth:`compute_responses` and :meth:`release_responses`.
+        Calls :meth:`admit_query`, :meth:`compute_responses` and :meth:`release_responses`.
 
         Args:
             name: name of the query.
@@ -99,11 +99,11 @@ class RequestHandler:
             differentiable: keep the graph for :meth:`backward`.
             request: the requested sum if the query is summed.
         """
-        self.receive(name, number, tensors, differentiable, request)
+        self.admit_query(name, number, tensors, differentiable, request)
         self.compute_responses(number)
         return self.release_responses(number)
 
-    def receive(
+    def admit_query(
         self,
         name: str,
         number: int,
@@ -139,9 +139,12 @@ class RequestHandler:
         if any(number <= self._last_numbers[node.name] for node in self.group.nodes):
             raise QueryMismatch(self.group.nodes[0].name, name, number)
         for node in self.group.nodes:
-            node.gate.read_values(query, tensors)
+            node.gate.check_json_values(query, tensors)
         received_bytes = bytes_by_kind(wire_tensors, query.sends)
-        received = [_receive(node, query, number, content_hash, received_bytes) for node in self.group.nodes]
+        received = [
+            _make_received_query(node, query, number, content_hash, received_bytes)
+            for node in self.group.nodes
+        ]
         for node, received_query in zip(self.group.nodes, received, strict=True):
             node.gate.admit(received_query, query, tensors)
         history_hash = self._hash_history(name, number, wire_tensors, differentiable, request)
@@ -197,13 +200,13 @@ class RequestHandler:
             raise QueryMismatch(self.group.nodes[0].name, exchange.query.name, number)
         for row, node in list(enumerate(self.group.nodes))[len(exchange.releases) :]:
             outputs = {key: output[row].detach() for key, output in exchange.outputs.items()}
-            query_and_inputs, contribution = (
+            query_and_inputs, sum_encoder = (
                 (exchange.query, exchange.tensors),
-                self._sum_contribution(node, exchange.sum_request, exchange),
+                self._sum_encoder(node, exchange.sum_request, exchange),
             )
             exchange.releases.append(
                 node.gate.release(
-                    exchange.received[row], RESPONSE, outputs, *query_and_inputs, self.wire, contribution
+                    exchange.received[row], RESPONSE, outputs, *query_and_inputs, self.wire, sum_encoder
                 )
             )
         exchange.tensors = {}
@@ -224,9 +227,9 @@ class RequestHandler:
         """Return the sum to which a response, or input gradients, may contribute."""
         return request
 
-    def _sum_contribution(
+    def _sum_encoder(
         self, node: Node, request: SumRequest | None, exchange: Exchange, gradients: Tensors | None = None
-    ) -> SumContribution | None:
+    ) -> SumEncoder | None:
         """Return the conversion of a node's response or gradient into a contribution to a sum; None: no
         sum.
         """
@@ -234,7 +237,7 @@ class RequestHandler:
             return None
         budgets = node.gate.budgets
         is_noised = budgets is not None and budgets.mechanism.protects
-        return SumContribution(node.released_counts, min_count=1.0 if is_noised else 0.0)
+        return SumEncoder(node.released_counts, min_count=1.0 if is_noised else 0.0)
 
     def backward(
         self, number: int, output_gradients: Mapping[str, Tensors], request: SumRequest | None = None
@@ -315,11 +318,11 @@ class RequestHandler:
                     for key, grad in zip(input_names, exchange.input_gradients, strict=True)
                 }
                 received = exchange.received_gradients[node.name]
-                contribution = self._sum_contribution(
+                sum_encoder = self._sum_encoder(
                     node, exchange.gradient_sum_request, exchange, output_gradients[node.name]
                 )
                 exchange.released_gradients[node.name] = node.gate.release(
-                    received, GRADIENT, gradients, exchange.query, {}, self.wire, contribution
+                    received, GRADIENT, gradients, exchange.query, {}, self.wire, sum_encoder
                 )
         return {node: exchange.released_gradients[node] for node in output_gradients}
 
@@ -345,7 +348,9 @@ class RequestHandler:
                 if any(remaining for _, remaining in (node.remaining_private_steps or {}).values()):
                     raise  # incomplete: the repeated attempt reveals no less
                 failure = error  # the failure depends on the training, too
-            received = replace(received, training_hash=budgets.fingerprint("learned", node.private_state()))
+            received = replace(
+                received, training_hash=budgets.fingerprint("learned", node.dp_trained_state())
+            )
             if budgets.is_reproduced(received, exchange.query, attempt):
                 break
             node.load_state_dict(state_before)
@@ -380,8 +385,8 @@ class RequestHandler:
             node.query_context_hash = chain_digest(
                 node.history_hash, f"{number} {exchange.content_hash} {attempt}"
             )
-            if node.private_steps and node.gate.budgets is not None:
-                node.remaining_private_steps = node.gate.budgets.mechanism.charged_steps(
+            if node.dp_sgd_parameters and node.gate.budgets is not None:
+                node.remaining_private_steps = node.gate.budgets.mechanism.charged_steps_by_role(
                     query, exchange.tensors
                 )
         with (
@@ -408,11 +413,11 @@ class RequestHandler:
             node.query_history_hash = exchange.query_history_hash
 
 
-def _receive(
+def _make_received_query(
     node: Node, query: Query, number: int, content_hash: str, received_bytes: Mapping[str, int]
 ) -> ReceivedQuery:
     budgets = node.gate.budgets
-    if budgets is not None and "model" in node.private_steps and not node.history_hash:
+    if budgets is not None and "model" in node.dp_sgd_parameters and not node.history_hash:
         node.pretraining_hash = budgets.fingerprint("origin", node.model.state_dict())
         node.history_hash = node.pretraining_hash  # all responses depend on this
     history_hash = "" if query.details.constant else node.history_hash

@@ -12,7 +12,7 @@ from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip_text, format_bytes, format_count
 from fedstill.data.input_spec import InputSpec
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_folder import refused_queries
+from fedstill.node.owner_folder import rules_by_refused_query
 from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
@@ -21,7 +21,7 @@ from fedstill.protocol.queries import NodeSetting, placeholder_public
 
 def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
     """Return the facts of a request as texts by topic."""
-    description, run = request.requested, request.requested.table
+    description, run = request.run_description, request.run_description.table
     method, spec, public = dict(run["method"]), run["spec"], run["public"]
     planned_queries = []
     for name, planned in description.queries.items():
@@ -70,7 +70,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
     """Return the queries that ``node.toml`` refuses despite an approval, and their rules; without refusals
     by budget or model.
     """
-    table = request.requested.table
+    table = request.run_description.table
     spec, method = read_table(InputSpec, table["spec"], "spec."), dict(table["method"])
     config = read_table(METHODS[method.pop("name")], method, "method.")
     task = spec.make_task()
@@ -81,7 +81,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
         placeholder_public(task, spec.shape),
         secure_aggregation=bool(table["secure_aggregation"]),
     )
-    return refused_queries(file, True, build_node_side(config, setting).queries)
+    return rules_by_refused_query(file, True, build_node_side(config, setting).queries)
 
 
 def describe_log_line(line: Mapping[str, Any]) -> str:

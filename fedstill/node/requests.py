@@ -25,7 +25,7 @@ from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.run_writer import read_object
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
-from fedstill.node.security_log import SecurityLog, account
+from fedstill.node.security_log import SecurityLog, process_user_name
 from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"
@@ -62,14 +62,14 @@ class ApprovalRequest:
     runs: tuple[str, ...] = ()
 
     @property
-    def requested(self) -> RunDescription:
+    def run_description(self) -> RunDescription:
         """Description of the requested run."""
         return RunDescription(json.loads(self.description))
 
     @property
     def sha256(self) -> str:
         """SHA-256 of the description."""
-        return self.requested.sha256
+        return self.run_description.sha256
 
     @property
     def server_name(self) -> str:
@@ -125,7 +125,7 @@ class ApprovalRequests:
             is_granted = is_granted and request.run == run
         if not is_granted and run not in request.runs:
             return WAITS
-        return APPROVED if request.protection == self._protection() else WAITS
+        return APPROVED if request.protection == self._privacy_config_json() else WAITS
 
     def _refuse(self, query: str, sha256: str, state: str) -> None:
         rule = f"run {group_digits(sha256)} is rejected by its owner"
@@ -158,7 +158,7 @@ class ApprovalRequests:
         reason = f"approve = {self._file.policy.approve!r}"
         self._log.write_once("waits", server, reason, run=run, description=sha256, earlier=earlier)
 
-    def _protection(self) -> str:
+    def _privacy_config_json(self) -> str:
         return json.dumps(to_table(self._file.privacy), sort_keys=True)
 
     # --- for the owner -----------------------------------------------------------------------------------
@@ -192,12 +192,12 @@ class ApprovalRequests:
             )
             state = APPROVED if approved else REJECTED
             # Runs that began under another protection need an approval of their own.
-            is_same_protection = request.protection == self._protection()
+            is_same_protection = request.protection == self._privacy_config_json()
             runs = request.runs if approved and is_same_protection else ()
-            decided = replace(request, state=state, protection=self._protection(), runs=runs)
+            decided = replace(request, state=state, protection=self._privacy_config_json(), runs=runs)
             event: Any = state
             details = {"run": request.run, "description": request.sha256, "server": request.server_name}
-            self._log.write(event, account(), because or "no reason given", **details)
+            self._log.write(event, process_user_name(), because or "no reason given", **details)
             self._write(decided)
         return decided
 
@@ -244,7 +244,7 @@ def requires_approval(file: NodeFile) -> bool:
     return file.policy.approve != POLICY
 
 
-def find_description(
+def find_requests_by_hash(
     requests: Sequence[ApprovalRequest], sha256: str, min_digits: int = MIN_DIGITS
 ) -> list[ApprovalRequest]:
     """Return the requests of the one description whose SHA-256 has this prefix, one per server.
@@ -282,7 +282,7 @@ def find_request(
     Raises:
         ArgumentError: none fits, or there are several servers and none is given.
     """
-    matches = find_description(requests, sha256, min_digits)
+    matches = find_requests_by_hash(requests, sha256, min_digits)
     servers = " or ".join(sorted(request.server or UNPROVEN for request in matches))
     if server is not None:
         unproven, wanted_digits = server in ("", UNPROVEN), parse_fingerprint(server)

@@ -10,7 +10,7 @@ from fedstill.core.errors import QueryRefused
 from fedstill.node.audit_entries import RESPONSE, TRAINING, TRAINING_RESULT, Entry, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
-from fedstill.privacy.budget import Budget, BudgetExceeded, ProtectedUnitChanged, UnprotectedReleases
+from fedstill.privacy.budget import Budget, BudgetExceeded, ProtectedUnitChanged, UnprotectedReleasesError
 from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.queries import Query
@@ -42,13 +42,13 @@ class RunBudgets:
         self._refusal_reasons: dict[str, str | None] = {}
         self._charged_hashes: set[str] = set()  # charged training before the first query, by hash
 
-    def seal(self, text: str) -> str:
+    def keyed_hash(self, text: str) -> str:
         """Return a hash that differs from run to run and that requires the node's secret."""
-        return self.mechanism.seal(text)
+        return self.mechanism.keyed_hash(text)
 
     def fingerprint(self, label: str, tensors: Tensors) -> str:
         """Return a sealed hash of trained weights."""
-        return self.seal(digest(label, dict(tensors)))
+        return self.keyed_hash(digest(label, dict(tensors)))
 
     # --- before anything is computed --------------------------------------------------------------------
 
@@ -56,10 +56,10 @@ class RunBudgets:
         """Return the reason why a query, or the declared run, can never be paid, or None."""
         if query.name not in self._refusal_reasons:
             self._refusal_reasons[query.name] = no_guarantee_reason(self.mechanism, query)
-        return self._refusal_reasons[query.name] or self.over_budget
+        return self._refusal_reasons[query.name] or self.over_budget_reason
 
     @cached_property
-    def over_budget(self) -> str | None:
+    def over_budget_reason(self) -> str | None:
         """Reason why the declared run exceeds a budget, or None; computed once."""
         for query in self.mechanism.side.queries.values():
             if (reason := no_guarantee_reason(self.mechanism, query)) is not None:
@@ -103,21 +103,21 @@ class RunBudgets:
         """Return how many times training for this query was charged: once for each different result."""
         if total_cost(self.mechanism.training_costs(query, inputs)) == PrivacyCost():
             return 0
-        return self._siblings(self._training_entry(received, query, inputs, 0))
+        return self._count_siblings(self._training_entry(received, query, inputs, 0))
 
     def last_attempt(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> tuple[int, bool]:
         """Return the index of the last charged attempt at training for a query, and whether its result is
         known.
         """
         attempt = max(self.charged_attempts(received, query, inputs) - 1, 0)
-        return attempt, self._siblings(self._result_entry(received, query, 0)) > attempt
+        return attempt, self._count_siblings(self._result_entry(received, query, 0)) > attempt
 
     def is_reproduced(self, received: ReceivedQuery, query: Query, attempt: int) -> bool:
         """Return whether an attempt gave the same result as before, to the last bit; the first result is
         entered in the log.
         """
         result = self._result_entry(received, query, attempt)
-        if self._siblings(result) > attempt:
+        if self._count_siblings(result) > attempt:
             return self._is_written(result)
         self.audit.charge(result)
         return True
@@ -146,13 +146,13 @@ class RunBudgets:
 
     def has_trained(self) -> bool:
         """Return whether training before the first query was charged, with any result."""
-        return self._siblings(self._initial_training_entry("")) > 0
+        return self._count_siblings(self._initial_training_entry("")) > 0
 
     def _training_entry(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> Entry:
         costs = self.mechanism.training_costs(query, inputs)
         rule = f"DP-SGD of {' and '.join(costs)}, on which the response depends"
         history_hash = chain_digest(received.history_hash, received.content_hash)
-        return self._entry(
+        return self._make_entry(
             received.number, query.name, TRAINING, str(attempt), history_hash, total_cost(costs), rule
         )
 
@@ -162,16 +162,18 @@ class RunBudgets:
             chain_digest(received.history_hash, received.content_hash),
         )
         rule = "hash of the trained weights"
-        return self._entry(
+        return self._make_entry(
             received.number, query.name, TRAINING_RESULT, result, history_hash, PrivacyCost(), rule
         )
 
     def _initial_training_entry(self, pretraining_hash: str) -> Entry:
         noise = self.mechanism.noise_levels.get(self.mechanism.training, 0.0)
         rule = f"DP-SGD of the model (noise {noise:.4g}), on which all releases depend"
-        return self._entry(-1, TRAINING, TRAINING, pretraining_hash, "", self.initial_training_cost, rule)
+        return self._make_entry(
+            -1, TRAINING, TRAINING, pretraining_hash, "", self.initial_training_cost, rule
+        )
 
-    def _entry(
+    def _make_entry(
         self,
         number: int,
         query: str,
@@ -188,7 +190,7 @@ class RunBudgets:
             number=number,
             query=query,
             part=part,
-            content_hash=self.seal(content),
+            content_hash=self.keyed_hash(content),
             history_hash=history_hash,
             mechanism=self.mechanism.name,
             rule=rule,
@@ -197,8 +199,8 @@ class RunBudgets:
             unit=self.mechanism.unit if cost else "",
         )
 
-    def _siblings(self, entry: Entry) -> int:
-        return len(self.audit.totals.sibling_contents(vars(entry)))
+    def _count_siblings(self, entry: Entry) -> int:
+        return len(self.audit.totals.sibling_content_hashes(vars(entry)))
 
     def _is_written(self, entry: Entry) -> bool:
         return self.audit.totals.entry_number(vars(entry)) > 0
@@ -224,7 +226,7 @@ class RunBudgets:
         """
         if spending.run_no_guarantee and self.run_budget.epsilon < math.inf:
             advice = "start a new run, or set privacy.epsilon = inf"
-            raise UnprotectedReleases(
+            raise UnprotectedReleasesError(
                 self.run_budget.epsilon, self.run_budget.delta, spending.run_no_guarantee, advice
             )
         units, own_unit = self.audit.totals.units, {self.mechanism.unit}
@@ -236,6 +238,6 @@ class RunBudgets:
                 "fedstill audit show lists the runs; its owner may set "
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
-            raise UnprotectedReleases(total.epsilon, total.delta, None, advice)
+            raise UnprotectedReleasesError(total.epsilon, total.delta, None, advice)
         if units(self.payer) - own_unit and total.epsilon < math.inf:
             raise ProtectedUnitChanged(total.epsilon, total.delta)

@@ -19,7 +19,7 @@ from fedstill.core.errors import QueryRefused, RunFolderError
 from fedstill.core.run_writer import read_object
 from fedstill.node import audit_file
 from fedstill.node.node_file import NodeFile
-from fedstill.node.security_log import size as size_of_log
+from fedstill.node.security_log import log_size_bytes
 from fedstill.protocol.run_plan import PLAN_FILE
 from fedstill.protocol.wire_format import tensor_bytes
 
@@ -65,7 +65,7 @@ class RunFolder:
         limit = self._policy.max_disk
         # SQLite's write-ahead log counts, too.
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
-        logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
+        logged = sum(file.stat().st_size for file in files if file.exists()) + log_size_bytes(self._folder)
         if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
             reached = "which runs/, public/ and the node's logs have reached"
             rule = f"max_disk: {limit}, {reached}; {FREE_SPACE_ADVICE}"

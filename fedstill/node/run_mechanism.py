@@ -18,12 +18,12 @@ from fedstill.core.errors import ArgumentError, NodeDataError, QueryRefused
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.noise_calibration import NoiseLevels, calibrate_noise_levels, placeholder_noise
 from fedstill.privacy import dpsgd
-from fedstill.privacy.config import DPTrainingConfig, PrivacyConfig, Release
+from fedstill.privacy.config import DeclaredRelease, DPTrainingConfig, PrivacyConfig
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.events import CostBreakdown, PrivacyCost, add_cost, total_cost
 from fedstill.privacy.noise import NoiseSampler, make_sampler
-from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, Rule
-from fedstill.privacy.statement import NO_GUARANTEE, Statement, make_statement
+from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, ReleaseRule
+from fedstill.privacy.statement import NO_GUARANTEE, PrivacyStatement, make_statement
 from fedstill.protocol.digests import keyed_digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import INPUTS, PayloadKind
@@ -124,7 +124,7 @@ class PrivacyMechanism:
 
     # --- rules for releases -----------------------------------------------------------------------------
 
-    def rule(self, query: Query, name: str) -> Rule:
+    def rule(self, query: Query, name: str) -> ReleaseRule:
         """Return the rule for one tensor of a response, or of the gradients that follow it."""
         config, kind = self.config, query.released_kinds()[name]
         is_input_gradient = name not in query.releases  # an input gradient
@@ -156,7 +156,7 @@ class PrivacyMechanism:
             return Derived("networks trained with DP-SGD")
         if is_unstacked:
             return Exact()
-        rule = config.rule(Release(kind, is_input_gradient, depends_on_records), self.noise_levels)
+        rule = config.rule(DeclaredRelease(kind, is_input_gradient, depends_on_records), self.noise_levels)
         # Only this function knows what is derived from charged releases.
         return Exact() if isinstance(rule, Derived) else rule
 
@@ -167,7 +167,9 @@ class PrivacyMechanism:
         return f"{rule.text}: {NO_GUARANTEE}" if is_unprotected else rule.text
 
     @staticmethod
-    def _rule_cost(rule: Rule, shape: Sequence[int], released: torch.Tensor | None) -> PrivacyCost | None:
+    def _rule_cost(
+        rule: ReleaseRule, shape: Sequence[int], released: torch.Tensor | None
+    ) -> PrivacyCost | None:
         """Return the cost of a rule. A cost of zero is no guarantee, except for values derived from charged
         releases.
         """
@@ -196,7 +198,7 @@ class PrivacyMechanism:
             raise ArgumentError("setup_hash", self.setup_hash, "a hash, set before any noise is drawn")
         return self._make_sampler(self._secret, self.node, self.setup_hash, self.salt, *names)
 
-    def seal(self, text: str) -> str:
+    def keyed_hash(self, text: str) -> str:
         """Return a hash of a text in this run, keyed by the secret.
 
         ``setup_hash`` and salt are stored next to the audit log; with these alone, values without noise
@@ -204,11 +206,11 @@ class PrivacyMechanism:
         """
         return keyed_digest(self._secret, f"seal {self.setup_hash} {self.salt} {text}")
 
-    def private_steps(self) -> Mapping[str, DPParameters]:
+    def dp_sgd_parameters(self) -> Mapping[str, DPParameters]:
         """Return the DP-SGD parameters of each network that trains privately, by role."""
-        return {role: self._steps_of_role(role) for role in self.config.dp_trained}
+        return {role: self._dp_sgd_parameters_of_role(role) for role in self.config.dp_trained}
 
-    def _steps_of_role(self, role: str) -> DPParameters:
+    def _dp_sgd_parameters_of_role(self, role: str) -> DPParameters:
         def noise_sampler(*names: str | int) -> NoiseSampler:
             return self.noise_sampler("dp-sgd", role, *names)
 
@@ -216,7 +218,7 @@ class PrivacyMechanism:
         table: DPTrainingConfig = getattr(self.config, option)
         return DPParameters(self.noise_levels[option], table.clip, noise_sampler, self.config.group_size)
 
-    def statement(self) -> Statement:
+    def statement(self) -> PrivacyStatement:
         """Return the statement of rules, noise levels and budgets."""
         rules = {
             f"{name} of {query.name}: {self.describe_rule(query, name, shape)}"
@@ -255,7 +257,7 @@ class PrivacyMechanism:
             )
         return costs
 
-    def require_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
+    def require_declared_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
         """Refuse rows whose cost differs from the declared one, which the plan assumes.
 
         Raises:
@@ -272,10 +274,10 @@ class PrivacyMechanism:
 
     def training_costs(self, query: Query, inputs: Tensors) -> CostBreakdown:
         """Return the costs of private training before the response to a query."""
-        steps = self.charged_steps(query, inputs).items()
+        steps = self.charged_steps_by_role(query, inputs).items()
         return {self.config.dp_trained[role]: self._dp_sgd_cost(role, *step) for role, step in steps}
 
-    def charged_steps(self, query: Query, inputs: Tensors) -> dict[str, tuple[int, int]]:
+    def charged_steps_by_role(self, query: Query, inputs: Tensors) -> dict[str, tuple[int, int]]:
         """Return mean sample size and number of the steps that a query declares, by role. No more are
         charged, and so no more may be taken.
         """
@@ -342,12 +344,12 @@ class PrivacyMechanism:
         return self._dp_sgd_cost("model", self.local.batch, steps)
 
     def _dp_sgd_cost(self, role: str, batch: int, steps: int) -> PrivacyCost | None:
-        return dpsgd.training_cost(self._steps_of_role(role), self.examples, batch, steps)
+        return dpsgd.training_cost(self._dp_sgd_parameters_of_role(role), self.examples, batch, steps)
 
 
 def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None:
     """Return the reason why a query has no finite cost under a budget, or None."""
-    if math.isinf(mechanism.config.budget):
+    if math.isinf(mechanism.config.tightest_epsilon_budget):
         return None
     without_span, supposed = replace(query, span=None), mechanism.with_placeholder_noise()
     unprotected = sorted(

@@ -85,7 +85,7 @@ class SecurityLog:
         same, or too many such lines, already.
         """
         key = (event, actor, reason, *details.values())
-        if self._max_bytes and size(self._folder) >= self._max_bytes:
+        if self._max_bytes and log_size_bytes(self._folder) >= self._max_bytes:
             return
         if key not in self._written_keys and len(self._written_keys) < MAX_REFUSALS:
             self._written_keys.add(key)
@@ -110,7 +110,9 @@ class SecurityLog:
             if changed or recorded.keys() - current.keys():
                 changes = ", ".join(f"{name} = {value}" for name, value in changed.items())
                 reason = clip_text(changes, MAX_LETTERS) if recorded else "first start"
-                self._append({"event": "policy", "actor": account(), "reason": reason, "policy": current})
+                self._append(
+                    {"event": "policy", "actor": process_user_name(), "reason": reason, "policy": current}
+                )
 
     def archive(self, folder: Path) -> list[Path]:
         """Move all full files to another folder, and record the last archived line.
@@ -137,7 +139,7 @@ class SecurityLog:
                 through, policy = _last_line_of(full_files[-1]), self._last_policy()
                 details = {
                     "event": "archived",
-                    "actor": account(),
+                    "actor": process_user_name(),
                     "reason": f"lines up to {through}: {folder}",
                 }
                 self._append({**details, "through": str(through)} | ({"policy": policy} if policy else {}))
@@ -153,7 +155,7 @@ class SecurityLog:
                 if (line := _parse_line(text)) is not None:
                     yield line
 
-    def verify(self) -> str | None:
+    def find_fault(self) -> str | None:
         """Return the log's fault and its line; None: no fault, or no log.
 
         No lock is taken, so that no node waits for a reader. An apparent fault during a write or a move is
@@ -291,7 +293,7 @@ class SecurityLog:
         return f"examine it, then move {self._folder}/security* elsewhere to begin a new log"
 
 
-def account() -> str:
+def process_user_name() -> str:
     """Return the user name of this process."""
     try:
         return getpass.getuser()
@@ -325,6 +327,6 @@ def _hash_suffix(hash_: str) -> str:
     return f',"hash":"{hash_}"}}'
 
 
-def size(folder: Path) -> int:
+def log_size_bytes(folder: Path) -> int:
     """Return the bytes of the security log in a folder, including full files."""
     return sum(path.stat().st_size for path in folder.glob("security*.jsonl"))

@@ -41,18 +41,18 @@ from fedstill.node.gate import Gate
 from fedstill.node.initial_training import InitialTraining
 from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.message_limits import QuerySizeLimits, enforce_limits
-from fedstill.node.network_limits import limit_parameters
-from fedstill.node.network_setup import architecture_hash, check_local_batch, prepare_network
+from fedstill.node.model_setup import architecture_hash, prepare_model, require_trainable_batch_size
+from fedstill.node.model_size_limits import wrap_with_parameter_limit
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import EACH_RUN
-from fedstill.node.protection import prepare_uncharged, protect, require_unchanged_data
+from fedstill.node.protection import protect, require_unchanged_data, run_uncharged_preparation
 from fedstill.node.replies import NodeStatus, TrainingProgress
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import RELEASED_COUNTS, TRAINING_STATE, RunFolder, checkpoint_name
 from fedstill.node.sum_masks import SumMasks
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import GRADIENTS
@@ -101,10 +101,10 @@ class Session:
                 resources.enter_context(lock_folder(folder, "node"))
             except RunFolderError as error:
                 raise NodeFault(file.name, "join", "another run is active here") from error
-            self._prepare(folder, public, resources)
+            self._load_and_start(folder, public, resources)
             self._open_resources = resources.pop_all()
 
-    def _prepare(self, folder: Path, public: PublicData | None, resources: ExitStack) -> None:
+    def _load_and_start(self, folder: Path, public: PublicData | None, resources: ExitStack) -> None:
         """Load everything that the configuration names, and start or resume the run."""
         file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
         self.run_folder = RunFolder(folder, file, plan.run)
@@ -127,11 +127,11 @@ class Session:
                 spec.shape, model, force_float32=method.needs_float32
             )
             model_arguments = (compute, spec.shape, file.seed, f"model of {file.name}")
-            network = prepare_network(
+            network = prepare_model(
                 model, *model_arguments, split_=method.needs().split_models, vocabulary=spec.vocabulary
             )
             if method.trains_models:
-                check_local_batch(network, file.local, spec.shape, self.task.form, "model")
+                require_trainable_batch_size(network, file.local, spec.shape, self.task.form, "model")
         except (QueryRefused, MemoryLimitExceeded):  # the plan's own fault
             raise
         except FedstillError as error:
@@ -152,7 +152,7 @@ class Session:
         for name, query in side.queries.items():
             if (rule := query.sum_fault(file.local.optimizer)) is not None:
                 raise QueryRefused(file.name, name, rule)
-        self.side = limit_parameters(side, file.policy.max_parameters, file.name)
+        self.side = wrap_with_parameter_limit(side, file.policy.max_parameters, file.name)
         examples = keyed_digest(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         run_facts = {
             "plan": plan.to_dict(),
@@ -160,9 +160,9 @@ class Session:
             "model": architecture_hash(network) + file_fingerprint(network),
         }
         self.audit.require_sound()
-        self._start_run(method, secret, run_facts)
+        self._protect_and_resume(method, secret, run_facts)
 
-    def _start_run(self, config: Any, secret: int, run_facts: Mapping[str, Any]) -> None:
+    def _protect_and_resume(self, config: Any, secret: int, run_facts: Mapping[str, Any]) -> None:
         """Set up the node's privacy protection, and resume an earlier run."""
         file, run = self._file, self.plan.run
         privacy_arguments = (file.privacy, self.side, config, self.setting)
@@ -180,7 +180,7 @@ class Session:
             )
         except (ArgumentError, ModelError) as error:  # the messages quote the owner's model and options
             raise NodeDataError(str(error)) from error
-        prepare_uncharged(self.side, [self.node])
+        run_uncharged_preparation(self.side, [self.node])
         require_unchanged_data(self.node)
         for module in self.node.modules.values():
             self.compute.to_device(module)
@@ -222,8 +222,8 @@ class Session:
         gate = self.node.gate
         max_queries = gate.policy.max_queries
         return NodeStatus(
-            refused_queries=self.refused_queries(),
-            max_queries=max(max_queries - self._queries_in_other_runs(), 0) if max_queries else None,
+            refused_queries=self.rules_by_refused_query(),
+            max_queries=max(max_queries - self._count_queries_in_other_runs(), 0) if max_queries else None,
             is_trained=self.training.is_done,
             checkpoints=tuple(self.run_folder.checkpoints()),
             last_query=self._last_numbers[self.node.name],
@@ -231,7 +231,7 @@ class Session:
             parameters=parameter_count(self.node.model),
             architecture=architecture_hash(self.node.model),
             is_frozen=self.node.is_frozen,
-            privacy=Statement() if gate.budgets is None else gate.budgets.mechanism.statement(),
+            privacy=PrivacyStatement() if gate.budgets is None else gate.budgets.mechanism.statement(),
             notes=tuple(self.side.notes),
         )
 
@@ -281,7 +281,7 @@ class Session:
             raise ArgumentError("query", clip_text(name), f"one of {', '.join(self.side.queries)}")
         if not self.training.is_done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
-        rule = self.refused_queries().get(name)
+        rule = self.rules_by_refused_query().get(name)
         if rule is not None:
             raise QueryRefused(self.node.name, name, rule)
         shape = self.node.data.inputs.shape[1:]
@@ -351,21 +351,21 @@ class Session:
 
     # --- helpers --------------------------------------------------------------------------------------
 
-    def refused_queries(self) -> dict[str, str]:
+    def rules_by_refused_query(self) -> dict[str, str]:
         """Return the rule that refuses each forbidden query, by name."""
         max_queries = self.node.gate.policy.max_queries
-        if max_queries and self._queries_in_other_runs() >= max_queries:
+        if max_queries and self._count_queries_in_other_runs() >= max_queries:
             return dict.fromkeys(self.side.queries, f"max_queries: {max_queries}, over all runs")
-        rules = owner_folder.refused_queries(self._file, self._passes_gradients, self.side.queries)
+        rules = owner_folder.rules_by_refused_query(self._file, self._passes_gradients, self.side.queries)
         if isinstance(self.handler, MaskedHandler):
-            rules = {**self.handler.refused_queries(), **rules}
+            rules = {**self.handler.rules_by_refused_query(), **rules}
         gate, queries = self.node.gate, self.side.queries
         gate_rules = {
             name: gate.refusal_reason(query) for name, query in queries.items() if name not in rules
         }
         return {**rules, **{name: rule for name, rule in gate_rules.items() if rule is not None}}
 
-    def _queries_in_other_runs(self) -> int:
+    def _count_queries_in_other_runs(self) -> int:
         """Return the number of queries about these data in other runs."""
         spending = self.audit.spending(NODE_DATA, self.plan.run)
         return spending.total_queries - spending.run_queries

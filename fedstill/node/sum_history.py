@@ -87,7 +87,7 @@ class SumHistory:
                 )
         return None
 
-    def conflicts(self, side: NodeSide, run: str = "") -> dict[str, str]:
+    def weighting_conflicts(self, side: NodeSide, run: str = "") -> dict[str, str]:
         """Return the queries of a method with a :meth:`weighting_conflict`, and the reason for each.
 
         ``run`` as in :meth:`NodeSide.weightings`.
@@ -137,7 +137,7 @@ class SumHistory:
         self._save()
         return None
 
-    def record_corrupted(self) -> None:
+    def count_corrupted_sum(self) -> None:
         """Count one more corrupted sum, on disk before the release."""
         self.corrupted += 1
         self._save()

@@ -3,9 +3,9 @@
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Each pair
 of nodes agrees on a key (X25519), which gives a stream of numbers (ChaCha20) for each sum: one node adds
 it, the other subtracts it. The stream is bound (HKDF) to all that the response depends on and that the
-server could send differently to different nodes (:meth:`SumMasks.mask`): the run's plan and public data,
-all earlier queries, the bits of this query, the sum's number and its members. If a server sends different
-values, the masks do not cancel.
+server could send differently to different nodes (:meth:`SumMasks.mask_function`): the run's plan and public
+data, all earlier queries, the bits of this query, the sum's number and its members. If a server sends
+different values, the masks do not cancel.
 
 If a sum may be read without nodes that fail (``recover``), each node adds a mask of its own as well, so
 that a late response stays masked. The remaining nodes first agree, pair by pair, on the set of survivors.
@@ -119,7 +119,7 @@ class SumMasks:
         return max(self.policy.min_nodes, MIN_SUM_NODES)
 
     @property
-    def is_exhausted(self) -> bool:
+    def has_reached_corruption_limit(self) -> bool:
         """True if this node has corrupted as many sums as its policy allows. All further sums are
         corrupted, so that neither its responses nor its identity can be inferred.
         """
@@ -127,7 +127,7 @@ class SumMasks:
 
     # --- identities -----------------------------------------------------------------------------------
 
-    def card(self) -> bytes:
+    def make_key_card(self) -> bytes:
         """Return the node's public key for this run and process, with its certificate and signature."""
         public = self._private_key.public_key().public_bytes_raw()
         return self._identity.sign(self._key_claim(self.name, public), public)
@@ -159,14 +159,14 @@ class SumMasks:
                     self.name, "receive_keys", f"sums: the card of {name!r}: {error}"
                 ) from error
             pair = sorted(((self.name, own_key.hex()), (name, public.hex())))
-            shared_keys[name] = _derive_key(secret, b"pair" + _encode_words(*pair[0], *pair[1]))
+            shared_keys[name] = _derive_key(secret, b"pair" + _encode_strings(*pair[0], *pair[1]))
         if self.name not in cards:
             raise QueryRefused(self.name, "receive_keys", "sums: this node's own card is missing")
         self._shared_keys = shared_keys
         self._open_sums.clear()  # they belong to the earlier keys
 
     def _key_claim(self, name: str, public: bytes) -> bytes:
-        return _encode_words("fedstill sums", self._plan_hash, name, public.hex())
+        return _encode_strings("fedstill sums", self._plan_hash, name, public.hex())
 
     # --- one sum ----------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class SumMasks:
             self._open_sums.popitem(last=False)
         return request
 
-    def mask(self, request: SumRequest, query: str, context_hashes: Sequence[str]) -> Mask:
+    def mask_function(self, request: SumRequest, query: str, context_hashes: Sequence[str]) -> Mask:
         """Return a function that adds the mask to each tensor (given the tensor and its index) of this
         node's response.
 
@@ -224,7 +224,7 @@ class SumMasks:
             QueryRefused: the sum was not admitted, or was for another response: no mask is used twice.
         """
         members = sorted(request.members)
-        context = _encode_words(
+        context = _encode_strings(
             self._plan_hash,
             query,
             str(request.number),
@@ -243,9 +243,9 @@ class SumMasks:
         def add_mask(tensor: torch.Tensor, index: int) -> torch.Tensor:
             masked = tensor.clone()
             for name, key in keys.items():
-                masked += mask_sign(self.name, name) * mask_stream(key, index, tensor.shape)
+                masked += mask_sign(self.name, name) * mask_tensor(key, index, tensor.shape)
             return (
-                masked + mask_stream(self._own_mask_key(context), index, tensor.shape)
+                masked + mask_tensor(self._own_mask_key(context), index, tensor.shape)
                 if request.recover
                 else masked
             )
@@ -264,7 +264,7 @@ class SumMasks:
         if rule is not None:
             raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS_ALLOWED}")
 
-    def replacement(self, request: SumRequest) -> Replacement:
+    def random_replacement_function(self, request: SumRequest) -> Replacement:
         """Return a function that generates random integers, known to this node only, in place of a response
         that cannot be added.
         """
@@ -273,14 +273,14 @@ class SumMasks:
         def random_numbers(shape: Sequence[int], index: int) -> torch.Tensor:
             if not open_sum.corrupted:
                 open_sum.corrupted = True
-                if not self.is_exhausted:
-                    self.history.record_corrupted()
+                if not self.has_reached_corruption_limit:
+                    self.history.count_corrupted_sum()
                 logger.warning("sum %d was corrupted here (policy.max_corrupted_sums)", request.number)
-            return mask_stream(_derive_key(self._own_secret, b"corrupted" + open_sum.context), index, shape)
+            return mask_tensor(_derive_key(self._own_secret, b"corrupted" + open_sum.context), index, shape)
 
         return random_numbers
 
-    def agree(self, number: int, survivors: Sequence[str]) -> dict[str, str]:
+    def confirm_survivors(self, number: int, survivors: Sequence[str]) -> dict[str, str]:
         """Return this node's confirmation of the survivors, one code for each other survivor. It agrees
         once per sum.
 
@@ -307,7 +307,7 @@ class SumMasks:
         receivers = [name for name in ordered if name != self.name]
         return {name: self._agreement_code(open_sum, self.name, name) for name in receivers}
 
-    def reveal(self, number: int, codes: Mapping[str, str]) -> dict[str, str]:
+    def reveal_mask_keys(self, number: int, codes: Mapping[str, str]) -> dict[str, str]:
         """Return keys as hexadecimal digits: of this node's own mask under its own name, and of the masks
         that it shares with lost nodes under their names.
 
@@ -346,7 +346,7 @@ class SumMasks:
 
     def _agreement_code(self, open_sum: _OpenSum, sender: str, receiver: str) -> str:
         partner = receiver if sender == self.name else sender
-        context = b"word" + open_sum.context + _encode_words(sender, receiver, *open_sum.survivors)
+        context = b"word" + open_sum.context + _encode_strings(sender, receiver, *open_sum.survivors)
         return _derive_key(self._shared_keys[partner], context).hex()
 
 
@@ -355,7 +355,7 @@ def mask_sign(name: str, other: str) -> int:
     return 1 if name < other else -1
 
 
-def mask_stream(key: bytes, index: int, shape: Sequence[int]) -> torch.Tensor:
+def mask_tensor(key: bytes, index: int, shape: Sequence[int]) -> torch.Tensor:
     """Return a tensor of 64-bit integers that look random without the key; equal keys and indices give
     equal numbers.
     """
@@ -377,6 +377,6 @@ def _derive_key(secret: bytes, context: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"fedstill 1 " + context).derive(secret)
 
 
-def _encode_words(*words: str) -> bytes:
+def _encode_strings(*words: str) -> bytes:
     """Encode words as bytes, differently for any two lists."""
     return json.dumps(words).encode()

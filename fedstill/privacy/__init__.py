@@ -7,14 +7,14 @@ them to an epsilon, and ``budget`` checks whether one more cost fits. ``statemen
 guarantee in words, and ``epsilon_lower_bounds`` computes the epsilon that an attack proves.
 
 This package may import protocol and the packages below it. A custom mechanism is a subclass of
-:class:`PrivacyConfig` (docs/own-mechanism.md); this module exports all names that it needs.
+:class:`PrivacyConfig` (docs/custom-mechanism.md); this module exports all names that it needs.
 """
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.config import COUNTED, DPTrainingConfig, PrivacyConfig, Release
+from fedstill.privacy.config import COUNTED, DeclaredRelease, DPTrainingConfig, PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import NoiseSampler, add_noise
-from fedstill.privacy.release_rules import Exact, Rule
+from fedstill.privacy.release_rules import Exact, ReleaseRule
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
@@ -22,14 +22,14 @@ __all__ = [
     "COUNTED",
     "ArgumentError",
     "DPTrainingConfig",
+    "DeclaredRelease",
     "Event",
     "Exact",
     "NoiseSampler",
     "PrivacyConfig",
     "PrivacyCost",
     "Query",
-    "Release",
-    "Rule",
+    "ReleaseRule",
     "Task",
     "add_noise",
 ]

@@ -80,7 +80,7 @@ def compute_epsilon(spent: Mapping[Event, int], delta: float, accountant: Accoun
         return math.inf
     if delta == 0:
         return _pure_epsilon(spent)
-    events = _reduce_events(spent)
+    events = _merge_similar_events(spent)
     if not events:
         return 0.0
     bound = _rdp_or_pure_bound(events, delta)
@@ -200,7 +200,7 @@ def _add_repetitions(spent: Mapping[Event, int], cost: Mapping[Event, int], time
     return total
 
 
-def _reduce_events(spent: Mapping[Event, int]) -> PrivacyCost:
+def _merge_similar_events(spent: Mapping[Event, int]) -> PrivacyCost:
     """Return at most about 32 events of the same or a slightly larger cost.
 
     Gaussian noise on all records composes exactly to one such event, as precisions add up.
@@ -212,14 +212,14 @@ def _reduce_events(spent: Mapping[Event, int]) -> PrivacyCost:
     while len(events) > MAX_DISTINCT_EVENTS and step <= 1:
         events = PrivacyCost()
         for event, times in unrounded.items():
-            events[_costlier_event(event, step)] += times
+            events[_round_to_costlier_event(event, step)] += times
         step *= 2  # each grid is a subset of the previous one, so that more events never cost less
     if precision > 0:
         events[Event("gaussian", 1 / math.sqrt(precision))] += 1
     return events
 
 
-def _costlier_event(event: Event, step: float) -> Event:
+def _round_to_costlier_event(event: Event, step: float) -> Event:
     """Round an event to no more noise and no lower rate, on a grid of a logarithmic step."""
     noise = math.exp(math.floor(math.log(event.noise) / step) * step)
     if event.rate == 1:
@@ -352,12 +352,14 @@ def discretization_interval(spent: Mapping[Event, int], epsilon_bound: float) ->
     preferred = squares / losses / POINTS_PER_LOSS if losses > 0 else 0.0
     # With little noise, a single event could need more points than fit into memory.
     smallest = max(
-        epsilon_bound / MAX_POINTS_PER_EPSILON, max(map(_loss_range, spent)) / MAX_POINTS_PER_EVENT, 1e-12
+        epsilon_bound / MAX_POINTS_PER_EPSILON,
+        max(map(_loss_range_width, spent)) / MAX_POINTS_PER_EVENT,
+        1e-12,
     )
     return float(2.0 ** math.floor(math.log2(max(preferred, smallest))))
 
 
-def _loss_range(event: Event) -> float:
+def _loss_range_width(event: Event) -> float:
     """Approximate width of an event's relevant losses; for Gaussian noise, 12 standard deviations to either
     side.
     """

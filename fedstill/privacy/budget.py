@@ -48,7 +48,7 @@ class BudgetExceeded(FedstillError):
         )
 
 
-class UnprotectedReleases(BudgetExceeded):
+class UnprotectedReleasesError(BudgetExceeded):
     """Releases without a guarantee were made earlier, so that no budget can hold.
 
     The message does not name their runs. For runs of other servers it does not give a count either, as a
@@ -58,11 +58,11 @@ class UnprotectedReleases(BudgetExceeded):
         count: number of these releases; None: not disclosed.
         remedy: advice for the node's owner.
 
-    >>> raise UnprotectedReleases(3.0, 1e-5, 61, "inf does without a budget")
+    >>> raise UnprotectedReleasesError(3.0, 1e-5, 61, "inf does without a budget")
     Traceback (most recent call last):
     ...
-    fedstill.privacy.budget.UnprotectedReleases: the budget of epsilon 3 at delta 1e-05 cannot hold, as 61
-    releases left without any guarantee before it was set: inf does without a budget
+    fedstill.privacy.budget.UnprotectedReleasesError: the budget of epsilon 3 at delta 1e-05 cannot hold, as
+    61 releases left without any guarantee before it was set: inf does without a budget
     """
 
     def __init__(self, limit: float, delta: float, count: int | None, remedy: str) -> None:
@@ -137,13 +137,13 @@ class Budget(CheckedOptions):
         if self.epsilon == math.inf:
             return
         if cost is None:
-            raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), math.inf)
+            raise BudgetExceeded(self.epsilon, self.delta, self._cached_epsilon(spent), math.inf)
         if not cost:
             return
         total = dict(spent)
         for event, times in cost.items():
             total[event] = total.get(event, 0) + times
-        if self._fits(total):
+        if self._is_known_to_fit(total):
             return
         known_epsilon = self._costs.get(frozenset(total.items()))  # refused queries are repeated
         if not (
@@ -151,7 +151,9 @@ class Budget(CheckedOptions):
             if known_epsilon is None
             else known_epsilon <= self.epsilon
         ):
-            raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), self._cost(total))
+            raise BudgetExceeded(
+                self.epsilon, self.delta, self._cached_epsilon(spent), self._cached_epsilon(total)
+            )
         self._extend_affordable(spent, cost, total)
 
     def remaining(self, spent: Mapping[Event, int]) -> float:
@@ -159,16 +161,16 @@ class Budget(CheckedOptions):
 
         A release whose own epsilon is larger may still fit, as epsilons do not add up.
         """
-        return math.inf if self.epsilon == math.inf else max(0.0, self.epsilon - self._cost(spent))
+        return math.inf if self.epsilon == math.inf else max(0.0, self.epsilon - self._cached_epsilon(spent))
 
-    def _cost(self, spent: Mapping[Event, int]) -> float:
+    def _cached_epsilon(self, spent: Mapping[Event, int]) -> float:
         key = frozenset(spent.items())
         if key not in self._costs:
             cost = compute_epsilon(spent, self.delta, self.accountant)
             self._costs = {**dict(list(self._costs.items())[-7:]), key: cost}  # the last few
         return self._costs[key]
 
-    def _fits(self, total: Mapping[Event, int]) -> bool:
+    def _is_known_to_fit(self, total: Mapping[Event, int]) -> bool:
         """Return whether the total is part of an amount that is known to fit."""
         affordable = self._affordable
         return all(times <= affordable.get(event, 0) for event, times in total.items())
@@ -260,17 +262,17 @@ def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], unprot
         return "nothing"
     _, delta = privacy.total_budget
     spent_epsilon = compute_epsilon(cost_from_dict(spent), delta, privacy.accountant)
-    return f"epsilon {round_up(spent_epsilon)} at delta {delta:g}, in all runs on these data"
+    return f"epsilon {epsilon_text_rounded_up(spent_epsilon)} at delta {delta:g}, in all runs on these data"
 
 
-def round_up(value: float | None) -> str:
+def epsilon_text_rounded_up(value: float | None) -> str:
     """Format an epsilon, rounded up; None is no guarantee."""
     if value is None:
         return "no guarantee"
     return _format_thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
 
 
-def round_down(value: float) -> str:
+def epsilon_text_rounded_down(value: float) -> str:
     """Format the epsilon left of a budget, rounded down; infinity is no budget."""
     return "no budget" if math.isinf(value) else _format_thousandths(math.floor(1000 * value + 1e-9))
 

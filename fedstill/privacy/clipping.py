@@ -23,7 +23,7 @@ def clip_rows(rows: torch.Tensor, clip: float) -> torch.Tensor:
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    flat = to_finite(rows).reshape(count_rows(rows.shape))
+    flat = to_finite(rows).reshape(row_count_and_size(rows.shape))
     factors = clip_factors(
         torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64), clip
     )  # no square overflows
@@ -71,10 +71,10 @@ def to_finite(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(tensor.detach().float(), nan=0.0, posinf=MAX_FLOAT32, neginf=-MAX_FLOAT32)
 
 
-def count_rows(shape: Sequence[int]) -> tuple[int, int]:
+def row_count_and_size(shape: Sequence[int]) -> tuple[int, int]:
     """Return the number of rows of a tensor (B, ...) and of values in each; a single number is a row.
 
-    >>> count_rows((5, 2, 3)), count_rows((5,)), count_rows(())
+    >>> row_count_and_size((5, 2, 3)), row_count_and_size((5,)), row_count_and_size(())
     ((5, 6), (5, 1), (1, 1))
     """
     return (shape[0], math.prod(shape[1:])) if len(shape) else (1, 1)

@@ -3,7 +3,7 @@ owner.
 
 A mechanism is a frozen dataclass below :class:`PrivacyConfig`. Its fields are the owner's options; its
 methods define how releases are protected. The node's owner chooses the mechanism, never a server.
-docs/own-mechanism.md shows how to write one.
+docs/custom-mechanism.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.options import CheckedOptions, Fraction, PositiveFloat, PositiveInt
 from fedstill.core.registry import Registrable, Registry
-from fedstill.privacy.release_rules import Exact, Rule
+from fedstill.privacy.release_rules import Exact, ReleaseRule
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
@@ -53,7 +53,7 @@ class NoiseOptions(Protocol):
 
 
 @dataclass(frozen=True)
-class Release:
+class DeclaredRelease:
     """A tensor that a node would release, as its query declares it.
 
     Args:
@@ -174,7 +174,7 @@ class PrivacyConfig(Registrable):
 
     @staticmethod
     def validate_class(kind: Any) -> str | None:
-        """As of all that have a name; and its tables must be such as noise is found for."""
+        """Describe the class that is expected instead, or return None; option tables must support noise."""
         if problem := Registrable.validate_class(kind):
             return problem
         if not kind.about or not kind.protects:
@@ -186,7 +186,7 @@ class PrivacyConfig(Registrable):
         for name, table in tables.items():
             if not {"noise", "share"} <= {part.name for part in fields(table)}:
                 return f"one whose table {name} has fields noise and share"
-        if kind.shards is not PrivacyConfig.shards and kind.ensemble is PrivacyConfig.ensemble:
+        if kind.shard_indices is not PrivacyConfig.shard_indices and kind.ensemble is PrivacyConfig.ensemble:
             return "one with a method ensemble, because it has shards"
         for role, name in kind.dp_trained.items():
             if role not in ("model", "critic") or tables.get(name) is not DPTrainingConfig:
@@ -201,7 +201,7 @@ class PrivacyConfig(Registrable):
         """Return the reason why the mechanism cannot protect a query, whatever the noise, or None."""
         return None
 
-    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+    def rule(self, release: DeclaredRelease, levels: Mapping[str, float]) -> ReleaseRule:
         """Return the rule that bounds and noises a tensor; :class:`Exact` gives no guarantee.
 
         Some releases are the same under every mechanism and never come here: counts of records and sums of
@@ -215,13 +215,13 @@ class PrivacyConfig(Registrable):
         return Exact()
 
     @property
-    def needs_training(self) -> bool:
+    def protects_through_training(self) -> bool:
         """True if the protection depends on how the node's model, or an ensemble of it, is trained. If so,
         a model that was trained elsewhere is refused, as it may know every record.
         """
-        return "model" in self.dp_trained or type(self).shards is not PrivacyConfig.shards
+        return "model" in self.dp_trained or type(self).shard_indices is not PrivacyConfig.shard_indices
 
-    def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
+    def shard_indices(self, data: TensorData) -> Sequence[torch.Tensor]:
         """Return the records (int64 indices) of each model of an ensemble; empty: one model learns from all
         records.
         """
@@ -248,10 +248,10 @@ class PrivacyConfig(Registrable):
     # --- shared by all mechanisms ---------------------------------------------------------------------
 
     @property
-    def noise_tables(self) -> Mapping[str, NoiseOptions]:
+    def noise_option_tables(self) -> Mapping[str, NoiseOptions]:
         """Option tables that have a noise level, by name. The first one is the mechanism's main table.
 
-        >>> list(NoPrivacy().noise_tables)
+        >>> list(NoPrivacy().noise_option_tables)
         []
         """
         table_names = {field_.name for field_ in fields(self) if is_dataclass(getattr(self, field_.name))}
@@ -260,14 +260,14 @@ class PrivacyConfig(Registrable):
 
     def with_noise(self: P, levels: Mapping[str, float]) -> P:
         """Return a copy with other noise levels in some option tables."""
-        noise_tables: Mapping[str, Any] = self.noise_tables
+        noise_option_tables: Mapping[str, Any] = self.noise_option_tables
         changed: dict[str, Any] = {
-            name: replace(noise_tables[name], noise=level) for name, level in levels.items()
+            name: replace(noise_option_tables[name], noise=level) for name, level in levels.items()
         }
         return replace(self, **changed)
 
     @property
-    def budget(self) -> float:
+    def tightest_epsilon_budget(self) -> float:
         """Smaller epsilon of the two budgets, of a run and of all runs; inf: no budget."""
         return min(self.epsilon, self.total_budget[0])
 
@@ -281,7 +281,7 @@ class NoPrivacy(PrivacyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponsesConfig(PrivacyConfig):
+class ResponseMechanism(PrivacyConfig):
     """Base class of mechanisms that protect the responses of networks, and not their training."""
 
     dp_trained: ClassVar[Mapping[str, str]] = {"critic": "critic"}

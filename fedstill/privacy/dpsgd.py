@@ -35,7 +35,7 @@ from fedstill.privacy.clipping import MIN_NORM, clip_factors, row_norms
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, DPTrainingConfig, PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import NoiseSampler
-from fedstill.privacy.per_example import PerExample
+from fedstill.privacy.per_example import PerExampleFunction
 
 # Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of one example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -127,7 +127,7 @@ def poisson_sample(data: TensorData, rate: float, sampler: NoiseSampler) -> Tens
     return data.subset(selected.to(data.inputs.device))
 
 
-def clipped_sum(
+def clipped_sum_and_loss(
     module: nn.Module,
     trained: dict[str, nn.Parameter],
     private_loss: PrivateLoss,
@@ -160,7 +160,7 @@ def clipped_sum(
         width = sum(parameter.numel() for parameter in trained.values())
         return torch.zeros(width, dtype=torch.float64, device=inputs.device), 0.0
     if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
-        return _linear_clipped_sum(module, private_loss, inputs, targets, clip, rows)
+        return _linear_clipped_sum_and_loss(module, private_loss, inputs, targets, clip, rows)
     # vmap does not use channels-last parameters; they only make it slower.
     leaves = {f"module.{name}": parameter.detach().contiguous() for name, parameter in trained.items()}
     bound = _ModuleFunction(module, lambda *args: private_loss(*args)[0])
@@ -186,7 +186,7 @@ def clipped_sum(
     losses = 0.0
     rows = max(min(rows, MAX_GRADIENT_NUMBERS // sum(map(len, sums))), 1)
     tensors = (inputs, targets)
-    per_example = PerExample(
+    per_example = PerExampleFunction(
         per_example_gradient,
         rows,
         module,
@@ -205,7 +205,7 @@ def clipped_sum(
     return torch.cat(sums), losses / len(inputs)
 
 
-def _linear_clipped_sum(
+def _linear_clipped_sum_and_loss(
     layer: nn.Linear,
     private_loss: PrivateLoss,
     f: torch.Tensor,
@@ -213,7 +213,7 @@ def _linear_clipped_sum(
     clip: float,
     rows: int,
 ) -> tuple[torch.Tensor, float]:
-    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, without materializing (B, P)
+    """:func:`clipped_sum_and_loss` of one linear layer on features f ``(B, d)``, without materializing (B, P)
     gradients.
 
     An example's gradient is the outer product of r, the gradient of its loss by the outputs, and f, so its
@@ -234,7 +234,7 @@ def _linear_clipped_sum(
     has_bias = len(leaves) == 2
     with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
         f = f.float()
-        per_example = PerExample(
+        per_example = PerExampleFunction(
             per_example_gradient, rows, layer, leaves, f, targets, depends_on=_loss_key(private_loss)
         )
         r, losses = (torch.cat(parts) for parts in zip(*per_example(leaves, f, targets), strict=True))
@@ -293,7 +293,7 @@ class _ModuleFunction(nn.Module):
 def public_gradient(
     module: nn.Module, trained: dict[str, nn.Parameter], public_loss: PublicLoss
 ) -> torch.Tensor:
-    """Return the gradient of a loss on public data, ``(P,)`` in the order of :func:`clipped_sum`."""
+    """Return the gradient of a loss on public data, ``(P,)`` in the order of :func:`clipped_sum_and_loss`."""
     leaves = {f"module.{name}": parameter.detach().requires_grad_() for name, parameter in trained.items()}
     with torch.enable_grad():
         loss = functional_call(_ModuleFunction(module, public_loss), leaves, ())

@@ -6,7 +6,7 @@ Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015). For a
 rate fp and false negative rate fn, fp + e^epsilon fn >= 1 - delta, and the same with fp and fn swapped. A
 test with smaller rates thus proves that the mechanism is less private, however the test was found.
 
-:func:`evidence_from_runs` runs a mechanism many times with a record and many times without it.
+:func:`lower_bound_from_runs` runs a mechanism many times with a record and many times without it.
 :func:`one_run_lower_bound` runs it once, with many records that are each in or out by chance. A lower bound
 below the claimed epsilon proves nothing, as the attack may be weak. One above it proves a fault, at the
 chosen confidence.
@@ -81,7 +81,7 @@ class ErrorRates:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EpsilonLowerBound:
     """Tests of one mechanism, whose rates all hold together at the chosen confidence."""
 
     tests: Sequence[ErrorRates]
@@ -98,7 +98,7 @@ class Evidence:
         bounds = {delta: self.epsilon(delta) for delta in DELTAS}
         return any(bound > 0 and compute_epsilon(spent, delta) < bound for delta, bound in bounds.items())
 
-    def same_noise_bound(self, spent: Mapping[Event, int], delta: float) -> float:
+    def epsilon_assuming_noise_kind(self, spent: Mapping[Event, int], delta: float) -> float:
         """Return the lower bound at delta under the assumption that the noise has the claimed kind, at
         another scale.
 
@@ -121,9 +121,9 @@ class Evidence:
         return compute_epsilon(_scale_noise(spent, math.exp(high)), delta)
 
 
-def evidence_from_runs(
+def lower_bound_from_runs(
     without: torch.Tensor, with_: torch.Tensor, delta: float, confidence: float = CONFIDENCE
-) -> Evidence:
+) -> EpsilonLowerBound:
     """Test a mechanism by the scores of many runs with independent randomness.
 
     The method is that of Jagielski, Ullman, Oprea, "Auditing Differentially Private Machine Learning",
@@ -145,7 +145,7 @@ def evidence_from_runs(
     thresholds = _choose_thresholds(_threshold_part(without), _threshold_part(with_), delta)
     error = (1 - confidence) / (2 * len(thresholds))
     held_out = without[len(_threshold_part(without)) :], with_[len(_threshold_part(with_)) :]
-    return Evidence(tuple(_error_rates(*held_out, threshold, error) for threshold in thresholds))
+    return EpsilonLowerBound(tuple(_error_rates(*held_out, threshold, error) for threshold in thresholds))
 
 
 def _check_confidence(confidence: float) -> None:

@@ -14,11 +14,11 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.options import CheckedOptions, PositiveFloat
 from fedstill.privacy.config import (
     COUNTED,
+    DeclaredRelease,
     Noise,
-    Release,
-    ResponsesConfig,
+    ResponseMechanism,
 )
-from fedstill.privacy.release_rules import NoisyRows, Rule, SanitizedGradients
+from fedstill.privacy.release_rules import BoundedNoisyRows, ReleaseRule, SanitizedGradients
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
@@ -44,7 +44,7 @@ class OutputsConfig(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyOutputs(ResponsesConfig):
+class NoisyOutputs(ResponseMechanism):
     """Noise on each output of a network that was trained without protection."""
 
     about: ClassVar[str] = "its network learned without protection, and each output has noise"
@@ -63,7 +63,7 @@ class NoisyOutputs(ResponsesConfig):
             return f"outputs of task {task.name} are images, and noise would hide them: use dp-sgd"
         return None
 
-    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+    def rule(self, release: DeclaredRelease, levels: Mapping[str, float]) -> ReleaseRule:
         """Add noise to scores, and to other rows whatever they are computed from, as a bound holds for
         both.
         """
@@ -72,12 +72,12 @@ class NoisyOutputs(ResponsesConfig):
         if release.kind.category == "rows" or (
             release.kind.category == "scores" and not release.depends_on_records
         ):
-            return NoisyRows(self.outputs.distribution, levels["outputs"], self.outputs.bound)
+            return BoundedNoisyRows(self.outputs.distribution, levels["outputs"], self.outputs.bound)
         return super().rule(release, levels)
 
     def faults(self) -> list[ArgumentError]:
         """Reject a budget without a bound on the outputs."""
-        if self.outputs.bound or math.isinf(self.budget):
+        if self.outputs.bound or math.isinf(self.tightest_epsilon_budget):
             return []
         expected = "above 0 if a budget is set, as noise without a bound guarantees nothing"
         return [ArgumentError("privacy.outputs.bound", self.outputs.bound, expected)]

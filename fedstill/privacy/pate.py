@@ -20,11 +20,11 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.privacy.clipping import clip_rows, count_rows, to_finite
-from fedstill.privacy.config import COUNTED, NOT_CHOSEN, Noise, Release, ResponsesConfig
+from fedstill.privacy.clipping import clip_rows, row_count_and_size, to_finite
+from fedstill.privacy.config import COUNTED, NOT_CHOSEN, DeclaredRelease, Noise, ResponseMechanism
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import NoiseSampler, add_noise
-from fedstill.privacy.release_rules import Rule, SanitizedGradients
+from fedstill.privacy.release_rules import ReleaseRule, SanitizedGradients
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
@@ -60,7 +60,7 @@ class PateConfig(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PATE(ResponsesConfig):
+class PATE(ResponseMechanism):
     """Noisy votes of teachers trained on disjoint parts of the data."""
 
     about: ClassVar[str] = "noisy votes of teachers, each trained on its own part of the records"
@@ -92,7 +92,7 @@ class PATE(ResponsesConfig):
             return f"teachers vote for one class an input, unlike task {task.name}: use dp-sgd"
         return None
 
-    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+    def rule(self, release: DeclaredRelease, levels: Mapping[str, float]) -> ReleaseRule:
         """Add noise to votes, and to the mean of the teachers' gradients.
 
         This holds for the package's own methods only, which release votes unchanged. A third-party method
@@ -108,7 +108,7 @@ class PATE(ResponsesConfig):
             return NoisyVotes(pate, levels["pate"])
         return super().rule(release, levels)
 
-    def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
+    def shard_indices(self, data: TensorData) -> Sequence[torch.Tensor]:
         """Partition the records by a hash of their content."""
         return partition_records(data, self.pate.teachers)
 
@@ -124,7 +124,7 @@ class PATE(ResponsesConfig):
 
 
 @dataclass(frozen=True)
-class NoisyVotes(CheckedOptions, Rule):
+class NoisyVotes(CheckedOptions, ReleaseRule):
     """Noisy votes of teachers that learned from disjoint parts of the records: PATE.
 
     Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson, "Scalable Private Learning with PATE", ICLR
@@ -185,11 +185,11 @@ class NoisyVotes(CheckedOptions, Rule):
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """Cost if all rows reach the threshold."""
-        return self._cost(count_rows(shape)[0], count_rows(shape)[0])
+        return self._cost(row_count_and_size(shape)[0], row_count_and_size(shape)[0])
 
     def actual_cost(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
         """Cost of the threshold for each row, and of votes for the rows that reach it."""
-        rows = count_rows(shape)[0]
+        rows = row_count_and_size(shape)[0]
         answered_rows = int((noised != 0).any(1).sum()) if self.pate.threshold and rows else rows
         return self._cost(rows, answered_rows)
 
@@ -254,7 +254,7 @@ class TeacherEnsemble(nn.Module):
         share: torch.Tensor = _VoteShares.apply(z, self.voting)  # type: ignore[no-untyped-call]
         return self.sharpness * share
 
-    def abstain(self, shards: Sequence[torch.Tensor]) -> None:
+    def set_abstaining_teachers(self, shards: Sequence[torch.Tensor]) -> None:
         """Let exactly the teachers with empty shards abstain."""
         self.voting.copy_(torch.tensor([float(len(part) > 0) for part in shards]))
 

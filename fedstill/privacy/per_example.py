@@ -27,7 +27,7 @@ MAX_TRIALS = 32
 _layouts: dict[Hashable, tuple[bool, int]] = {}  # chosen layouts, cached for the life of the process
 
 
-class PerExample:
+class PerExampleFunction:
     """Apply a function of one example to many.
 
     It computes ``rows`` examples at once, with shared parameters. If the positions of a batch then round
@@ -63,12 +63,12 @@ class PerExample:
         fixed_keys = [(name, *_tensor_key(tensor)) for name, tensor in not_passed.items()]
         key = _layout_key(rows, module, leaves, tensors, (depends_on, *fixed_keys))
         if key not in _layouts:
-            _layouts[key] = self._choose_layout(rows, leaves, tensors)
+            _layouts[key] = self._choose_reproducible_layout(rows, leaves, tensors)
         self.shared, self.rows = _layouts[key]
 
     def __call__(self, leaves: Parameters, *tensors: torch.Tensor) -> Iterator[Outputs]:
         """Yield the results of the examples, batch by batch, without padding."""
-        for count, batch in fixed_size_batches(self.rows, *tensors):
+        for count, batch in padded_batches_with_counts(self.rows, *tensors):
             yield [outputs[:count] for outputs in self._compute(self.shared, leaves, batch)]
 
     def _compute(self, shared: bool, leaves: Parameters, batch: Outputs) -> Outputs:
@@ -79,7 +79,9 @@ class PerExample:
             leaves = {name: leaf.expand(len(batch[0]), *leaf.shape) for name, leaf in leaves.items()}
         return self._postprocess(vectorized(leaves, *batch))
 
-    def _choose_layout(self, rows: int, leaves: Parameters, tensors: Outputs) -> tuple[bool, int]:
+    def _choose_reproducible_layout(
+        self, rows: int, leaves: Parameters, tensors: Outputs
+    ) -> tuple[bool, int]:
         """Return the first layout in which all positions of a batch of equal examples give the same bits.
 
         Examples, parameters and floating-point buffers are random. The network's own values could hide a
@@ -103,18 +105,18 @@ class PerExample:
             *(_random_bits_like(other[:1], generator) for other in others),
         ]
         batch = [tensor.repeat(rows, *[1] * (tensor.ndim - 1)) for tensor in example]
-        with _randomized(self._fixed_tensors, generator):
+        with _temporarily_randomized(self._fixed_tensors, generator):
             outputs = self._compute(shared, random_leaves, batch)
         return all(torch.equal(tensor, tensor[:1].expand_as(tensor)) for tensor in outputs)
 
 
-def fixed_size_batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
+def padded_batches_with_counts(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
     """Yield batches of exactly ``rows`` rows, the last one padded with zeros, with the number of their real
     rows.
 
     Each batch is a copy, so that the memory address of a row does not depend on earlier rows either.
 
-    >>> [(real, x.tolist()) for real, [x] in fixed_size_batches(2, torch.tensor([1, 2, 3]))]
+    >>> [(real, x.tolist()) for real, [x] in padded_batches_with_counts(2, torch.tensor([1, 2, 3]))]
     [(2, [1, 2]), (1, [3, 0])]
     """
     for start in range(0, len(tensors[0]), rows):
@@ -162,7 +164,7 @@ def _tensor_key(tensor: torch.Tensor) -> Sequence[Hashable]:
 
 
 @contextmanager
-def _randomized(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> Iterator[None]:
+def _temporarily_randomized(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> Iterator[None]:
     """Replace tensors by random numbers within a context; those in buffers are not negative, as variances
     are not.
     """

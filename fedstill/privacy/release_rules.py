@@ -23,16 +23,16 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.privacy.clipping import CLIP_MARGIN, MAX_FLOAT32, clip_rows, count_rows, to_finite
+from fedstill.privacy.clipping import CLIP_MARGIN, MAX_FLOAT32, clip_rows, row_count_and_size, to_finite
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import NoiseSampler, add_noise
 
 
-class Rule(Protocol):
+class ReleaseRule(Protocol):
     """Protection of one tensor of a release.
 
     A custom rule subclasses it and implements ``text``, ``bound``, ``noise`` and ``cost``
-    (docs/own-mechanism.md).
+    (docs/custom-mechanism.md).
 
     Attributes:
         noise_table: option table of the mechanism with this noise; "counts" and "other" have none.
@@ -76,7 +76,7 @@ class Rule(Protocol):
         return self.cost(shape)
 
 
-class _Unchanged(Rule, Protocol):
+class _Unchanged(ReleaseRule, Protocol):
     """Base class of rules that release the tensor unchanged."""
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ class Derived(_Unchanged):
 
 
 @dataclass(frozen=True)
-class NoisyCounts(CheckedOptions, Rule):
+class NoisyCounts(CheckedOptions, ReleaseRule):
     """Counts of records, in total or by class, with Laplace noise, rounded to whole numbers of at least
     ``minimum``.
 
@@ -176,7 +176,7 @@ class NoisyCounts(CheckedOptions, Rule):
 
 
 @dataclass(frozen=True)
-class NoisySums(CheckedOptions, Rule):
+class NoisySums(CheckedOptions, ReleaseRule):
     """Sums over records, with Gaussian noise.
 
     Assumes that one record moves each of the M sums by 1 at most, so that it moves all together by sqrt(M)
@@ -224,7 +224,7 @@ class NoisySums(CheckedOptions, Rule):
 
 
 @dataclass(frozen=True)
-class NoisyRows(CheckedOptions, Rule):
+class BoundedNoisyRows(CheckedOptions, ReleaseRule):
     """Bounded, noisy outputs of a network that was trained without protection.
 
     The influence of one record (or any number of them) on such a network is unknown, so a row may move as
@@ -278,7 +278,7 @@ class NoisyRows(CheckedOptions, Rule):
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event for each row (laplace), or one for all of them (gaussian)."""
-        rows, values = count_rows(shape)
+        rows, values = row_count_and_size(shape)
         if not self._has_guarantee:
             return None
         if rows * values == 0:
@@ -289,7 +289,7 @@ class NoisyRows(CheckedOptions, Rule):
 
 
 @dataclass(frozen=True)
-class SanitizedGradients(CheckedOptions, Rule):
+class SanitizedGradients(CheckedOptions, ReleaseRule):
     """Input gradients of a query, clipped for each input and with Gaussian noise.
 
     Chen, Orekondy, Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
@@ -332,7 +332,7 @@ class SanitizedGradients(CheckedOptions, Rule):
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event for all inputs."""
-        rows, values = count_rows(shape)
+        rows, values = row_count_and_size(shape)
         if self.sigma == 0:
             return None
         if rows * values == 0:

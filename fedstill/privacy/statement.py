@@ -18,7 +18,7 @@ NO_GUARANTEE = "no guarantee"
 
 
 @dataclass(frozen=True)
-class Statement(CheckedOptions):
+class PrivacyStatement(CheckedOptions):
     """Privacy guarantee of a node in a run, as it may be sent to the server.
 
     Args:
@@ -48,7 +48,7 @@ class Statement(CheckedOptions):
 
 def make_statement(
     config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, has_groups: bool = False
-) -> Statement:
+) -> PrivacyStatement:
     """Return the statement of a node.
 
     Args:
@@ -59,10 +59,12 @@ def make_statement(
             protected by itself.
     """
     if not config.protects:
-        return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))
+        return PrivacyStatement(
+            budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules)
+        )
     size, origin = config.group_size, MECHANISMS.origin(config.registered_name)
     group = "one training record of this node" if size == 1 else f"all records of one group, {size} at most"
-    return Statement(
+    return PrivacyStatement(
         mechanism=config.registered_name,
         says=config.about,
         unit=f"{group}, added or removed",
@@ -110,7 +112,7 @@ THIRD_PARTY_TEXT = "as {origin} claims of its own mechanism: nothing here proves
 
 
 def summarize_privacy(
-    statements: Mapping[str, Statement], spent: Mapping[str, tuple[Mapping[str, int], int]]
+    statements: Mapping[str, PrivacyStatement], spent: Mapping[str, tuple[Mapping[str, int], int]]
 ) -> dict[str, Any]:
     """Summarize the privacy of a result, for each node and for all of them.
 
@@ -126,7 +128,7 @@ def summarize_privacy(
     """
     nodes = []
     for name, (events, unprotected) in spent.items():
-        statement = statements.get(name, Statement())
+        statement = statements.get(name, PrivacyStatement())
         protected = statement.mechanism != "none" and not unprotected and bool(events)
         epsilon = _node_epsilon(statement, events) if protected else None
         timed_out, protected = protected and epsilon is None, epsilon is not None
@@ -147,14 +149,14 @@ def summarize_privacy(
     all_protected = bool(nodes) and all(node["guarantee"] for node in nodes)
     text = NO_GUARANTEE
     if all_protected:
-        text = _summary_text(nodes)
+        text = _largest_epsilons_text(nodes)
     elif any(node["guarantee"] for node in nodes):
         names = ", ".join(node["name"] for node in nodes if not node["guarantee"])
         text = f"no guarantee for {names}"
     return {"guarantee": all_protected or None, "text": text, "nodes": nodes}
 
 
-def _node_epsilon(statement: Statement, events: Mapping[str, int]) -> float | None:
+def _node_epsilon(statement: PrivacyStatement, events: Mapping[str, int]) -> float | None:
     """Epsilon of a node's releases; None if the costs that it reports take too long to compose."""
     try:
         with timing.time_limit(COMPOSE_SECONDS, lambda: TimeoutError(COMPOSE_TIMEOUT_TEXT)):
@@ -165,7 +167,7 @@ def _node_epsilon(statement: Statement, events: Mapping[str, int]) -> float | No
         return None
 
 
-def _assumptions(statement: Statement, events: Mapping[str, int]) -> list[str]:
+def _assumptions(statement: PrivacyStatement, events: Mapping[str, int]) -> list[str]:
     """Assumptions that apply to the charged events; without sampled events, those of Poisson sampling do
     not.
     """
@@ -173,7 +175,7 @@ def _assumptions(statement: Statement, events: Mapping[str, int]) -> list[str]:
     return [line for line in statement.assumes if is_sampled or line != POISSON]
 
 
-def _summary_text(nodes: Sequence[Mapping[str, Any]]) -> str:
+def _largest_epsilons_text(nodes: Sequence[Mapping[str, Any]]) -> str:
     """Largest epsilon of each kind of guarantee; kinds are not comparable with each other."""
     by_guarantee: dict[tuple[float, str, str], dict[str, float]] = {}
     for node in nodes:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.report import plotting
 from fedstill.report.compare_points import Point, format_budget, sorted_budgets
@@ -189,7 +189,7 @@ def disk_radius(count: float, largest: float) -> float:
 
 
 def plot_against_leakage(
-    points: Sequence[Point], column: LeakageColumn, title: str = "Accuracy", width: float = PAPER_WIDTH
+    points: Sequence[Point], column: ComparisonColumn, title: str = "Accuracy", width: float = PAPER_WIDTH
 ) -> Figure:
     """Plot the main metric over leakage in percent, with a line at random guessing; areas are bytes."""
     figure, axes = plotting.create_axes(width, 480, right=20, top=28, bottom=34)

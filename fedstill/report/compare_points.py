@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.privacy.statement import format_epsilon_bound
 from fedstill.report.compare_summary import ComparedSetting, MethodCurve, Summary
@@ -57,7 +57,7 @@ class LeakageScatter:
         missing: methods and settings that lack a metric, in words.
     """
 
-    column: LeakageColumn | None
+    column: ComparisonColumn | None
     points: Sequence[Point]
     letters: Sequence[tuple[str, str]]
     missing: Sequence[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, released_kinds
 from fedstill.core.text_format import format_count, join_names
@@ -32,10 +32,10 @@ def summarize(out: Path, comparison: Comparison) -> Summary:
     """
     settings = tuple(_setting(out, comparison, name) for name in comparison.settings)
     entries = [entry for setting in settings for entry in setting.entries]
-    notes, leakage_columns = _notes(comparison, settings), tuple[LeakageColumn, ...]()
+    notes, leakage_columns = _notes(comparison, settings), tuple[ComparisonColumn, ...]()
     if comparison.leakage is not None:
         notes += _attack_notes(settings, comparison_runner.read_not_attacked(out))
-        leakage_columns = LeakageConfig.from_table(comparison.leakage).columns
+        leakage_columns = LeakageConfig.from_table(comparison.leakage).comparison_columns
     return Summary(
         name=comparison.name,
         about=comparison.about,

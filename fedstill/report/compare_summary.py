@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.core.text_format import join_names
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.report.compared_method import LOCAL_PREFIX, ComparedMethod, Spread
@@ -164,7 +164,7 @@ class Summary:
     published: tuple[PaperMetric, ...]
     command: str
     leakage: bool = False
-    leakage_columns: tuple[LeakageColumn, ...] = ()
+    leakage_columns: tuple[ComparisonColumn, ...] = ()
 
     @property
     def entries(self) -> list[ComparedMethod]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.core.text_format import format_bytes
 from fedstill.report.compare_points import format_budget, sorted_budgets
 from fedstill.report.compare_summary import ComparedSetting, Summary
@@ -141,7 +141,7 @@ def _bytes(count: float) -> Cell:
     return Cell(format_bytes(round(count)), tooltip=f"{round(count):,} bytes")
 
 
-def _leakage_cell(column: LeakageColumn, entry: ComparedMethod) -> Cell:
+def _leakage_cell(column: ComparisonColumn, entry: ComparedMethod) -> Cell:
     strongest = entry.strongest_attack(column)
     return Cell(None) if strongest is None else Cell(strongest[1].text(column.digits), strongest[0])
 
@@ -168,7 +168,7 @@ def needs_text(entry: ComparedMethod) -> str:
     return ", ".join(entry.needs) or "nothing"
 
 
-def leakage_notes(columns: Sequence[LeakageColumn]) -> tuple[str, str]:
+def leakage_notes(columns: Sequence[ComparisonColumn]) -> tuple[str, str]:
     """Return notes on the interpretation of leakage metrics."""
     return (
         "A weak attack result shows only that this attack, with this strength, got little. A stronger "

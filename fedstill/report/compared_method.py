@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedstill.attacks.leakage import Leakage, LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn, Leakage
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.privacy_section import run_guarantee, weakest_guarantee
 from fedstill.report.result import MetricStats, Result
@@ -182,7 +182,7 @@ class ComparedMethod:
             return "nothing released"
         return NO_GUARANTEE if bound is None else format_epsilon_bound(bound[0])
 
-    def strongest_attack(self, column: LeakageColumn) -> tuple[str, Spread] | None:
+    def strongest_attack(self, column: ComparisonColumn) -> tuple[str, Spread] | None:
         """Return name and metric of the strongest attack over seeds; None if a run has no such metric."""
         by_run = [metrics_by_attack(column, run.leakage) for run in self.runs]
         spreads = {
@@ -226,7 +226,7 @@ class ComparedMethod:
         }
 
 
-def metrics_by_attack(column: LeakageColumn, leakage: Leakage | None) -> dict[str, float]:
+def metrics_by_attack(column: ComparisonColumn, leakage: Leakage | None) -> dict[str, float]:
     """Return a column's metric in one run by attack; the strongest of an attack with several targets."""
     values: dict[str, list[float]] = {}
     for attack in () if leakage is None else leakage.attacks:
@@ -236,5 +236,5 @@ def metrics_by_attack(column: LeakageColumn, leakage: Leakage | None) -> dict[st
     return {name: pick_strongest(column, of_attack) for name, of_attack in values.items()}
 
 
-def pick_strongest(column: LeakageColumn, values: Iterable[float]) -> float:
+def pick_strongest(column: ComparisonColumn, values: Iterable[float]) -> float:
     return min(values) if column.lower_is_stronger else max(values)

@@ -15,14 +15,14 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.attacks.leakage import (
+    AttackMetricsLine,
     AttackReport,
+    ComparisonColumn,
     ImageTable,
     Leakage,
-    LeakageColumn,
     LeakageMetric,
-    TableLine,
+    group_metrics_into_lines,
     group_tables,
-    table_lines,
 )
 from fedstill.core.text_format import join_names
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
@@ -78,7 +78,8 @@ def _attack(report: AttackReport, stacks: Mapping[str, Array], display_text: Dis
         "title": title,
         "about": [(display_text(term), display_text(about)) for term, about in report.about],
         "tables": [
-            _table(title, table, columns, display_text) for table in group_tables(table_lines(report.rows))
+            _table(title, table, columns, display_text)
+            for table in group_tables(group_metrics_into_lines(report.rows))
         ],
         "notes": report.notes,
         "pictures": [_images(images, stacks, display_text) for images in report.pictures],
@@ -86,7 +87,10 @@ def _attack(report: AttackReport, stacks: Mapping[str, Array], display_text: Dis
 
 
 def _table(
-    title: str, table: Sequence[TableLine], columns: Mapping[str, LeakageColumn], display_text: DisplayText
+    title: str,
+    table: Sequence[AttackMetricsLine],
+    columns: Mapping[str, ComparisonColumn],
+    display_text: DisplayText,
 ) -> Table:
     metrics = list(dict.fromkeys(metric for line in table for metric in line.metrics))
     by_metric = {name: [line.metrics[name] for line in table if name in line.metrics] for name in metrics}
@@ -128,7 +132,7 @@ def _shared_baseline(rows: Sequence[LeakageMetric]) -> str:
 
 
 def _strongest_by_column(
-    rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]
+    rows: Sequence[LeakageMetric], columns: Mapping[str, ComparisonColumn]
 ) -> list[LeakageMetric]:
     best = []
     for name, column in columns.items():
@@ -139,7 +143,7 @@ def _strongest_by_column(
     return best
 
 
-def _guess(rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]) -> float | None:
+def _guess(rows: Sequence[LeakageMetric], columns: Mapping[str, ComparisonColumn]) -> float | None:
     guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
     return None if None in guesses else guesses[0]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.text_format import clip_text, format_bytes, format_count
-from fedstill.node.audit_cost import AuditCost
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import describe_log_line, describe_request
 from fedstill.node.requests import MIN_DIGITS_TO_APPROVE, UNPROVEN, WAITS, ApprovalRequest, requires_approval
-from fedstill.privacy.budget import describe_budgets, round_down, round_up
+from fedstill.node.spent_budget import SpentBudget
+from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
@@ -137,12 +137,12 @@ def _cost_table(node: Overview) -> Table:
     return Table("Epsilon spent by run", "Run", columns, rows, style="stacked")
 
 
-def _spent(cost: AuditCost) -> str:
-    return round_up(cost.epsilon) if cost.events is not None else UNKNOWN
+def _spent(cost: SpentBudget) -> str:
+    return epsilon_text_rounded_up(cost.epsilon) if cost.events is not None else UNKNOWN
 
 
-def _remaining(cost: AuditCost) -> str:
-    return round_down(cost.remaining) if cost.remaining is not None else UNKNOWN
+def _remaining(cost: SpentBudget) -> str:
+    return epsilon_text_rounded_down(cost.remaining) if cost.remaining is not None else UNKNOWN
 
 
 def _security_table(node: Overview) -> Table:

@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.core.text_format import format_count, format_percent, join_names, shorten_numbers
-from fedstill.privacy.budget import round_down
+from fedstill.privacy.budget import epsilon_text_rounded_down
 from fedstill.privacy.events import cost_from_dict
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.result import Result
@@ -197,7 +197,9 @@ def _table(result: Result, audit: AuditTotals | None) -> Table:
             epsilon, delta = format_epsilon_bound(bound[0]), f"{bound[1]:g}"
             cost = [Cell(epsilon, style="sum"), Cell(delta), Cell(_guess_accuracy_text(*bound))]
         budget = Cell("none set" if node.budget is None else f"{node.budget:g}")
-        remaining = Cell("", style="empty-cell") if node.left is None else Cell(round_down(node.left))
+        remaining = (
+            Cell("", style="empty-cell") if node.left is None else Cell(epsilon_text_rounded_down(node.left))
+        )
         rows.append(
             Row(
                 result.display_name(node.name),

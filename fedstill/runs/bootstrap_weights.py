@@ -17,7 +17,7 @@ from fedstill.core.seeds import numpy_generator
 DRAWS = 400
 
 
-def units(test: TensorData) -> npt.NDArray[np.int64]:
+def resampling_units(test: TensorData) -> npt.NDArray[np.int64]:
     """Return the resampling unit ``(N,)`` of each example, from 0: its patient or picture if known, or
     itself."""
     unit_ids = torch.arange(len(test)) if test.cases is None else test.cases.case_ids
@@ -26,7 +26,7 @@ def units(test: TensorData) -> npt.NDArray[np.int64]:
     return consecutive_ids
 
 
-def weights(unit_ids: npt.NDArray[np.int64]) -> bootstrap.Floats:
+def resample_counts(unit_ids: npt.NDArray[np.int64]) -> bootstrap.Floats:
     """Return how often each example occurs in each resample, ``(DRAWS, N)``: units are sampled with
     replacement."""
     count = int(unit_ids.max()) + 1

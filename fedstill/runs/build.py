@@ -83,7 +83,7 @@ def describe_run(
             "classes": list(data.classes),
             "train": train,
             "test": len(data.test),
-            **case_counts(data.test),
+            **describe_cases(data.test),
             "shape": list(data.test.inputs.shape[1:]),
             **({"schema": to_table(data.schema)} if data.schema else {}),
             "note": data.note,
@@ -92,7 +92,7 @@ def describe_run(
     }
 
 
-def case_counts(test: TensorData) -> dict[str, Any]:
+def describe_cases(test: TensorData) -> dict[str, Any]:
     """Return the number of cases (``test_cases``) and their kind (``case``); empty if each example is a case.
 
     A case is a patient with several slices or a picture with several patches; metrics are means over cases.
@@ -121,7 +121,7 @@ def build_setting(
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
     specs = [names[index % len(names)] for index in range(len(parts))]
     centralized_model = (
-        _build_network(config, data, config.student.model, "student")
+        _build_initial_network(config, data, config.student.model, "student")
         if config.evaluation.centralized
         else None
     )
@@ -134,7 +134,7 @@ def build_setting(
         privacies=[config.nodes.privacy] * len(parts),
         perceptual=config.nodes.perceptual,
         model_names=specs,
-        split_values=config.split.node_values(_columns(config, data)) or (),
+        split_values=config.split.node_values(_columns_to_split(config, data)) or (),
     )
 
 
@@ -144,7 +144,7 @@ def build_server_setting(config: RunConfig, data: DataSet, public: PublicData | 
         task=config.task.make(data.classes),
         parts=(),
         models=(),
-        student=_build_network(config, data, config.student.model, "student"),
+        student=_build_initial_network(config, data, config.student.model, "student"),
         test=_test_set(config, data),
         method=config.method,
         local=config.nodes.local,
@@ -186,7 +186,9 @@ def _test_set(config: RunConfig, data: DataSet) -> TensorData:
     return replace(test, cases=CaseIndex(each, names, sites))
 
 
-def _build_network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -> torch.nn.Module:
+def _build_initial_network(
+    config: RunConfig, data: DataSet, spec: str, *purpose: str | int
+) -> torch.nn.Module:
     """Build a network with initial weights, which depend on the seed and the purpose."""
     shape = tuple(data.test.inputs.shape[1:])
     return models.build(spec, shape, len(data.classes), config.seed, *purpose, vocabulary=data.vocabulary)
@@ -217,7 +219,7 @@ def parse_node_model(spec: str) -> ModelConfig:
 def split_data(config: RunConfig, data: DataSet) -> tuple[list[TensorData], PublicData | None]:
     """Split the training data over the nodes; return the nodes' parts and the public data."""
     train, public = load_public(config.public, data, config.task)
-    columns = _columns(config, data)
+    columns = _columns_to_split(config, data)
     column_name = config.split.column if isinstance(config.split, ByColumn) else ""
     if column_name in data.test_columns:  # as of training data: else figures by site would leave some out
         require_no_gaps(column_name, data.test_columns[column_name], "test data")
@@ -227,7 +229,7 @@ def split_data(config: RunConfig, data: DataSet) -> tuple[list[TensorData], Publ
     return hide_labels([train.subset(part) for part in indices], config.split.findings, generator), public
 
 
-def _columns(config: RunConfig, data: DataSet) -> dict[str, Column]:
+def _columns_to_split(config: RunConfig, data: DataSet) -> dict[str, Column]:
     """Return the columns of the examples that are split over the nodes."""
     rows = hold_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
     return {name: column[rows] for name, column in data.columns.items()}

@@ -46,7 +46,7 @@ def check_connection(kit: Path) -> None:
         DeployError: it does not, or none is.
     """
     with Admin(kit) as admin:
-        _connected(admin)
+        _require_connected_nodes(admin)
 
 
 def submit(config: RunConfig, out: Path, bars: ProgressBar, listeners: TrackerGroup) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class MetricsFollower:
 
 def _submit_job(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[str, list[str]]:
     """Submit a run's job for the nodes of the run; return its id and the nodes that take part."""
-    connected = _connected(admin)
+    connected = _require_connected_nodes(admin)
     names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", connected)
     absent = [name for name in names if name not in connected]
     taking_part = [name for name in names if name in connected]
@@ -137,7 +137,7 @@ def _submit_job(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[s
 
 def _print_fingerprint(config: RunConfig, run: str, nodes: int) -> None:
     """Print the SHA-256 of the run's description, which nodes' owners approve, if the data are here."""
-    from fedstill.runs.remote_run import plan_of
+    from fedstill.runs.remote_run import make_run_plan
 
     config = read_toml(server_config_toml(config))  # as the server reads it
     try:
@@ -147,7 +147,7 @@ def _print_fingerprint(config: RunConfig, run: str, nodes: int) -> None:
         return
     if note := unused_data_note(config, data):
         print(note, file=sys.stderr)
-    sha256 = describe(plan_of(config, data, public, run, nodes), public).sha256
+    sha256 = describe(make_run_plan(config, data, public, run, nodes), public).sha256
     print(f"The run is {group_digits(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
@@ -161,7 +161,7 @@ def unused_data_note(config: RunConfig, data: DataSet) -> str:
     return f"{tested}: the other {unused} are training examples, which a server does not use ({split})."
 
 
-def _connected(admin: Admin) -> list[str]:
+def _require_connected_nodes(admin: Admin) -> list[str]:
     names = sorted(admin.nodes(), key=natural_sort_key)
     if not names:
         raise DeployError(f"no node is connected to the server at {admin.server}")
@@ -205,7 +205,7 @@ def _wait_for_job(
                 print(f"  {now}", file=sys.stderr)
                 printed = now
             if now == "running" and time.monotonic() - asked > PROGRESS_INTERVAL:
-                (snapshot, lines), asked = admin.progress(job, metrics.known), time.monotonic()
+                (snapshot, lines), asked = admin.progress_and_metrics(job, metrics.known), time.monotonic()
                 metrics.append(lines)
                 if snapshot is not None:
                     bars.show_snapshot(snapshot)
@@ -289,9 +289,9 @@ def raise_if_stopped(served: Path, out: Path) -> None:
     if why is None:
         return
     again = _resume_command(out)
-    if why.refused:
+    if why.is_refusal:
         raise FedstillError(f"the run is refused: {why.text}. Once that is changed there, {again} resumes it")
-    if why.final:
+    if why.is_final:
         raise FedstillError(f"the run cannot be resumed as it is: {why.text}")
     raise FedstillError(f"the run stopped: {why.text}. To resume it: {again}")
 

@@ -37,10 +37,10 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         if name in CHECKS:
             expected, fits = CHECKS[name]
             if not fits(value):
-                raise ArgumentError(name, _describe_value(value), expected)
+                raise ArgumentError(name, _plain_value_or_class_name(value), expected)
 
 
-def _describe_value(value: object) -> object:
+def _plain_value_or_class_name(value: object) -> object:
     """Return plain values unchanged, and other objects by the name of their class."""
     items = value if isinstance(value, list | tuple) else [value]
     plain = all(each is None or isinstance(each, str | int | float | dict) for each in items)
@@ -60,7 +60,7 @@ def _is_list(value: object) -> bool:
     return _as_sequence(value) is not None
 
 
-def _list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+def _is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     def check(value: object) -> bool:
         items = _as_sequence(value)
         return items is not None and all(map(fits, items))
@@ -68,7 +68,7 @@ def _list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     return check
 
 
-def _optional(kind: type) -> Callable[[object], bool]:
+def _is_none_or(kind: type) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kind)
 
 
@@ -80,7 +80,7 @@ def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
-def _is_classes(value: object) -> bool:
+def _is_class_count_or_list(value: object) -> bool:
     return _is_integer(value, 1) or bool(_as_sequence(value))
 
 
@@ -94,21 +94,21 @@ NUMBERS = "a tuple of numbers, one for each channel"
 CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "data": ("a list with the examples of each node", _is_list_over_nodes),
     "models": ("a list with the model of each node", _is_list),
-    "classes": ("the number of classes, >= 1, or a list of their names", _is_classes),
+    "classes": ("the number of classes, >= 1, or a list of their names", _is_class_count_or_list),
     "task": ("the name of a task, or its config", lambda value: isinstance(value, str | TaskConfig)),
-    "local": ("a fedstill.LocalConfig", _optional(LocalConfig)),
-    "engine": ("a fedstill.EngineConfig", _optional(EngineConfig)),
-    "names": ("a list of names", _list_of(_is_name)),
+    "local": ("a fedstill.LocalConfig", _is_none_or(LocalConfig)),
+    "engine": ("a fedstill.EngineConfig", _is_none_or(EngineConfig)),
+    "names": ("a list of names", _is_list_of(_is_name)),
     "policies": (
         "a list of fedstill.PolicyConfig, one for each node",
-        _list_of(lambda each: isinstance(each, PolicyConfig)),
+        _is_list_of(lambda each: isinstance(each, PolicyConfig)),
     ),
     "privacies": (
         "a list of mechanisms such as fedstill.DPSGD(...), one for each node",
-        _list_of(lambda each: isinstance(each, PrivacyConfig)),
+        _is_list_of(lambda each: isinstance(each, PrivacyConfig)),
     ),
-    "mean": (NUMBERS, _list_of(_is_number)),
-    "std": (NUMBERS, _list_of(_is_number)),
+    "mean": (NUMBERS, _is_list_of(_is_number)),
+    "std": (NUMBERS, _is_list_of(_is_number)),
     "seed": ("an integer from 0 up", _is_integer),
     "vocabulary": ("an integer from 0 up", _is_integer),
     "schema": (
@@ -117,7 +117,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     ),
     "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
     "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),
-    "link": ("a fedstill.LinkConfig", _optional(LinkConfig)),
+    "link": ("a fedstill.LinkConfig", _is_none_or(LinkConfig)),
     "track": ("a list of trackers", _is_list),
     "progress": ("True or False", lambda value: isinstance(value, bool)),
 }

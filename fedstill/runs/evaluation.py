@@ -112,7 +112,7 @@ class Evaluation:
             found[site] = replace_nonfinite(self.compute_metrics(outputs[rows], rows, node=node))
         return found
 
-    def test_share(self, index: int, unit_ids: int) -> torch.Tensor:
+    def rows_of_test_share(self, index: int, unit_ids: int) -> torch.Tensor:
         """Return the rows of one of ``unit_ids`` equal random shares (FedMD-CG, section 3.1); cases are not
         split."""
         draw, cases = torch_generator(self._seed, "test shares"), self.test.cases
@@ -125,7 +125,7 @@ class Evaluation:
             mine = torch.nonzero(torch.isin(cases.case_ids, mine)).flatten()
         return mine.to(self.test.inputs.device)
 
-    def details(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any]:
+    def detailed_metrics(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any]:
         """Return metrics by case, by site and by label, and further results of the task, for the result.
 
         Entries are None if the task or its test data have none.
@@ -150,10 +150,10 @@ class Evaluation:
         Returns:
             Intervals by model, or None with a single test case.
         """
-        unit_ids = bootstrap_weights.units(self.test)
+        unit_ids = bootstrap_weights.resampling_units(self.test)
         if unit_ids.max() == 0:
             return None
-        weights = bootstrap_weights.weights(unit_ids)
+        weights = bootstrap_weights.resample_counts(unit_ids)
 
         def bootstrap_metric(
             outputs: torch.Tensor | None, node: str | None = None
@@ -271,7 +271,7 @@ class Evaluation:
         return rows.to(self.test.inputs.device)
 
 
-class _AsDelivered(nn.Module):
+class _ContiguousNetwork(nn.Module):
     """Network with contiguous copies of its tensors and inputs, as after loading from a file.
 
     Tensors are always copied, as one with an axis of length 1 may count as contiguous and as channels last.
@@ -281,14 +281,16 @@ class _AsDelivered(nn.Module):
         super().__init__()
         self.network, self.training = network, network.training
         tensors = (*network.named_parameters(), *network.named_buffers())
-        self._laid_out = {name: _laid_out(tensor.detach()) for name, tensor in tensors}
+        self._contiguous_tensors = {name: _contiguous_copy(tensor.detach()) for name, tensor in tensors}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = functional_call(self.network, self._laid_out, (_laid_out(x),))
+        outputs: torch.Tensor = functional_call(
+            self.network, self._contiguous_tensors, (_contiguous_copy(x),)
+        )
         return outputs
 
 
-def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+def _contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -301,14 +303,14 @@ def float32_outputs(model: nn.Module, inputs: torch.Tensor, compute: Compute) ->
         return local_training.predict(model, inputs, compute.as_float32)
 
 
-def student_outputs(student: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
+def student_outputs_as_reloaded(student: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
     """Return a student's outputs, equal to the last bit to those after saving and loading it on such a
     device.
 
     Its tensors are contiguous as in its file, since another memory layout adds in another order. Runs and
     :mod:`fedstill.student.evaluate` both evaluate the student in this way.
     """
-    return float32_outputs(_AsDelivered(student), inputs, compute)
+    return float32_outputs(_ContiguousNetwork(student), inputs, compute)
 
 
 def mean(metrics: Sequence[Metrics]) -> Metrics:

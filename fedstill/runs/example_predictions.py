@@ -59,8 +59,8 @@ def choose_example_predictions(
         return None
     tensors: dict[str, torch.Tensor] = {}
     about: list[dict[str, Any]] = []
-    for rank, index in ranked(scores.tolist()):
-        name, site, rows = _case(test, index, len(scores))
+    for rank, index in best_median_and_worst(scores.tolist()):
+        name, site, rows = _case_name_site_and_rows(test, index, len(scores))
         tensors_of_case, description = _picture(task, test, outputs, rows, mean, std)
         tensors.update(
             {f"{len(about)}/{key}": tensor.contiguous().clone() for key, tensor in tensors_of_case.items()}
@@ -69,12 +69,12 @@ def choose_example_predictions(
     return (tensors, about) if about else None
 
 
-def ranked(scores: Sequence[float]) -> list[tuple[str, int]]:
+def best_median_and_worst(scores: Sequence[float]) -> list[tuple[str, int]]:
     """Return rank and index of the best, the median (the better of two) and the worst case with a score.
 
-    >>> ranked([10.0, 40.0, float("nan"), 20.0, 30.0])
+    >>> best_median_and_worst([10.0, 40.0, float("nan"), 20.0, 30.0])
     [('best', 1), ('median', 4), ('worst', 0)]
-    >>> ranked([5.0, 7.0]), ranked([5.0]), ranked([float("nan")])
+    >>> best_median_and_worst([5.0, 7.0]), best_median_and_worst([5.0]), best_median_and_worst([float("nan")])
     ([('best', 1), ('worst', 0)], [('only', 0)], [])
     """
     known = [case for case, score in enumerate(scores) if math.isfinite(score)]
@@ -85,7 +85,7 @@ def ranked(scores: Sequence[float]) -> list[tuple[str, int]]:
     return [("best", order[0]), *middle, ("worst", order[-1])]
 
 
-def _case(test: TensorData, index: int, scored: int) -> tuple[str, str, torch.Tensor]:
+def _case_name_site_and_rows(test: TensorData, index: int, scored: int) -> tuple[str, str, torch.Tensor]:
     """Return a case's name, its site and its examples, by its index among the scored cases."""
     if test.cases is None:
         return f"example {index + 1}", "", torch.tensor([index])
@@ -116,11 +116,11 @@ def _picture(
     if task.kind == "image":
         tensors_of_case = _images(case_data.targets[part or 0], x, responses, mean, std)
     else:
-        tensors_of_case = {"image": _pixels(x, mean, std), "truth": _truth(task, case_data, part).int()}
+        tensors_of_case = {"image": _to_uint8(x, mean, std), "truth": _truth(task, case_data, part).int()}
         for index, output in enumerate(responses.values()):
             tensors_of_case[f"output/{index}"] = task.display_map(output).int()
     size = tuple(tensors_of_case["truth"].shape[-2:])
-    top, left, height, width = _window(tensors_of_case["truth"])
+    top, left, height, width = _crop_window(tensors_of_case["truth"])
     tensors_of_case = {
         key: tensor[..., top : top + height, left : left + width] for key, tensor in tensors_of_case.items()
     }
@@ -170,14 +170,14 @@ def _denormalize(x: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -
     return pixels if len(pixels) == 3 else pixels[:1]
 
 
-def _white(pixels: torch.Tensor) -> float:
+def _white_level(pixels: torch.Tensor) -> float:
     return max(float(pixels.flatten().double().quantile(WHITE)), 1e-6) if len(pixels) == 1 else 1.0
 
 
-def _pixels(x: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+def _to_uint8(x: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
     """Return a picture as uint8, ``(1 or 3, H, W)``."""
     pixels = _denormalize(x, mean, std)
-    return (pixels / _white(pixels)).clamp(0, 1).mul(255).round().to(torch.uint8)
+    return (pixels / _white_level(pixels)).clamp(0, 1).mul(255).round().to(torch.uint8)
 
 
 def _images(
@@ -188,7 +188,7 @@ def _images(
     std: Sequence[float],
 ) -> dict[str, torch.Tensor]:
     """Return the true image, the models' input and their outputs, scaled by the true image's white."""
-    white = _white(_denormalize(truth, mean, std))
+    white = _white_level(_denormalize(truth, mean, std))
     model_images = {f"output/{index}": output for index, output in enumerate(responses.values())}
     return {
         key: (_denormalize(image, mean, std) / white).to(torch.float16)
@@ -196,7 +196,7 @@ def _images(
     }
 
 
-def _window(truth: torch.Tensor) -> tuple[int, int, int, int]:
+def _crop_window(truth: torch.Tensor) -> tuple[int, int, int, int]:
     """Return top, left, height and width of the shown window: all, or the one with most of the truth."""
     height, width = truth.shape[-2:]
     tall, wide = min(height, SIDE), min(width, SIDE)

@@ -21,8 +21,8 @@ from fedstill.core.registry import add_search_folders
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import clip_text
 from fedstill.federation import server_rules
-from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment
-from fedstill.federation.flare_lost_nodes import watch_lost_nodes
+from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment_variable
+from fedstill.federation.flare_lost_nodes import subscribe_to_lost_nodes
 from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.runs.config import RunConfig, read_toml
 from fedstill.runs.remote_run import RemoteRun
@@ -57,7 +57,7 @@ class ServerProgram:
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
     def main(self) -> None:
         """Run, and store the results in the job's workspace for download."""
-        folder = Path(read_environment(SERVER_FOLDER)) / RUNS / self.run_name
+        folder = Path(read_environment_variable(SERVER_FOLDER)) / RUNS / self.run_name
         engine = collab.fl_ctx.get_engine()
 
         def reply(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class ServerProgram:
             return {"note": "" if snapshot is None else snapshot.to_json(), METRICS: lines}
 
         engine.register_app_command(PROGRESS_TOPIC, reply)
-        watch_lost_nodes(engine, self._drop_node)
+        subscribe_to_lost_nodes(engine, self._drop_node)
         results_folder = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
         self._run_in_folder(folder, results_folder)
 
@@ -118,7 +118,7 @@ class ServerProgram:
         write_text(folder / STOPPED, json.dumps(reason) + "\n")
 
     def _run(self, folder: Path) -> None:
-        config = self._read(folder.parent.parent)
+        config = self._read_config(folder.parent.parent)
         link = self._link = FlareLink(collab.clients, self.nodes)
 
         def log_progress(snapshot: ProgressSnapshot) -> None:
@@ -133,13 +133,13 @@ class ServerProgram:
         run.finish({**run.describe_run(), **results}, keep_state=True)
         logger.info("run %s is done", self.run_name)
 
-    def _read(self, folder: Path) -> RunConfig:
+    def _read_config(self, folder: Path) -> RunConfig:
         """Parse the run's configuration after checking it against the server's rules.
 
         Args:
             folder: of the server.
         """
-        rules = server_rules.read(folder)
-        rules.check(toml.parse(self.config, "the run"), folder / server_rules.FILE)
+        rules = server_rules.read_server_rules(folder)
+        rules.require_allowed(toml.parse(self.config, "the run"), folder / server_rules.FILE)
         add_search_folders(rules.plugin_folders(folder))
         return read_toml(self.config)

@@ -103,7 +103,7 @@ def _write_server_rules(config: RunConfig, folder: Path) -> None:
         folder: of the server.
     """
     table = toml.parse(server_config_toml(config)) | {"plugins": config.plugins}
-    rules = server_rules.rules_for_run(table)
+    rules = server_rules.rules_allowing_run(table)
     write_text(folder / server_rules.FILE, tomli_w.dumps(to_table(rules)))
 
 
@@ -158,7 +158,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
                 perceptual=str(Path(features).expanduser().resolve()) if features else "",
             ),
             local=config.nodes.local,
-            policy=_allow_method_and_task(config),
+            policy=_policy_allowing_run(config),
             privacy=config.nodes.privacy,
             compute=ComputeConfig(engine.device, simulation.compute.precision, engine.channels_last, threads),
         )
@@ -168,7 +168,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
         private_files.create_empty(node_folder / SALT)  # the simulation has none
 
 
-def _allow_method_and_task(config: RunConfig) -> PolicyConfig:
+def _policy_allowing_run(config: RunConfig) -> PolicyConfig:
     """Return the nodes' policy, which allows the method and the task of the rehearsal."""
     policy, method, task = config.nodes.policy, method_name(config.method), config.task.registered_name
     if not METHODS.is_allowed(method, policy.methods):

@@ -32,15 +32,21 @@ from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.network_setup import prepare_network
-from fedstill.privacy.statement import Statement, summarize_privacy
+from fedstill.node.model_setup import prepare_model
+from fedstill.privacy.statement import PrivacyStatement, summarize_privacy
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.queries import NodeSide
-from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
+from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs_as_reloaded
 from fedstill.runs.predictions import FILE as PREDICTIONS
-from fedstill.runs.predictions import TestNames, predictions
-from fedstill.runs.run_warnings import best_evaluation, collect_warnings
-from fedstill.runs.setting import Setting, check_method, check_server, input_shape, normalization
+from fedstill.runs.predictions import TestNames, predictions_csv
+from fedstill.runs.run_warnings import best_evaluation_notes, collect_warnings
+from fedstill.runs.setting import (
+    Setting,
+    check_method,
+    check_student_and_server_data,
+    input_shape,
+    normalization,
+)
 from fedstill.runs.student_file import header
 from fedstill.track.tracker_group import TrackerGroup
 
@@ -75,7 +81,7 @@ class Run(ABC):
         self.needs = self.method.needs()
         self.audit = AuditLog(durable=False)
         check_method(setting.method, setting.task, setting.public)
-        check_server(setting)
+        check_student_and_server_data(setting)
         self.shape = input_shape(setting)
         self.compute = Compute(setting.engine).for_network(
             self.shape, setting.student, force_float32=self.method.needs_float32
@@ -90,7 +96,7 @@ class Run(ABC):
         self.listeners = TrackerGroup()
         self._created_server: Server | None = None
 
-    def check_batches(self, networks: Mapping[str, nn.Module]) -> None:
+    def check_batch_size_for_batch_norm(self, networks: Mapping[str, nn.Module]) -> None:
         """Refuse a method's batch size of 1 if a network with batch normalization cannot train on it.
 
         Raises:
@@ -207,7 +213,7 @@ class Run(ABC):
         """Describe each node, as far as it is known here."""
 
     @abstractmethod
-    def _privacy_statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         """Return the nodes' privacy statements, as far as they are known."""
 
     def _group_info(self) -> Mapping[str, Any]:
@@ -243,13 +249,17 @@ class Run(ABC):
     def _prepare_network(self, model: torch.nn.Module, what: str) -> torch.nn.Module:
         """Return a network on the device, split in two parts if the method needs them."""
         parted, words, seed = self.needs.split_models, self.setting.vocabulary, self.setting.seed
-        return prepare_network(model, self.compute, self.shape, seed, what, split_=parted, vocabulary=words)
+        return prepare_model(model, self.compute, self.shape, seed, what, split_=parted, vocabulary=words)
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """Return the global model's outputs on inputs ``(N, C, ...)``; None if there is none."""
-        return student_outputs(self.setting.student, inputs, self.compute) if self.has_student else None
+        return (
+            student_outputs_as_reloaded(self.setting.student, inputs, self.compute)
+            if self.has_student
+            else None
+        )
 
-    def _server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
+    def _make_server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
         """Create the server in its initial state, without sending queries."""
         return Server(
             self.method,
@@ -297,7 +307,7 @@ class Run(ABC):
                 )
             )
         self._save_predictions(outputs)
-        audit_summary = self.audit.summary()
+        audit_summary = self.audit.traffic_totals()
         by_node: Mapping[str, dict[str, int]] = audit_summary["by_node"]
         no_bytes = {"up": 0, "down": 0}
         nodes = [
@@ -314,7 +324,9 @@ class Run(ABC):
         )
         notes = [*self.notes, *self.listeners.notes, *warnings_found, *([advice] if advice else ())]
         notes += (
-            best_evaluation(self.records.metrics, self.task, self.server.unit) if self.setting.best else ()
+            best_evaluation_notes(self.records.metrics, self.task, self.server.unit)
+            if self.setting.best
+            else ()
         )
         return {
             "method": method_name(self.method),
@@ -361,7 +373,7 @@ class Run(ABC):
             **self._baseline_metrics(outputs),
             "majority": evaluation.majority_baseline(),
             "intervals": evaluation.confidence_intervals(outputs, self.records),
-            **evaluation.details(outputs, self.setting.classes),
+            **evaluation.detailed_metrics(outputs, self.setting.classes),
             "pictures": evaluation.save_example_predictions(outputs, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},
         }
@@ -378,7 +390,7 @@ class Run(ABC):
         if model_outputs.global_model is not None:
             outputs_by_model = {self.method.evaluated_model: (model_outputs.global_model, self.test)}
         names = TestNames(self.setting.test_names, self.setting.classes, self.setting.schema)
-        text = predictions(self.task, outputs_by_model, names)
+        text = predictions_csv(self.task, outputs_by_model, names)
         if text is not None:
             self.records.write_file(PREDICTIONS, text)
 
@@ -410,7 +422,7 @@ class Run(ABC):
             self.records.add_metrics(line)
             self.bars.update(UNITS[server.unit], done, total, note)
             if self.records.is_save_due():
-                self._save()
+                self._save_checkpoint()
 
     def _save_samples(self, server: Server) -> None:
         """Save some inputs generated by the server, with the label maps that they were generated from."""
@@ -432,7 +444,7 @@ class Run(ABC):
         # Contiguous, as safetensors requires it.
         return (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         since = time.monotonic()
         nodes = self._node_state()  # first, as the server's state must include nodes that are lost meanwhile
         server = None if self._created_server is None else self._created_server.state_dict()

@@ -29,7 +29,7 @@ from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import RemoteRun
-from fedstill.runs.run import COMMAND, check_folder, machine_and_date, note_failures
+from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
 from fedstill.runs.setting import check_method
 from fedstill.track.tracker_group import TrackerGroup
 
@@ -108,7 +108,7 @@ def train_from_files(
         RunFolderError: the folder holds other files.
     """
     given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.registered_name])
-    _same_queries(config, given, queries)
+    _require_same_queries(config, given, queries)
     read = [read_responses(path, given, keys) for path in responses]
     files = ResponseFiles(given, read)
     file_info = {
@@ -134,11 +134,11 @@ def train_from_files(
     result = {**run.describe_run(), **results, "files": file_info, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     run.finish(result)
-    note_failures(listeners, result, out)
+    add_tracker_failure_notes(listeners, result, out)
     return result
 
 
-def check_later(original: RunConfig, config: RunConfig) -> None:
+def check_unchanged_options(original: RunConfig, config: RunConfig) -> None:
     """Refuse changes of options that affect queries or nodes after the queries were sent.
 
     Args:
@@ -158,7 +158,7 @@ def check_later(original: RunConfig, config: RunConfig) -> None:
             raise ArgumentError(name, now, f"{before!r}, as in the queries")
 
 
-def _same_queries(config: RunConfig, given: Queries, path: Path) -> None:
+def _require_same_queries(config: RunConfig, given: Queries, path: Path) -> None:
     """Refuse a run with other queries."""
     own_queries, method = build_queries(config), config.method
     for name, value in given.plan.method.items():
@@ -166,7 +166,7 @@ def _same_queries(config: RunConfig, given: Queries, path: Path) -> None:
         if own != value and name not in method.server_only_options:
             raise ArgumentError(f"method.{name}", own, f"{value!r}, as in the queries")
     if (
-        own_queries.contents() != given.contents()
+        own_queries.content_digests() != given.content_digests()
         or replace(own_queries.plan, method=given.plan.method) != given.plan
     ):
         raise BundleError(f"{path} does not hold the queries of this run: data, public data or seed differ")
@@ -192,6 +192,6 @@ def _open_folder(out: Path, file_info: Mapping[str, Any]) -> None:
     path, text = out / FILES, json.dumps(file_info, indent=2) + "\n"
     if path.exists() and not (out / "result.json").exists() and path.read_text(encoding="utf-8") == text:
         return
-    check_folder(out)
+    require_empty_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     write_text(path, text)

@@ -44,7 +44,7 @@ class TestNames:
     schema: Schema | None = None
 
 
-def predictions(task: Task, outputs_by_model: Judged, test_names: TestNames) -> str | None:
+def predictions_csv(task: Task, outputs_by_model: Judged, test_names: TestNames) -> str | None:
     """Return the text of ``predictions.csv``; None for tasks without a metric per case.
 
     Args:
@@ -59,7 +59,7 @@ def predictions(task: Task, outputs_by_model: Judged, test_names: TestNames) -> 
     numbers = sum(outputs.shape[0] * outputs.shape[1] for outputs, _ in outputs_by_model.values())
     all_probabilities = task.classes <= MAX_CLASSES and numbers <= MAX_PROBABILITIES
     for index, (model, (outputs, test)) in enumerate(outputs_by_model.items()):
-        found = _cases(task, outputs, test, test_names) or _examples(
+        found = _case_lines(task, outputs, test, test_names) or _example_lines(
             task, outputs, test, test_names, all_probabilities
         )
         if found is None:
@@ -75,7 +75,7 @@ def predictions(task: Task, outputs_by_model: Judged, test_names: TestNames) -> 
 Lines = tuple[list[str], Iterable[list[str]]]
 
 
-def _cases(task: Task, outputs: torch.Tensor, test: TensorData, test_names: TestNames) -> Lines | None:
+def _case_lines(task: Task, outputs: torch.Tensor, test: TensorData, test_names: TestNames) -> Lines | None:
     """Return a line for each case of label maps, with the metric of all its examples together."""
     if task.kind != "map" or test.cases is None:
         return None
@@ -84,13 +84,13 @@ def _cases(task: Task, outputs: torch.Tensor, test: TensorData, test_names: Test
         return None
     cases = test.cases
     rows = [
-        [csv_cell(cases.names[number]), csv_cell(cases.sites[number]), _number(score)]
+        [csv_cell(cases.names[number]), csv_cell(cases.sites[number]), _format_number(score)]
         for number, score in zip(cases.present_ids(), scores.tolist(), strict=True)
     ]
     return ["case", "site", task.metric], rows
 
 
-def _examples(
+def _example_lines(
     task: Task, outputs: torch.Tensor, test: TensorData, test_names: TestNames, all_probabilities: bool
 ) -> Lines | None:
     """Return a line for each example.
@@ -122,26 +122,26 @@ def _prediction_rows(
     names = [*(test_names.classes or map(str, range(task.classes)))]
     targets = test.targets.cpu()
     if task.kind == "class":
-        return _classes(outputs, targets, names, all_probabilities)
+        return _class_columns(outputs, targets, names, all_probabilities)
     if task.kind == "labels":
         shares = outputs.double().sigmoid().numpy()
         head = [f"{what}_{name}" for what in ("truth", "p") for name in names]
         known = [["" if each < 0 else str(each) for each in row] for row in targets.tolist()]
-        return head, ([*row, *map(_number, p)] for row, p in zip(known, shares.tolist(), strict=True))
+        return head, ([*row, *map(_format_number, p)] for row, p in zip(known, shares.tolist(), strict=True))
     if task.kind == "number":
-        offset, scale = target_unit(test_names.schema)
+        offset, scale = target_offset_and_scale(test_names.schema)
         pairs = torch.stack([targets.flatten(), outputs.flatten()], 1).double() * scale + offset
-        return ["truth", "predicted"], ([*map(_number, pair)] for pair in pairs.tolist())
+        return ["truth", "predicted"], ([*map(_format_number, pair)] for pair in pairs.tolist())
     if task.kind == "time":
         survived = (1 - outputs.double().sigmoid()).cumprod(1).tolist()
         head = ["intervals", "event", *(f"p_{survival_label(name)}" for name in names)]
-        followed = [[_number(time), str(int(event))] for time, event in targets.tolist()]
-        return head, ([*row, *map(_number, p)] for row, p in zip(followed, survived, strict=True))
+        followed = [[_format_number(time), str(int(event))] for time, event in targets.tolist()]
+        return head, ([*row, *map(_format_number, p)] for row, p in zip(followed, survived, strict=True))
     scores = task.case_scores(outputs, targets, None)
-    return None if scores is None else ([task.metric], ([_number(score)] for score in scores.tolist()))
+    return None if scores is None else ([task.metric], ([_format_number(score)] for score in scores.tolist()))
 
 
-def _classes(
+def _class_columns(
     outputs: torch.Tensor, targets: torch.Tensor, names: list[str], all_probabilities: bool
 ) -> Lines:
     shares: Floats = outputs.double().clamp(-1e300, 1e300).softmax(1).numpy()
@@ -151,30 +151,30 @@ def _classes(
     def rows() -> Iterable[list[str]]:
         for row, predicted, truth in zip(shares, best, true, strict=True):
             p = (
-                _shares(row.tolist(), predicted)
+                _format_probabilities(row.tolist(), predicted)
                 if all_probabilities
-                else [_number(row[predicted]), _number(row[truth])]
+                else [_format_number(row[predicted]), _format_number(row[truth])]
             )
             yield [csv_cell(names[truth]), csv_cell(names[predicted]), *p]
 
     return ["truth", "predicted", *head], rows()
 
 
-def _shares(p: Sequence[float], best: int) -> list[str]:
+def _format_probabilities(p: Sequence[float], best: int) -> list[str]:
     """Format probabilities so that the largest stays the largest."""
-    texts = [*map(_number, p)]
+    texts = [*map(_format_number, p)]
     rounded = [*map(float, texts)]
     return texts if rounded.index(max(rounded)) == best else [*map(repr, p)]
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.{DIGITS}g}"
 
 
-def target_unit(schema: Schema | None) -> tuple[float, float]:
+def target_offset_and_scale(schema: Schema | None) -> tuple[float, float]:
     """Return offset and scale that convert a model's numbers, from -1 to 1, to the unit of a schema's target.
 
-    >>> target_unit(None)
+    >>> target_offset_and_scale(None)
     (0.0, 1.0)
     """
     response = schema.target_column if schema else None

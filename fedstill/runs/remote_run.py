@@ -20,9 +20,9 @@ from fedstill.federation.remote import Remote
 from fedstill.federation.transport import Link
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
-from fedstill.node.network_setup import architecture_hash
+from fedstill.node.model_setup import architecture_hash
 from fedstill.node.replies import NOT_JOINED
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
@@ -44,7 +44,9 @@ LINK = (
 )  # costs that are logged during a run
 
 
-def plan_of(config: RunConfig, data: DataSet, public: PublicData | None, name: str, nodes: int) -> RunPlan:
+def make_run_plan(
+    config: RunConfig, data: DataSet, public: PublicData | None, name: str, nodes: int
+) -> RunPlan:
     """Return the plan of a run that the nodes get to know.
 
     Args:
@@ -86,7 +88,7 @@ class RemoteRun(Run):
         self.data = load(config.data, config.task, train_needed=False)
         _, public = load_public(config.public, self.data, config.task)
         super().__init__(build_server_setting(config, self.data, public))
-        plan = plan_of(config, self.data, public, name, len(link.nodes))
+        plan = make_run_plan(config, self.data, public, name, len(link.nodes))
         self.description = describe(plan, public)
         # The queries follow from the method alone; the nodes' data are unknown here.
         at = NodeSetting(
@@ -118,7 +120,7 @@ class RemoteRun(Run):
         needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].is_frozen for n in joined}
         check_networks(self.method.title, needs, frozen, alike)
         # Created before training, to refuse queries that a node would refuse later.
-        self._initial_server = self._server(
+        self._initial_server = self._make_server(
             self.federation, self.student, ((self.federation.nodes, self.student),)
         )
 
@@ -136,7 +138,7 @@ class RemoteRun(Run):
 
     def _run_steps(self, server: Server) -> None:
         super()._run_steps(server)
-        self._save()  # a final checkpoint of all nodes and the server, which a rehearsal evaluates
+        self._save_checkpoint()  # a final checkpoint of all nodes and the server, which a rehearsal evaluates
 
     def _node_state(self) -> Mapping[str, Any]:
         """Save the nodes' checkpoints first, so that each checkpoint of the server exists at the nodes."""
@@ -168,7 +170,7 @@ class RemoteRun(Run):
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 
-    def _privacy_statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         return {name: status.privacy for name, status in self.federation.node_status.items()}
 
     def _describe_nodes(self) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def run(
         FedstillError: the configuration cannot run, or the federation cannot be reached; then no folder is
             created.
     """
-    check_folder(out)
+    require_empty_folder(out)
     _require_engine(config)
     if config.engine.startup_kit:
         config = _with_kit(config, Path(config.engine.startup_kit))
@@ -181,7 +181,7 @@ def _run_in_folder(
         result = {**results, "command": command, "options": fingerprint_options(config), **machine_and_date()}
         write_text(out / "result.json", json_text(result) + "\n")
         listeners.close(result)
-        note_failures(listeners, result, out)
+        add_tracker_failure_notes(listeners, result, out)
         (out / PROGRESS_FILE).unlink(missing_ok=True)
         return result
     simulation, about = prepared
@@ -191,8 +191,8 @@ def _run_in_folder(
     if config.engine.name in REHEARSED:
         from fedstill.runs.local_processes import rehearse
 
-        return finish(simulation, about, rehearse(config, simulation, out, bars), out)
-    return finish(simulation, about, simulation.run(out, bars=bars), out)
+        return write_simulation_result(simulation, about, rehearse(config, simulation, out, bars), out)
+    return write_simulation_result(simulation, about, simulation.run(out, bars=bars), out)
 
 
 def progress_bars(out: Path, progress: bool, report: Report | None) -> ProgressFile:
@@ -200,7 +200,7 @@ def progress_bars(out: Path, progress: bool, report: Report | None) -> ProgressF
     return ProgressFile(out / PROGRESS_FILE, progress, lambda note: report and report(out))
 
 
-def check_folder(out: Path) -> None:
+def require_empty_folder(out: Path) -> None:
     """Refuse a folder that is not empty.
 
     Raises:
@@ -214,7 +214,7 @@ def check_folder(out: Path) -> None:
         raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {advice}")
 
 
-def finish(
+def write_simulation_result(
     simulation: Simulation, about: dict[str, Any], results: dict[str, Any], out: Path
 ) -> dict[str, Any]:
     """Write the result of a finished simulation.
@@ -224,12 +224,12 @@ def finish(
     """
     result = {**about, **results, **machine_and_date()}
     simulation.finish(result)
-    note_failures(simulation.listeners, result, out)
+    add_tracker_failure_notes(simulation.listeners, result, out)
     (out / PROGRESS_FILE).unlink(missing_ok=True)
     return result
 
 
-def note_failures(listeners: TrackerGroup, result: dict[str, Any], out: Path) -> None:
+def add_tracker_failure_notes(listeners: TrackerGroup, result: dict[str, Any], out: Path) -> None:
     """Add notes to a written result about trackers that failed on the result or the last metrics."""
     known_notes = result.get("notes", [])
     if new_notes := [note for note in listeners.notes if note not in known_notes]:

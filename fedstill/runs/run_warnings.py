@@ -36,25 +36,25 @@ def collect_warnings(
         classes: names of the classes.
     """
     found = [
-        single_node(nodes),
-        *zero_learning_rates(setting.method, setting.local.lr),
-        weak_privacy(privacy),
-        missing_classes(setting.task, setting.parts, classes),
-        *duplicate_inputs(setting.test, setting.public, setting.parts),
-        reshaped_public(setting.public),
-        unscaled_images(setting.task, setting.mean, setting.std, setting.parts),
-        probabilities_as_logits(setting.task, model_outputs),
-        non_finite_outputs(model_outputs),
+        single_node_warning(nodes),
+        *zero_learning_rates_warning(setting.method, setting.local.lr),
+        weak_privacy_warning(privacy),
+        missing_classes_warning(setting.task, setting.parts, classes),
+        *duplicate_inputs_warnings(setting.test, setting.public, setting.parts),
+        reshaped_public_warning(setting.public),
+        unscaled_images_warning(setting.task, setting.mean, setting.std, setting.parts),
+        probabilities_as_logits_warning(setting.task, model_outputs),
+        non_finite_outputs_warning(model_outputs),
     ]
     return [each for each in found if each is not None]
 
 
-def single_node(nodes: Sequence[str]) -> str | None:
+def single_node_warning(nodes: Sequence[str]) -> str | None:
     """Warn about a federation of one node."""
     return "there is only one node: nothing is federated" if len(nodes) == 1 else None
 
 
-def zero_learning_rates(method: Method, local: float) -> list[str]:
+def zero_learning_rates_warning(method: Method, local: float) -> list[str]:
     """Warn about learning rates of 0."""
     options: Any = method
     rates = {"nodes.local.lr": local}
@@ -64,7 +64,7 @@ def zero_learning_rates(method: Method, local: float) -> list[str]:
     return [f"{name} is 0: its parameters are not trained" for name, rate in rates.items() if rate == 0]
 
 
-def weak_privacy(privacy: Mapping[str, Any]) -> str | None:
+def weak_privacy_warning(privacy: Mapping[str, Any]) -> str | None:
     """Warn about a large epsilon, spent or budgeted."""
     epsilon_by_node: dict[str, float] = {}
     for node in privacy["nodes"]:
@@ -80,7 +80,7 @@ def weak_privacy(privacy: Mapping[str, Any]) -> str | None:
     )
 
 
-def missing_classes(task: Task, parts: Sequence[TensorData], classes: Sequence[str]) -> str | None:
+def missing_classes_warning(task: Task, parts: Sequence[TensorData], classes: Sequence[str]) -> str | None:
     """Warn about declared classes or labels without an example at any node."""
     if not parts or task.kind not in ("class", "labels"):
         return None
@@ -89,7 +89,9 @@ def missing_classes(task: Task, parts: Sequence[TensorData], classes: Sequence[s
     return f"no node has an example of {join_names(missing)}: it cannot be learned" if missing else None
 
 
-def duplicate_inputs(test: TensorData, public: PublicData | None, parts: Sequence[TensorData]) -> list[str]:
+def duplicate_inputs_warnings(
+    test: TensorData, public: PublicData | None, parts: Sequence[TensorData]
+) -> list[str]:
     """Warn about inputs that occur in two of test, public and private data."""
     test_hashes, public_hashes = (
         input_hashes(test.inputs),
@@ -113,7 +115,7 @@ def input_hashes(inputs: torch.Tensor) -> list[bytes]:
     return [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
 
 
-def reshaped_public(public: PublicData | None) -> str | None:
+def reshaped_public_warning(public: PublicData | None) -> str | None:
     """Warn about public images that were converted to the shape of the private ones."""
     return (
         f"public data {public.name} are {public.conversion}"
@@ -122,7 +124,7 @@ def reshaped_public(public: PublicData | None) -> str | None:
     )
 
 
-def unscaled_images(
+def unscaled_images_warning(
     task: Task, mean: Sequence[float], std: Sequence[float], parts: Sequence[TensorData]
 ) -> str | None:
     """Warn about images from 0 to 1 if the declared normalization maps black to -1."""
@@ -134,9 +136,13 @@ def unscaled_images(
     return f"{model_outputs}: pixels from 0 to 1 want mean = 0 and std = 1"
 
 
-def probabilities_as_logits(task: Task, model_outputs: Outputs) -> str | None:
+def probabilities_as_logits_warning(task: Task, model_outputs: Outputs) -> str | None:
     """Warn about models that return probabilities: a second softmax of them is never confident."""
-    names = [name for name, outputs in _models(model_outputs).items() if _are_probabilities(task, outputs)]
+    names = [
+        name
+        for name, outputs in _outputs_by_model_name(model_outputs).items()
+        if _are_probabilities(task, outputs)
+    ]
     if not names:
         return None
     last = "sigmoid" if task.kind == "labels" else "softmax"
@@ -151,9 +157,9 @@ def _are_probabilities(task: Task, outputs: torch.Tensor) -> bool:
     return bool((outputs >= 0).all() and ((outputs.float().sum(1) - 1).abs() < 1e-2).all())
 
 
-def non_finite_outputs(model_outputs: Outputs) -> str | None:
+def non_finite_outputs_warning(model_outputs: Outputs) -> str | None:
     """Warn about models that return NaN or infinity."""
-    models = _models(model_outputs)
+    models = _outputs_by_model_name(model_outputs)
     bad = {name: int((~outputs.isfinite()).flatten(1).any(1).sum()) for name, outputs in models.items()}
     names = [name for name, count in bad.items() if count]
     if not names:
@@ -164,7 +170,7 @@ def non_finite_outputs(model_outputs: Outputs) -> str | None:
     )
 
 
-def _models(model_outputs: Outputs) -> dict[str, torch.Tensor]:
+def _outputs_by_model_name(model_outputs: Outputs) -> dict[str, torch.Tensor]:
     """Return the outputs of all models by name."""
     return {
         **model_outputs.node_models,
@@ -172,7 +178,7 @@ def _models(model_outputs: Outputs) -> dict[str, torch.Tensor]:
     }
 
 
-def best_evaluation(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]:
+def best_evaluation_notes(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]:
     """Return a note about the best evaluation of a run; empty if there was only one.
 
     Args:

@@ -114,7 +114,7 @@ def check_method(method: Method, task: Task, public: PublicData | None) -> None:
         raise MethodRefused(method.title, "every node", reason)
 
 
-def check_server(setting: Setting) -> None:
+def check_student_and_server_data(setting: Setting) -> None:
     """Refuse test data, public data or a student that do not fit the task.
 
     Raises:

@@ -22,7 +22,7 @@ from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.network_setup import architecture_hash
+from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node import Node
 from fedstill.node.node_group import stacking_key
 from fedstill.node.policy import PolicyConfig
@@ -75,7 +75,7 @@ class Simulation(MeasuredSimulation):
         self.records.samples = server["samples"]
         self.evaluated_nodes = [node for node in self.nodes if node.name in nodes]
         for node in self.evaluated_nodes:
-            for learner in node.learners:
+            for learner in node.self_or_teachers:
                 learner.optimizers.pop("model", None)
             node.load_state_dict(nodes[node.name])
         self._created_server = self.make_server([[node] for node in self.nodes])
@@ -137,7 +137,7 @@ class Simulation(MeasuredSimulation):
         model = self.compute.to_device(self.setting.centralized_model)
         # The name is that of its random streams: recorded metrics depend on this spelling.
         self.centralized_node = Node("centralised", together, model, gate, self.setting.seed)
-        local_training.make_optimizers([self.centralized_node], self.setting.local)
+        local_training.attach_optimizers([self.centralized_node], self.setting.local)
         if saved.get("centralized"):
             self.centralized_node.load_state_dict(saved["centralized"])
         with self.clock.phase("centralized"):
@@ -248,11 +248,13 @@ class Simulation(MeasuredSimulation):
         if remaining_steps():
             if phase == "centralized":
                 self.bars.print_line(UPPER_BOUND)
-            self.bars.update(*self._local_progress(phase))
+            self.bars.update(*self._phase_and_steps(phase))
         while left := remaining_steps():
             # The groups with most remaining steps first, so that all cores are busy until the end.
             batch = sorted(left, key=lambda index: -left[index])[: workers.count]
-            if any(groups[index][0].private_steps for index in batch):  # whose training is charged in order
+            if any(
+                groups[index][0].dp_sgd_parameters for index in batch
+            ):  # whose training is charged in order
                 batch = batch[:1]
             now = [groups[index] for index in batch]
             results = (
@@ -264,11 +266,11 @@ class Simulation(MeasuredSimulation):
                 self.local_steps[group[0].name] = done
                 for line in lines:
                     self.records.add_metrics(line)
-            self.bars.update(*self._local_progress(phase))
+            self.bars.update(*self._phase_and_steps(phase))
             if self.records.is_save_due():
-                self._save()
+                self._save_checkpoint()
 
-    def _local_progress(self, phase: str) -> tuple[str, int, int]:
+    def _phase_and_steps(self, phase: str) -> tuple[str, int, int]:
         local = self.setting.local
         if phase == "centralized" and self.centralized_node is not None:
             return (

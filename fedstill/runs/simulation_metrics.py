@@ -22,7 +22,7 @@ from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums, sum_contributions
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
@@ -121,7 +121,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 if ensemble is None
                 else {
                     **replace_nonfinite(evaluation.compute_metrics(ensemble)),
-                    **self._covered_nodes(self._teachers()),
+                    **self._node_names_unless_all(self._teachers()),
                 }
             ),
             "centralized": (
@@ -150,7 +150,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
     def _group_info(self) -> Mapping[str, Any]:
         return {"groups": self.groups}
 
-    def _privacy_statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         holders = {node.name: node.gate.budgets for node in self.nodes}
         return {name: each.mechanism.statement() for name, each in holders.items() if each is not None}
 
@@ -182,7 +182,10 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             node_outputs: outputs of the models on the whole test set, if known.
         """
         evaluation, scores = self.evaluation, []
-        shares = {node.name: evaluation.test_share(at, len(self.nodes)) for at, node in enumerate(self.nodes)}
+        shares = {
+            node.name: evaluation.rows_of_test_share(at, len(self.nodes))
+            for at, node in enumerate(self.nodes)
+        }
         for node in self.evaluated_nodes:
             rows = shares[node.name]
             outputs = (
@@ -262,7 +265,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         tensors = self.compute.tensors_to_device({name: value.unsqueeze(0) for name, value in values.items()})
         return Responses(-1, (SUM,), tensors)
 
-    def _covered_nodes(self, nodes: Sequence[Node]) -> dict[str, Any]:
+    def _node_names_unless_all(self, nodes: Sequence[Node]) -> dict[str, Any]:
         """Return the names of the nodes that a metric covers, if not all."""
         return {} if len(nodes) == len(self.nodes) else {"nodes": [node.name for node in nodes]}
 
@@ -275,7 +278,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             "mean": replace_nonfinite(mean([{"it": value} for value in values])["it"]),
             "std": replace_nonfinite(standard_deviation(values)),
             "per_node": [each.get(node.name) for node in self.nodes],
-            **self._covered_nodes(self.evaluated_nodes),
+            **self._node_names_unless_all(self.evaluated_nodes),
         }
 
     def _summarize_metrics(self, each: Sequence[Metrics]) -> dict[str, Any]:

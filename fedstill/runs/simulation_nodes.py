@@ -16,15 +16,15 @@ from fedstill.methods._server import Server
 from fedstill.models.module_utils import deep_copy
 from fedstill.node import local_training
 from fedstill.node.gate import Gate
-from fedstill.node.network_setup import check_local_batch
+from fedstill.node.model_setup import require_trainable_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import architecture_key as kind_of
 from fedstill.node.protection import (
+    group_privacy_notes,
     needs_mechanism,
-    prepare_uncharged,
     protect,
     require_unchanged_data,
-    unit_notes,
+    run_uncharged_preparation,
 )
 from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.method import build_node_side
@@ -78,14 +78,14 @@ class PreparedSimulation(Run, ABC):
             {node.name: kind_of(node.model) == student for node in self.nodes},
         )
         networks = {f"model of {node.name}": node.model for node in self.nodes}
-        self.check_batches({"student": self.student, **networks})
+        self.check_batch_size_for_batch_norm({"student": self.student, **networks})
         learning = networks if self.method.trains_models else {}
         central = (
             {} if setting.centralized_model is None else {"centralized model": setting.centralized_model}
         )
         for whose, model in {**learning, **central}.items():
-            check_local_batch(model, setting.local, self.shape, self.task.form, f"the {whose}")
-        self.kinds = self._kinds()
+            require_trainable_batch_size(model, setting.local, self.shape, self.task.form, f"the {whose}")
+        self.kinds = self._nodes_by_architecture()
         self.at_nodes = NodeSetting(
             self.task,
             setting.local,
@@ -101,13 +101,13 @@ class PreparedSimulation(Run, ABC):
                 "sgd with link.secure_aggregation: a first step of Adam shows the sign of each gradient"
             )
             raise ArgumentError("local.optimizer", setting.local.optimizer, expected)
-        self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
+        self.notes += [*self.side.notes, *group_privacy_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):
             if needs_mechanism(privacy):
                 key = self.secret(node.name)
                 protect(node, privacy, self.side, self.method, self.at_nodes, secret=key)
-        self.learners = [learner for node in self.nodes for learner in node.learners]
-        prepare_uncharged(self.side, self.nodes)
+        self.learners = [learner for node in self.nodes for learner in node.self_or_teachers]
+        run_uncharged_preparation(self.side, self.nodes)
         learned = {
             node.name: node.data for node in self.nodes
         }  # public data among it, where these have labels
@@ -117,7 +117,7 @@ class PreparedSimulation(Run, ABC):
             for module in node.modules.values():
                 self.compute.to_device(module)
         if self.side.initial_training is not None:
-            local_training.make_optimizers(self.learners, setting.local)
+            local_training.attach_optimizers(self.learners, setting.local)
         # A trial server checks that every node allows the method's queries, and that options, task, student
         # and public data fit together.
         with seeded(setting.seed, "trial server"):
@@ -138,7 +138,7 @@ class PreparedSimulation(Run, ABC):
             student: replaces the simulation's student.
         """
         chosen = self.student if student is None else student
-        return self._server(self._federation(groups), chosen, self.kinds)
+        return self._make_server(self._federation(groups), chosen, self.kinds)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
@@ -151,7 +151,7 @@ class PreparedSimulation(Run, ABC):
         scale = [part.flatten().tolist() for part in (self.mean, self.std)]
         return self.compute.to_device(load_vgg(Path(self.setting.perceptual), *scale))
 
-    def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
+    def _nodes_by_architecture(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """Return the nodes' names by architecture, with an initial network of each."""
         kinds: dict[tuple[Any, ...], list[Node]] = {}
         for node in self.nodes:

@@ -92,11 +92,11 @@ class StudentFile:
             raise ArgumentError(
                 "the student's model", model_name, f"one of fedstill's own; or name it with {option}"
             )
-        spec = self.known_spec
+        spec = self.spec_or_error
         return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
 
     @property
-    def known_spec(self) -> InputSpec:
+    def spec_or_error(self) -> InputSpec:
         """The spec.
 
         Raises:
@@ -175,7 +175,7 @@ def read(
         config = load_toml(folder / "config.toml")  # also registers its plugin folders
         own = (config.student.model, config.task.registered_name)
     about = StudentFile.parse(metadata, str(path), own[1:])
-    about.known_spec  # noqa: B018
+    about.spec_or_error  # noqa: B018
     network = model if isinstance(model, nn.Module) else about.network(model or "", "".join(own[:1]))
     try:
         network.load_state_dict(weights)

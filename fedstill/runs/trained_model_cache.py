@@ -45,7 +45,7 @@ class TrainedModels:
             about: further values that determine their training, in addition to the configuration.
         """
         nodes = [node for group in groups for node in group]
-        if any(node.private_steps or node.teachers for node in nodes):
+        if any(node.dp_sgd_parameters or node.teachers for node in nodes):
             return None
         return self._file(nodes, [[node.name for node in group] for group in groups], *about)
 

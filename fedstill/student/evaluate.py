@@ -22,9 +22,9 @@ from fedstill.core.text_format import replace_nonfinite
 from fedstill.core.version import __version__
 from fedstill.data.loading import load
 from fedstill.data.new_data import NewDataOptions, load_labeled
-from fedstill.runs.build import case_counts, split_data
+from fedstill.runs.build import describe_cases, split_data
 from fedstill.runs.config import load_toml
-from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs
+from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
 from fedstill.runs.run_warnings import input_hashes
 from fedstill.runs.simulation import digest_examples
 from fedstill.runs.student_file import read
@@ -53,12 +53,12 @@ def evaluate(
     reading = how or NewDataOptions()
     if about.words and not reading.words:
         reading = NewDataOptions(**{**asdict(reading), "words": about.words})
-    test = load_labeled(data, about.known_spec, reading)
-    task, compute = about.known_spec.make_task(), Compute(EngineConfig())
+    test = load_labeled(data, about.spec_or_error, reading)
+    task, compute = about.spec_or_error.make_task(), Compute(EngineConfig())
     evaluation = Evaluation(task, test.to(compute.device), compute, 0)
-    outputs = student_outputs(network, evaluation.test.inputs, compute)
+    outputs = student_outputs_as_reloaded(network, evaluation.test.inputs, compute)
     predictions = Outputs(outputs)
-    details = evaluation.details(predictions, about.known_spec.classes)
+    details = evaluation.detailed_metrics(predictions, about.spec_or_error.classes)
     sites = {}
     for site in evaluation.sites:
         rows = evaluation.site_rows(site)
@@ -69,7 +69,7 @@ def evaluate(
             "metrics": replace_nonfinite(part.compute_metrics(site_outputs)),
             "interval": _interval(part, Outputs(site_outputs)),
         }
-    advice = task.metric_advice(test.targets, about.known_spec.classes)
+    advice = task.metric_advice(test.targets, about.spec_or_error.classes)
     return {
         "fedstill": __version__,
         "student": about.model,
@@ -79,7 +79,7 @@ def evaluate(
         "metric": task.metric,
         "measures": [asdict(metric) for metric in task.metrics],
         "examples": len(test),
-        **case_counts(test),
+        **describe_cases(test),
         "metrics": replace_nonfinite(evaluation.compute_metrics(outputs)),
         "interval": _interval(evaluation, predictions),
         "sites": sites,

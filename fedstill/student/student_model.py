@@ -24,7 +24,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.data.raw import as_image_array
 from fedstill.data.tables import RowFeatures, encode_cells, is_data_frame
 from fedstill.data.text import HASH, encode_for_vocabulary
-from fedstill.runs.predictions import target_unit
+from fedstill.runs.predictions import target_offset_and_scale
 from fedstill.runs.student_file import StudentFile, read
 
 ROUNDING = 1e-3  # tolerance for pixels outside of 0..1, as averages have rounding errors
@@ -281,16 +281,16 @@ class StudentModel(nn.Module):
         super().__init__()
         self.network, self.about = network, about
         self._preprocessing: RawInputs | None = None
-        self.offset, self.scale = target_unit(about.known_spec.schema)
-        if about.known_spec.task.task_class.kind != "image":
-            self._preprocessing = raw_inputs(about.known_spec, about.words)
+        self.offset, self.scale = target_offset_and_scale(about.spec_or_error.schema)
+        if about.spec_or_error.task.task_class.kind != "image":
+            self._preprocessing = raw_inputs(about.spec_or_error, about.words)
         self.eval()
 
     @property
     def preprocessing(self) -> RawInputs:
         """Preprocessing of raw inputs."""
         return (
-            raw_inputs(self.about.known_spec, self.about.words)
+            raw_inputs(self.about.spec_or_error, self.about.words)
             if self._preprocessing is None
             else self._preprocessing
         )
@@ -298,12 +298,12 @@ class StudentModel(nn.Module):
     @property
     def spec(self) -> InputSpec:
         """Task, classes, input shape and normalization."""
-        return self.about.known_spec
+        return self.about.spec_or_error
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes."""
-        return self.about.known_spec.classes
+        return self.about.spec_or_error.classes
 
     def forward(self, x: Any) -> torch.Tensor:
         """Return logits, or numbers in the unit of the target."""
@@ -383,5 +383,5 @@ def describe_export(student: StudentModel) -> dict[str, Any]:
         "input": student.preprocessing.description,
         "output": output,
         "otherwise": "NaN for invalid inputs",
-        **to_table(about.known_spec),
+        **to_table(about.spec_or_error),
     }

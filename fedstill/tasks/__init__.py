@@ -9,7 +9,7 @@ label maps.
 
 This package may import core only. To add a task, add a file here and a line in ``TASKS``. To add an ensemble,
 add a function to ``ensembles`` and a line in ``ENSEMBLES``. Custom tasks and ensembles can also live in any
-other file (docs/own-task.md, docs/own-model.md).
+other file (docs/custom-task.md, docs/custom-model.md).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Task(ABC):
 
     A custom task subclasses :class:`Task` or one of its subclasses, such as
     :class:`fedstill.tasks.classification.SoftmaxTask` for logits over mutually exclusive classes. A frozen
-    :class:`TaskConfig` with ``task_class`` makes it available by name (docs/own-task.md).
+    :class:`TaskConfig` with ``task_class`` makes it available by name (docs/custom-task.md).
 
     Abstract methods: :meth:`loss`, :meth:`counts`, :meth:`confidence_loss`, :meth:`uniqueness_loss`,
     :meth:`balance_loss`, :meth:`expertise`, :meth:`distillation_loss` and :meth:`compute_metrics`.

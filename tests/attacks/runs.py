@@ -17,7 +17,7 @@ from fedstill.attacks.simulated_updates import (
     ObservedUpdate,
     Schedule,
     loss_gradients,
-    shared_parameters,
+    shared_parameter_names,
 )
 from fedstill.attacks.transcript import ReplayedRun
 from fedstill.core.compute import Compute
@@ -88,7 +88,7 @@ def make_release(
         loss_gradients(model, parameters, inputs, targets, smoothing),
     )
     return ObservedUpdate(
-        model, {name: gradients[name].detach() for name in shared_parameters(model, part)}, schedule
+        model, {name: gradients[name].detach() for name in shared_parameter_names(model, part)}, schedule
     )
 
 

@@ -47,21 +47,21 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_leakage(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
-    return found
+    leakage: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
+    return leakage
 
 
-def results_by_attack(found: dict[str, Any]) -> dict[str, Any]:
+def results_by_attack(leakage: dict[str, Any]) -> dict[str, Any]:
     """Return the results by attack name."""
-    return {each["name"]: each["result"] for each in found["attacks"]}
+    return {each["name"]: each["result"] for each in leakage["attacks"]}
 
 
 def test_runs_attacks_on_responses(fediod: Path) -> None:
-    found = read_leakage(fediod)
-    assert found["audit"] is None
-    assert found["epsilon"] is None
-    assert found["command"] == "fedstill attack here"
-    got = results_by_attack(found)
+    leakage = read_leakage(fediod)
+    assert leakage["audit"] is None
+    assert leakage["epsilon"] is None
+    assert leakage["command"] == "fedstill attack here"
+    got = results_by_attack(leakage)
     assert list(got) == ["membership", "memorization", "counts"]
     assert [target["target"] for target in got["membership"]["targets"]] == ["student", "responses of node-0"]
     assert got["memorization"]["images"] == 40
@@ -72,17 +72,17 @@ def test_runs_attacks_on_responses(fediod: Path) -> None:
     assert {
         "attack": "inversion",
         "reason": "gradient inversion needs parameters, and none are released",
-    } in found["skipped"]
+    } in leakage["skipped"]
     pictures = load_file(str(fediod / "leakage.safetensors"))
     assert pictures["memorization.generated"].shape == (3, 1, 8, 8)
     assert {picture.dtype for picture in pictures.values()} == {torch.uint8}
 
 
 def test_runs_attacks_on_parameters(fedavg: Path) -> None:
-    found = read_leakage(fedavg)
-    assert list(results_by_attack(found)) == ["inversion", "membership"]
-    assert results_by_attack(found)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
-    skipped = {each["attack"] for each in found["skipped"]}
+    leakage = read_leakage(fedavg)
+    assert list(results_by_attack(leakage)) == ["inversion", "membership"]
+    assert results_by_attack(leakage)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
+    skipped = {each["attack"] for each in leakage["skipped"]}
     assert skipped == {"memorization", "counts", "membership through responses"}
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
 
@@ -93,7 +93,7 @@ def test_progress_without_terminal_is_one_line_per_attack(
     folder = shutil.copytree(fedavg, tmp_path / "run")
     run_attacks(folder, LeakageConfig((LabelCounts(),)), progress=True)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("the run once more, to hear what leaves  after ")
+    assert first.startswith("the run once more, to record its releases  after ")
     assert second.startswith("attack: counts  after ")
     run_attacks(folder, LeakageConfig((LabelCounts(),)))
     assert capsys.readouterr().err == ""
@@ -172,8 +172,8 @@ def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
     for file in fediod.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     name = "tests.attacks.test_attack_runner:Keeper"
-    found = run_attacks(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
-    (only,) = found["attacks"]
+    leakage = run_attacks(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
+    (only,) = leakage["attacks"]
     assert only["result"] == {"counts": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
     assert only["sentence"] == (
         "Releases of nodes: releases of node-0 6 (without it none); releases of node-1 6 "

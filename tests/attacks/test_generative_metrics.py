@@ -46,11 +46,11 @@ def test_fid_by_hand() -> None:
 @given(st.integers(0, 999), st.integers(3, 30), st.integers(3, 30), st.integers(1, 6))
 def test_fid_is_invariant_to_order_and_rotation(seed: int, n: int, m: int, size: int) -> None:
     x, y = mixed(n, seed, size), mixed(m, seed + 1, size)
-    found = frechet_distance(x, y)
-    assert found >= 0
-    assert frechet_distance(y, x) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    distance = frechet_distance(x, y)
+    assert distance >= 0
+    assert frechet_distance(y, x) == pytest.approx(distance, rel=1e-6, abs=1e-6)
     rotation = torch.linalg.qr(gauss(size, seed, size))[0]
-    assert frechet_distance(x @ rotation, y @ rotation) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    assert frechet_distance(x @ rotation, y @ rotation) == pytest.approx(distance, rel=1e-6, abs=1e-6)
     assert frechet_distance(x, x) == pytest.approx(0, abs=1e-5)
 
 
@@ -86,12 +86,12 @@ def test_inception_score_matches_torchmetrics(seed: int, n: int, classes: int, s
             return x
 
     logits = scale * gauss(n, seed, classes)
-    found = inception_score(logits)
-    assert 1 - 1e-9 <= found <= min(n, classes) + 1e-9
+    score = inception_score(logits)
+    assert 1 - 1e-9 <= score <= min(n, classes) + 1e-9
     if scale < 1e4:  # where torchmetrics has 0 log 0
         metric = InceptionScore(feature=Given(), splits=1)
         metric.update(logits)
-        assert found == pytest.approx(float(metric.compute()[0]), rel=1e-6)
+        assert score == pytest.approx(float(metric.compute()[0]), rel=1e-6)
 
 
 class Knows(nn.Module):
@@ -111,8 +111,8 @@ class Knows(nn.Module):
 def test_inception_scores_use_each_models_outputs() -> None:
     images = torch.arange(4.0).repeat_interleave(5).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     models = {"north": Knows(4), "south": Knows(1)}
-    found = inception_scores(images, models)
-    assert found == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
+    scores = inception_scores(images, models)
+    assert scores == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
     assert models["north"].training, "as it was"
 
 
@@ -168,11 +168,11 @@ def test_penultimate_extractor_supports_any_architecture() -> None:
     net.norm.running_mean.fill_(0.5)  # type: ignore[union-attr]
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with torch.no_grad():
-        found = penultimate_extractor(net, x[:2], "student")(x)
+        features = penultimate_extractor(net, x[:2], "student")(x)
         net.eval()
         expected = net.norm(net.first(x)).relu().mean((2, 3))
-    assert found.shape == (6, 4)
-    torch.testing.assert_close(found, expected.double())
+    assert features.shape == (6, 4)
+    torch.testing.assert_close(features, expected.double())
     assert all(torch.equal(tensor, state[name]) for name, tensor in net.state_dict().items())
     with pytest.raises(ModelError, match="no tensor for 2 inputs"):
         penultimate_extractor(nn.Flatten(), x[:2], "student")

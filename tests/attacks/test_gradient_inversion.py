@@ -48,8 +48,8 @@ def test_recovers_image_from_all_parameters() -> None:
     assert got.pictures["original"].shape == got.pictures["idlg"].shape == (2, 1, 8, 8)
     soon = run_inversion(replay(FEDAVG), replace(ONE, steps=1), seed=0).part["attacks"][0]
     assert soon["psnr"]["mean"] < record["attacks"][0]["psnr"]["mean"] - 5
-    apart = got.pictures["original"].int() - got.pictures["idlg"].int()
-    assert apart.abs().float().mean() < 8
+    difference = got.pictures["original"].int() - got.pictures["idlg"].int()
+    assert difference.abs().float().mean() < 8
 
 
 def test_attacked_update_equals_release() -> None:

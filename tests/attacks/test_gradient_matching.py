@@ -15,7 +15,7 @@ from fedstill.attacks.gradient_matching import (
     DLG,
     IDLG,
     INVERTING,
-    InversionConfig,
+    ImageSearchConfig,
     PixelRange,
     RecoveredImages,
     gradient_distance,
@@ -43,7 +43,9 @@ def digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 STRONG = replace(IDLG, restarts=1, steps=12)
 
 
-def count_recovered(config: InversionConfig, first: int, last: int, believed: float = 0.0) -> tuple[int, int]:
+def count_recovered(
+    config: ImageSearchConfig, first: int, last: int, believed: float = 0.0
+) -> tuple[int, int]:
     """Of some Fashion-MNIST images, alone in a batch: how many come back at over 30 dB, and their labels.
 
     ``believed`` is the smoothing of labels that the attack reckons with; in truth there is none.
@@ -53,8 +55,8 @@ def count_recovered(config: InversionConfig, first: int, last: int, believed: fl
     for at in range(first, last):
         image, label = data.inputs[at : at + 1], data.targets[at : at + 1]
         release = replace(make_release(model, image, label), schedule=Schedule(smoothing=believed))
-        found = invert(release, (1, 28, 28), 1, config).against(image)
-        good, right = good + (found.psnr[0] > 30), right + int(found.labels.equal(label))
+        recovery = invert(release, (1, 28, 28), 1, config).against(image)
+        good, right = good + (recovery.psnr[0] > 30), right + int(recovery.labels.equal(label))
     return good, right
 
 
@@ -71,7 +73,7 @@ def test_recovers_image_from_full_gradient() -> None:
     [(replace(STRONG, steps=2), 0.0), (STRONG, 0.5)],
     ids=["fewer steps", "wrong loss"],
 )
-def test_weakened_attack_misses_threshold(config: InversionConfig, believed: float) -> None:
+def test_weakened_attack_misses_threshold(config: ImageSearchConfig, believed: float) -> None:
     good, _ = count_recovered(config, 0, 2, believed)
     assert good == 0, "2 of 5 are lost already, so that 4 of 5 cannot be reached"
 
@@ -79,12 +81,12 @@ def test_weakened_attack_misses_threshold(config: InversionConfig, believed: flo
 @pytest.mark.parametrize(
     ("attack", "count"), [(IDLG, 1), (IDLG, 2), (IDLG, 4), (IDLG, 8), (DLG, 1), (DLG, 2)]
 )
-def test_recovers_batches_and_labels(attack: InversionConfig, count: int) -> None:
+def test_recovers_batches_and_labels(attack: ImageSearchConfig, count: int) -> None:
     inputs, targets = digits(count)
     release = make_release(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
-    found = invert(release, DIGIT, count, attack).against(inputs)
-    assert min(found.psnr) > 30
-    assert found.labels.equal(targets)
+    recovery = invert(release, DIGIT, count, attack).against(inputs)
+    assert min(recovery.psnr) > 30
+    assert recovery.labels.equal(targets)
 
 
 def test_signed_adam_improves_and_stays_in_range() -> None:
@@ -131,9 +133,9 @@ def test_recovers_images_with_batch_norm(count: int) -> None:
     model = nn.Sequential(*first, *second, nn.Sigmoid(), nn.Flatten(), nn.Linear(12 * 16, 10))
     inputs, targets = digits(count)
     release = make_release(model, inputs, targets)
-    found = invert(release, DIGIT, count, replace(IDLG, restarts=1, steps=8)).against(inputs)
-    assert found.labels.equal(targets)
-    assert min(found.psnr) > 40, found.psnr
+    recovery = invert(release, DIGIT, count, replace(IDLG, restarts=1, steps=8)).against(inputs)
+    assert recovery.labels.equal(targets)
+    assert min(recovery.psnr) > 40, recovery.psnr
 
 
 # --- labels ---------------------------------------------------------------------------------------
@@ -173,9 +175,9 @@ def test_psnr_uses_all_channels() -> None:
     recovered = true.clone()
     recovered[0] += 0.2  # of a range of 2: an error of 0.1 everywhere
     recovered[1, 0] += 0.2  # in one channel of three
-    found = psnr(recovered, true).tolist()
-    assert found[0] == pytest.approx(20.0, abs=1e-4)  # and not 24.77, the error divided by channels again
-    assert found[1] == pytest.approx(20 + 10 * math.log10(3), abs=1e-4)
+    values = psnr(recovered, true).tolist()
+    assert values[0] == pytest.approx(20.0, abs=1e-4)  # and not 24.77, the error divided by channels again
+    assert values[1] == pytest.approx(20 + 10 * math.log10(3), abs=1e-4)
     assert psnr(true, true).tolist() == pytest.approx([100.0, 100.0])  # as of reconstructions
 
 
@@ -191,9 +193,9 @@ def test_pixel_range_per_channel() -> None:
 
 def test_labels_follow_matched_images() -> None:
     true = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1)
-    found = RecoveredImages(true[[2, 0, 1]] * 0.9, torch.tensor([7, 3, 5]), 0.0).against(true)
-    assert found.labels.tolist() == [3, 5, 7]
-    assert found.psnr == pytest.approx((-20 * math.log10(0.05), 100.0, -20 * math.log10(0.05)), abs=1e-4)
+    recovery = RecoveredImages(true[[2, 0, 1]] * 0.9, torch.tensor([7, 3, 5]), 0.0).against(true)
+    assert recovery.labels.tolist() == [3, 5, 7]
+    assert recovery.psnr == pytest.approx((-20 * math.log10(0.05), 100.0, -20 * math.log10(0.05)), abs=1e-4)
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))

@@ -29,7 +29,7 @@ def test_counts_by_hand() -> None:
     """The shares of node-1's 10 released counts are 0.4, 0.4 and 0.2 against 0.25, 0.5 and 0.25."""
     experiment = Simulation(setting(Standalone(), parts=PARTS, classes=("cyst", "naevus", "wart")))
     released = {"node-1": torch.tensor([4.0, 4.0, 2.0]), "node-0": torch.tensor([5.0, 0.0, 5.0])}
-    exact, noised = found = compare_counts(released, experiment)
+    exact, noised = comparison = compare_counts(released, experiment)
     assert exact == {
         "node": "node-0",
         "exact": True,
@@ -44,7 +44,7 @@ def test_counts_by_hand() -> None:
     assert noised["total_variation"] == pytest.approx((0.15 + 0.1 + 0.05) / 2)
     assert noised["largest_error"] == pytest.approx(0.15)
     assert (noised["largest_class"], noised["absent"], noised["reported_absent"]) == ("cyst", [], [])
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert json.loads(json.dumps(comparison, allow_nan=False)) == comparison
 
 
 def test_skips_node_without_findings() -> None:
@@ -62,14 +62,15 @@ TRUE = torch.tensor([50.0, 30.0, 20.0, 0.0])
 
 def test_noisy_counts_by_hand() -> None:
     """The counts 40, 40, 0 and 0 of 80 released are shares 0.5, 0.5, 0, 0 against 0.5, 0.3, 0.2, 0."""
-    found = compare_histograms(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
-    assert not found["exact"]
-    assert found["total_variation"] == pytest.approx(0.2)
-    assert found["largest_error"] == pytest.approx(0.2)
-    assert (found["largest_class"], found["size_error"]) == ("b", -20)
-    assert (found["absent"], found["reported_absent"]) == (["d"], ["c", "d"])
+    comparison = compare_histograms(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
+    assert not comparison["exact"]
+    assert comparison["total_variation"] == pytest.approx(0.2)
+    assert comparison["largest_error"] == pytest.approx(0.2)
+    assert (comparison["largest_class"], comparison["size_error"]) == ("b", -20)
+    assert (comparison["absent"], comparison["reported_absent"]) == (["d"], ["c", "d"])
     words = {
-        row.metric: (row.text, row.note) for row in LabelCounts().rows({"nodes": [{"node": "x", **found}]})
+        row.metric: (row.text, row.note)
+        for row in LabelCounts().rows({"nodes": [{"node": "x", **comparison}]})
     }
     assert words["known to be absent"] == ("1 of 1 classes: d", "reported as absent, but present: c")
     assert words["shares off by, points at most"] == ("20.0", "class b")
@@ -78,8 +79,8 @@ def test_noisy_counts_by_hand() -> None:
 
 
 def test_negative_and_empty_counts() -> None:
-    found = compare_histograms(torch.tensor([-4.0, 30.0, 10.0, 0.4]), TRUE)
-    assert (found["reported_absent"], found["largest_class"]) == (["0", "3"], "0")
-    assert found["total_variation"] == pytest.approx(0.5), "shares 0, 30, 10 and 0.4 of 40.4"
+    comparison = compare_histograms(torch.tensor([-4.0, 30.0, 10.0, 0.4]), TRUE)
+    assert (comparison["reported_absent"], comparison["largest_class"]) == (["0", "3"], "0")
+    assert comparison["total_variation"] == pytest.approx(0.5), "shares 0, 30, 10 and 0.4 of 40.4"
     nothing = compare_histograms(torch.zeros(4), TRUE)
     assert nothing["total_variation"] == pytest.approx((0.25 + 0.05 + 0.05 + 0.25) / 2)

@@ -12,7 +12,7 @@ from torch import nn
 from fedstill.attacks import layerwise_inversion
 from fedstill.attacks.gradient_matching import IDLG, invert
 from fedstill.attacks.layerwise_inversion import factor_gradient, invert_layers
-from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, shared_parameters
+from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, shared_parameter_names
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, make_data_config
 from fedstill.models import build
@@ -39,9 +39,9 @@ def images_(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(count, 1, 28, 28, generator=generator) * 2 - 1, torch.arange(count) % 10
 
 
-def max_row_error(found: torch.Tensor, true: torch.Tensor) -> float:
+def max_row_error(estimate: torch.Tensor, true: torch.Tensor) -> float:
     """Largest relative distance of a true row from the nearest recovered one."""
-    return float(((found[:, None] - true).norm(dim=2) / true.norm(dim=1)).amin(0).max())
+    return float(((estimate[:, None] - true).norm(dim=2) / true.norm(dim=1)).amin(0).max())
 
 
 # --- what follows without any search --------------------------------------------------------------
@@ -53,18 +53,18 @@ def test_factorizes_gradient_exactly(count: int, precision: torch.dtype) -> None
     inputs, targets = images_(count)
     model = build("lenet5", (1, 28, 28), 10, 0).to(precision)
     release = make_release(model, inputs.to(precision), targets)
-    found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], count)
+    factors, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], count)
     true = split_model(model, "model").extractor(inputs.to(precision)).detach().double()
-    assert max_row_error(found, true) < 1e-4
-    assert int((found > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
+    assert max_row_error(factors, true) < 1e-4
+    assert int((factors > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
     torch.testing.assert_close(deltas.sum(0), release.target["7.bias"].double(), rtol=0, atol=1e-6)
 
 
 def test_factors_by_hand() -> None:
     inputs = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])
     slopes = torch.tensor([[1.0, 2.0, 0.0, 0.0, -1.0], [0.0, 0.0, 4.0, -2.0, 1.0]])
-    found, deltas = factor_gradient(slopes.T @ inputs, slopes.sum(0), 2)
-    assert max_row_error(found, inputs.double()) < 1e-6
+    factors, deltas = factor_gradient(slopes.T @ inputs, slopes.sum(0), 2)
+    assert max_row_error(factors, inputs.double()) < 1e-6
     assert max_row_error(deltas, slopes.double()) < 1e-6
 
 
@@ -87,10 +87,10 @@ def test_recovers_label_of_each_image(part: ModelPart, smoothing: float) -> None
     targets = torch.tensor([3, 0, 9, 3, 1])
     model = build("lenet5", (1, 28, 28), 10, 0)
     release = make_release(model, inputs, targets, part, smoothing)
-    found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], 5)
+    factors, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], 5)
     true = split_model(model, "model").extractor(inputs).detach().double()
-    order = (found[:, None] - true).norm(dim=2).argmin(0)
-    assert layerwise_inversion._labels(release, found, deltas)[order].equal(targets)
+    order = (factors[:, None] - true).norm(dim=2).argmin(0)
+    assert layerwise_inversion._labels(release, factors, deltas)[order].equal(targets)
 
 
 # --- the softened network -------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_sharp_network_matches_original() -> None:
     features = outputs.flatten(1).requires_grad_()
     loss = nn.functional.cross_entropy(split_model(model, "model").head(features), targets)
     (pulls,) = torch.autograd.grad(loss, features)
-    slopes = tuple(release.target[name] for name in shared_parameters(model, "extractor"))
+    slopes = tuple(release.target[name] for name in shared_parameter_names(model, "extractor"))
     known = layerwise_inversion._KnownValues(outputs, pulls.view_as(outputs), slopes)
     assert float(layerwise_inversion._mismatch(blocks, x, known, 1e7)) < 1e-8
     assert float(layerwise_inversion._mismatch(blocks, x, known, 1.0)) > 0.1
@@ -136,9 +136,9 @@ def test_recovers_more_than_gradient_matching() -> None:
 def test_recovers_batch() -> None:
     images, targets = fashion(20, 2)
     release = make_release(build("lenet5", (1, 28, 28), 10, 0), images, targets)
-    found = invert_layers(release, (1, 28, 28), 2, steps=400).against(images)
-    assert sum(found.psnr) / 2 > 17, found.psnr
-    assert found.labels.equal(targets)
+    recovery = invert_layers(release, (1, 28, 28), 2, steps=400).against(images)
+    assert sum(recovery.psnr) / 2 > 17, recovery.psnr
+    assert recovery.labels.equal(targets)
 
 
 @needs_fashion
@@ -150,8 +150,8 @@ def test_head_alone_leaks_more_with_wider_extractor() -> None:
         release = make_release(model, images, targets, "head")
         for known, view in {"known": release, "another": with_other_extractor(release, other)}.items():
             if (width, known) != (6, "another"):
-                found = invert_layers(view, (1, 28, 28), 3, steps=120).against(images)
-                got[f"{known} {width}"] = sum(found.psnr) / 3
+                recovery = invert_layers(view, (1, 28, 28), 3, steps=120).against(images)
+                got[f"{known} {width}"] = sum(recovery.psnr) / 3
     assert got["known 24"] > 17
     assert got["another 24"] + 1.5 < got["known 6"] < got["known 24"] - 5
     assert got["another 24"] < 9

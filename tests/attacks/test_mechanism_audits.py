@@ -31,7 +31,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.privacy.noise import NoiseSampler, add_noise
 from fedstill.privacy.pate import partition_records
-from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, SanitizedGradients
+from fedstill.privacy.release_rules import BoundedNoisyRows, NoisyCounts, SanitizedGradients
 from fedstill.runs import config
 
 MakeDistinguisher = Callable[..., Distinguisher]
@@ -190,7 +190,7 @@ def repeated_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_bound(patch: pytest.MonkeyPatch) -> None:
-    for rule in (NoisyRows, SanitizedGradients, NoisyCounts):
+    for rule in (BoundedNoisyRows, SanitizedGradients, NoisyCounts):
         patch.setattr(rule, "bound", lambda self, tensor: to_finite(tensor))
 
 
@@ -257,13 +257,13 @@ def fixed_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
-    clipped_sum: Callable[..., Any] = dp_training.clipped_sum
+    clipped_sum_and_loss: Callable[..., Any] = dp_training.clipped_sum_and_loss
 
     def unclipped(*args: Any) -> Any:
         *network_and_data, _, rows = args
-        return clipped_sum(*network_and_data, 1e12, rows)
+        return clipped_sum_and_loss(*network_and_data, 1e12, rows)
 
-    patch.setattr(dp_training, "clipped_sum", unclipped)
+    patch.setattr(dp_training, "clipped_sum_and_loss", unclipped)
 
 
 @pytest.mark.parametrize(

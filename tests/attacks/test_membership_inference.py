@@ -19,7 +19,7 @@ from fedstill.attacks.membership_inference import (
     choose_candidates,
     concatenate,
     shadow_federation,
-    strongest_attack,
+    strongest_attack_name,
     target_logits,
 )
 from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
@@ -38,7 +38,7 @@ HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split"
 
 def replay_to_end(again: ReplayedRun, most: int = 0) -> tuple[ObservedSimulation, ServerTranscript]:
     experiment, transcript = again.experiment(), ServerTranscript(most)
-    experiment.listen(lambda release: transcript.record_release(release, experiment.public))
+    experiment.run_with_listener(lambda release: transcript.record_release(release, experiment.public))
     return experiment, transcript
 
 
@@ -49,24 +49,24 @@ def run_attack(
     return record
 
 
-def auc(found: dict[str, Any], name: str) -> float:
-    return float(next(each for each in found["attacks"] if each["name"] == name)["auc"]["value"])
+def auc(record: dict[str, Any], name: str) -> float:
+    return float(next(each for each in record["attacks"] if each["name"] == name)["auc"]["value"])
 
 
 def test_detects_members_of_overfitted_model() -> None:
     again = replay({"name": "standalone"}, **HEART)
     experiment, transcript = replay_to_end(again)
-    (found,) = run_attack(again, experiment, transcript, FEW)
-    assert (found["target"], found["members"], found["shadows"], found["trained"]) == (
+    (record,) = run_attack(again, experiment, transcript, FEW)
+    assert (record["target"], record["members"], record["shadows"], record["trained"]) == (
         "nodes' models",
         200,
         8,
         "alone",
     )
-    assert found["others"] == 359 - 89
-    assert auc(found, "lira") > auc(found, "loss") + 0.02
-    assert auc(found, "rmia") > auc(found, "loss") + 0.02
-    best = next(each for each in found["attacks"] if each["name"] == found["best"])
+    assert record["others"] == 359 - 89
+    assert auc(record, "lira") > auc(record, "loss") + 0.02
+    assert auc(record, "rmia") > auc(record, "loss") + 0.02
+    best = next(each for each in record["attacks"] if each["name"] == record["best"])
     assert best["auc"]["low"] > 0.5
     among = best["at"][0]["true_positives"]  # of four attacks, whose intervals hold together at 95 %
     exact = binomtest(best["at"][0]["found"], 200).proportion_ci(0.9875, "exact")
@@ -78,20 +78,20 @@ def test_untrained_model_reveals_no_membership() -> None:
     lazy = {**SGD, "lr": 1e-9, "lr_end": 1e-9, "epochs": 1.0}
     again = replay(FEDAVG, **{**HEART, "nodes": {**LOCAL, "local": lazy}})
     experiment, transcript = replay_to_end(again)
-    (found,) = run_attack(again, experiment, transcript, FEW)
-    for each in found["attacks"]:
+    (record,) = run_attack(again, experiment, transcript, FEW)
+    for each in record["attacks"]:
         assert each["auc"]["low"] < 0.5 < each["auc"]["high"], each["name"]
 
 
 def test_shadow_federations_repeat_the_method() -> None:
     again = replay(FEDAVG, **HEART)
     experiment, transcript = replay_to_end(again)
-    (found,) = run_attack(again, experiment, transcript, replace(FEW, trained="federations", shadows=4))
-    assert (found["target"], found["trained"]) == ("student", "federations")
-    assert auc(found, "lira") > 0.55
+    (record,) = run_attack(again, experiment, transcript, replace(FEW, trained="federations", shadows=4))
+    assert (record["target"], record["trained"]) == ("student", "federations")
+    assert auc(record, "lira") > 0.55
     alone = run_attack(again, experiment, transcript, replace(FEW, shadows=4))[0]
-    assert auc(alone, "loss") == auc(found, "loss")  # which looks at no shadow
-    assert auc(alone, "lira") != auc(found, "lira")
+    assert auc(alone, "loss") == auc(record, "loss")  # which looks at no shadow
+    assert auc(alone, "lira") != auc(record, "lira")
 
 
 def test_shadow_federation_trains_on_its_half(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +148,10 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
 def test_members_come_from_contributing_nodes() -> None:
     again = replay({**FEDAVG, "rounds": 1, "participation": 0.34})
     experiment, transcript = replay_to_end(again)
-    (drawn,) = transcript.contributors
-    (found,) = run_attack(again, experiment, transcript, FEW)
-    size = next(len(node.data) for node in experiment.nodes if node.name == drawn)
-    assert found["member_count"] == found["members"] == size < 200
+    (contributor,) = transcript.contributors
+    (record,) = run_attack(again, experiment, transcript, FEW)
+    size = next(len(node.data) for node in experiment.nodes if node.name == contributor)
+    assert record["member_count"] == record["members"] == size < 200
     candidates_ = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
     row = torch.ones(len(candidates_.records), dtype=torch.bool)
     learned = shadow_federation(again, candidates_, row, 7)[1]
@@ -208,8 +208,8 @@ def test_others_match_class_shares_of_members(records: int) -> None:
         candidates_.records.targets[~candidates_.inside],
     )
     shares = [torch.bincount(labels, minlength=10).double() for labels in parts]
-    apart = (shares[0] / shares[0].sum() - shares[1] / shares[1].sum()).abs().sum() / 2
-    assert apart < 0.1
+    distance = (shares[0] / shares[0].sum() - shares[1] / shares[1].sum()).abs().sum() / 2
+    assert distance < 0.1
     assert not any(
         (own.inputs == x).flatten(1).all(1).any() for x in candidates_.records.inputs[~candidates_.inside]
     )
@@ -257,7 +257,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("auc", "said"),
+    ("auc", "expected"),
     [
         ((0.62, 0.58, 0.66), "picked the former 62 times in 100 by the student; chance"),
         (
@@ -267,13 +267,13 @@ def test_secure_aggregation_hides_single_responses() -> None:
         ((0.20, 0.17, 0.23), "80 times in 100 by the student, with reversed scores; chance"),
     ],
 )
-def test_reversed_scores_count_as_correct(auc: tuple[float, float, float], said: str) -> None:
+def test_reversed_scores_count_as_correct(auc: tuple[float, float, float], expected: str) -> None:
     intervals = {"loss": auc, "lira": (0.51, 0.47, 0.55)}
-    found = {
+    attacks = {
         name: {"name": name, "auc": dict(zip(("value", "low", "high"), each, strict=True))}
         for name, each in intervals.items()
     }
-    best = strongest_attack(found)
+    best = strongest_attack_name(attacks)
     assert best == "loss"
-    part = {"targets": [{"target": "student", "best": best, "attacks": list(found.values())}]}
-    assert said in MembershipInference().sentence(part)
+    part = {"targets": [{"target": "student", "best": best, "attacks": list(attacks.values())}]}
+    assert expected in MembershipInference().sentence(part)

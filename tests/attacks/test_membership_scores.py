@@ -170,7 +170,7 @@ def test_rmia_by_hand() -> None:
 @given(SEEDS, st.sampled_from([0.5, 1.0, 2.0]))
 def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
     records_, others, alpha, temperature = random_logits(seed), population_logits(seed), 0.3, 2.0
-    found = rmia_attack(records_, others, gamma=gamma, alpha=alpha, temperature=temperature)
+    scores = rmia_attack(records_, others, gamma=gamma, alpha=alpha, temperature=temperature)
 
     def probability(logits: torch.Tensor, label: torch.Tensor) -> float:
         return float((logits.double() / temperature).softmax(0)[label])
@@ -178,20 +178,20 @@ def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
     def ratio(of: RecordLogits, record: int, online: bool) -> float:
         label, column = of.labels[record], of.inside[:, record]
         probabilities = [probability(of.shadows[model, record], label) for model in range(6)]
-        out = np.mean([p for p, there in zip(probabilities, column, strict=True) if not there])
+        out = np.mean([p for p, is_member in zip(probabilities, column, strict=True) if not is_member])
         at_large = ((1 + alpha) * out + 1 - alpha) / 2
         if online:
             at_large = (
-                out + np.mean([p for p, there in zip(probabilities, column, strict=True) if there])
+                out + np.mean([p for p, is_member in zip(probabilities, column, strict=True) if is_member])
             ) / 2
         return probability(of.target[record], label) / at_large
 
     beaten = [
         sum(ratio(records_, x, True) / ratio(others, z, False) >= gamma for z in range(8)) for x in range(5)
     ]
-    assert (found * 9).floor().tolist() == beaten
+    assert (scores * 9).floor().tolist() == beaten
     order = [ratio(records_, x, True) for x in range(5)]
-    assert found.argsort().tolist() == np.argsort(order).tolist(), "for one target, in the order of r(x)"
+    assert scores.argsort().tolist() == np.argsort(order).tolist(), "for one target, in the order of r(x)"
 
 
 # --- errors -----------------------------------------------------------------------------------------
@@ -293,10 +293,10 @@ def against_one_population(records_: RecordLogits, others: RecordLogits) -> torc
 
 
 def mean_auc(attack: Attack, leaks: Leak) -> float:
-    found = [
+    aucs = [
         attack_metrics(attack(records_, others), inside)["auc"]["value"] for records_, others, inside in leaks
     ]
-    return sum(found) / len(found)
+    return sum(aucs) / len(aucs)
 
 
 @pytest.mark.parametrize(
@@ -323,9 +323,9 @@ def test_attacks_detect_leaking_model(
 def test_attacks_guess_on_model_without_members(attack: Attack, leak: tuple[Leak, Leak]) -> None:
     for leaks, chance in zip(leak, (False, True), strict=True):
         for records_, others, inside in leaks:
-            found = attack_metrics(attack(records_, others), inside, 0.99)
-            assert (found["auc"]["low"] <= 0.5 <= found["auc"]["high"]) == chance
-            assert found["auc"]["high"] - found["auc"]["low"] < 0.25, "records enough to tell"
+            metrics = attack_metrics(attack(records_, others), inside, 0.99)
+            assert (metrics["auc"]["low"] <= 0.5 <= metrics["auc"]["high"]) == chance
+            assert metrics["auc"]["high"] - metrics["auc"]["low"] < 0.25, "records enough to tell"
 
 
 TASK, LOCAL = Classification(3), LocalConfig(epochs=6, batch=5, smoothing=0.0)
@@ -375,7 +375,7 @@ def test_shadow_training_matches_local_training(name: str) -> None:
         node_name, compute = f"shadow-{number}", Compute()
         network = make(derive(3, "shadow", number))
         node = Node(node_name, pool.subset(row.nonzero().flatten()), network, _gate(node_name), 3)
-        local_training.make_optimizers([node], LOCAL)
+        local_training.attach_optimizers([node], LOCAL)
         local_training.train([node], TASK, LOCAL, compute)
         for mine, theirs in zip(model.parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
@@ -392,8 +392,8 @@ def test_shadows_with_dropout_after_others() -> None:
     compute = engine("one-by-one")
     compute.workers = Workers(2)
     train_shadows(make, pool, inside, TASK, LOCAL, 3, compute=compute)
-    found = train_shadows(dropping, pool, inside, TASK, LOCAL, 3, compute=compute)
-    for mine, theirs in zip(found, expected, strict=True):
+    shadows = train_shadows(dropping, pool, inside, TASK, LOCAL, 3, compute=compute)
+    for mine, theirs in zip(shadows, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
@@ -478,14 +478,14 @@ def test_proxy_matches_logits_up_to_a_constant(target: ProxyTarget) -> None:
 
 def test_proxy_reveals_membership(target: ProxyTarget) -> None:
     copies, records_ = target.train_proxies(target.respond(target.public.inputs))
-    found = attack_metrics(lira_attack(records_), target.inside)
+    metrics = attack_metrics(lira_attack(records_), target.inside)
     assert len(copies) == 1 + PROXY_SHADOWS
-    assert found["auc"]["value"] > 0.7
+    assert metrics["auc"]["value"] > 0.7
     # RMIA's population is one that was not asked about: to those the proxies were fitted.
     others = predict_records(copies[0], copies[1:], load(Digits()).test)
     assert attack_metrics(rmia_attack(records_, others), target.inside)["auc"]["value"] > 0.7
     direct = predict_records(target.node, target.shadows, target.pool, target.theirs)
-    assert found["auc"]["value"] < attack_metrics(lira_attack(direct), target.inside)["auc"]["value"]
+    assert metrics["auc"]["value"] < attack_metrics(lira_attack(direct), target.inside)["auc"]["value"]
 
 
 def test_shuffled_responses_reveal_less(target: ProxyTarget) -> None:
@@ -508,32 +508,32 @@ SCORES = st.lists(st.integers(0, 12), min_size=1, max_size=40).map(lambda s: tor
 @given(SCORES, SCORES)
 def test_auc_matches_pairs_and_scikit_learn(members: torch.Tensor, others: torch.Tensor) -> None:
     pairs = [float(a > b) + float(a == b) / 2 for a in members for b in others]
-    found = auc_with_interval(members, others)
-    assert found["value"] == pytest.approx(sum(pairs) / len(pairs))
+    interval = auc_with_interval(members, others)
+    assert interval["value"] == pytest.approx(sum(pairs) / len(pairs))
     labels = [1] * len(members) + [0] * len(others)
-    assert found["value"] == pytest.approx(roc_auc_score(labels, torch.cat([members, others]).numpy()))
-    assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
-    assert found["low"] < found["high"], "no finite number of records settles it"
+    assert interval["value"] == pytest.approx(roc_auc_score(labels, torch.cat([members, others]).numpy()))
+    assert 0 <= interval["low"] <= interval["value"] <= interval["high"] <= 1
+    assert interval["low"] < interval["high"], "no finite number of records settles it"
 
 
 @given(SCORES, SCORES)
 def test_auc_variance_matches_pairs(members: torch.Tensor, others: torch.Tensor) -> None:
     psi = np.array([[float(a > b) + float(a == b) / 2 for b in others] for a in members])
-    found = auc_with_interval(members, others)
+    interval = auc_with_interval(members, others)
     if min(psi.shape) < 2 or not 0 < psi.mean() < 1:
         return
     variance = psi.mean(1).var(ddof=1) / len(members) + psi.mean(0).var(ddof=1) / len(others)
     if variance < 1e-12:
         return
     width = 2 * 1.959964 * math.sqrt(variance) / (psi.mean() * (1 - psi.mean()))
-    ends = [math.log(end / (1 - end)) for end in (found["low"], found["high"])]
+    ends = [math.log(end / (1 - end)) for end in (interval["low"], interval["high"])]
     assert ends[1] - ends[0] == pytest.approx(width, rel=1e-4)
 
 
 def test_perfect_auc_has_interval() -> None:
-    found = auc_with_interval(torch.arange(10.0) + 10, torch.arange(5.0))
-    assert (found["value"], found["high"]) == (1.0, 1.0)
-    assert found["low"] == pytest.approx(0.025 ** (1 / 5)), "five pairs without a record in common"
+    interval = auc_with_interval(torch.arange(10.0) + 10, torch.arange(5.0))
+    assert (interval["value"], interval["high"]) == (1.0, 1.0)
+    assert interval["low"] == pytest.approx(0.025 ** (1 / 5)), "five pairs without a record in common"
     below = auc_with_interval(torch.arange(5.0), torch.arange(10.0) + 10)
     assert (below["low"], below["value"]) == (0.0, 0.0)
     assert below["high"] == pytest.approx(1 - 0.025 ** (1 / 5))
@@ -562,9 +562,11 @@ def test_equal_scores_are_accused_together() -> None:
     assert (at["accused"], at["found"]) == (0, 1)
 
 
-@pytest.mark.parametrize(("found", "n"), [(0, 20), (3, 20), (20, 20), (7, 300)])
-def test_intervals_match_clopper_pearson(found: int, n: int) -> None:
-    members = torch.cat([torch.ones(found), -torch.ones(n - found)])
+@pytest.mark.parametrize(("successes", "n"), [(0, 20), (3, 20), (20, 20), (7, 300)])
+def test_intervals_match_clopper_pearson(successes: int, n: int) -> None:
+    members = torch.cat([torch.ones(successes), -torch.ones(n - successes)])
     share = tpr_at_fpr(members, torch.zeros(10), 0.0, 0.95)["true_positives"]
-    exact = binomtest(found, n).proportion_ci(0.95, "exact")
-    assert (share["value"], share["low"], share["high"]) == pytest.approx((found / n, exact.low, exact.high))
+    exact = binomtest(successes, n).proportion_ci(0.95, "exact")
+    assert (share["value"], share["low"], share["high"]) == pytest.approx(
+        (successes / n, exact.low, exact.high)
+    )

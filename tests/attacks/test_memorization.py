@@ -25,9 +25,9 @@ from fedstill.attacks.generative_metrics import (
 )
 from fedstill.attacks.memorization import (
     Memorization,
-    Neighbors,
+    SortedNeighbors,
     data_copying_test,
-    examine_images,
+    measure_memorization,
     memorization_test,
     nearest_neighbors,
     wilson_interval,
@@ -76,17 +76,17 @@ def test_nearest_neighbors_match_slow_search(seed: int, n: int, m: int, d: int, 
     x, y = gauss(n, seed, d), gauss(m, seed + 1, d)
     if whole:  # so that many are equally near
         x, y = x.round(), y.round()
-    distances, places = nearest_neighbors(x, y)
+    distances, indices = nearest_neighbors(x, y)
     every = (x.unsqueeze(1) - y).square().sum(2).sqrt()
     torch.testing.assert_close(distances, every.min(1).values, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(distances, (x - y[places]).norm(dim=1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(distances, (x - y[indices]).norm(dim=1), rtol=1e-12, atol=1e-12)
 
 
 def test_small_distances_are_exact_far_from_zero() -> None:
     y = gauss(50, 0) + 1e5
     x = y[:10] + 1e-6 * gauss(10, 1)
-    distances, places = nearest_neighbors(x, y)
-    assert places.tolist() == list(range(10))
+    distances, indices = nearest_neighbors(x, y)
+    assert indices.tolist() == list(range(10))
     torch.testing.assert_close(distances, (x - y[:10]).norm(dim=1), rtol=1e-12, atol=0)
 
 
@@ -108,11 +108,11 @@ def test_finds_nearest_of_rare_subset(few: int) -> None:
     x, y = gauss(20, 0), gauss(300, 1)
     among = torch.zeros(300, dtype=torch.bool)
     among[torch.randperm(300, generator=torch.Generator().manual_seed(2))[:few]] = True
-    pool = Neighbors(x, y)
-    distances, places = pool.nearest(among)
+    pool = SortedNeighbors(x, y)
+    distances, indices = pool.nearest(among)
     slow, _ = slow_distances(x, y[among], y)
     torch.testing.assert_close(distances, slow)
-    assert among[places].all()
+    assert among[indices].all()
     others = (x.unsqueeze(1) - y[~among]).norm(dim=2)
     assert torch.equal(pool.count(~among, distances, include_ties=False), (others < slow.unsqueeze(1)).sum(1))
 
@@ -122,35 +122,35 @@ def test_finds_nearest_of_rare_subset(few: int) -> None:
 
 def test_memorization_test_by_hand() -> None:
     """p = 1, h = 3; of two private images one is nearer than 3 and one as near."""
-    found = memorization_test(
+    result = memorization_test(
         torch.tensor([[0.0]]), torch.tensor([[-3.0], [1.0]]), torch.tensor([[3.0]]), PLAIN, seed=0
     )
-    assert found["statistic"] == pytest.approx(0.5)
+    assert result["statistic"] == pytest.approx(0.5)
     # One private image is kept of two: nearer with 1/2, not farther for sure.
-    assert found["share"] == pytest.approx(0.75)
-    assert (found["low"], found["high"]) == wilson_interval(0.75, 1)
-    assert found["held_out_ratio"] is None
-    (pair,) = found["pairs"]
+    assert result["share"] == pytest.approx(0.75)
+    assert (result["low"], result["high"]) == wilson_interval(0.75, 1)
+    assert result["held_out_ratio"] is None
+    (pair,) = result["pairs"]
     assert (pair["generated"], pair["private"], pair["held_out"]) == (0, 1, 0)
     assert (pair["distance"], pair["other"], pair["ratio"]) == (1.0, 3.0, pytest.approx(1 / 3))
     # Any of the three places may be the held-out one: (h - p) / (h + p) is 1/2, 1/2 or (1 - 3) / (1 + 3).
-    assert found["expected"] == pytest.approx((0.5 + 0.5 - 0.5) / 3, abs=0.05)
-    assert found["p_value"] == pytest.approx(2 / 3, abs=0.06)
+    assert result["expected"] == pytest.approx((0.5 + 0.5 - 0.5) / 3, abs=0.05)
+    assert result["p_value"] == pytest.approx(2 / 3, abs=0.06)
 
 
 def test_fewer_private_than_held_out_by_hand() -> None:
     """The nearest private image is at 2; of three held-out ones one is nearer, and one of them is kept."""
-    found = memorization_test(
+    result = memorization_test(
         torch.tensor([[0.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0], [4.0], [5.0]]), PLAIN, seed=0
     )
-    assert found["share"] == pytest.approx(2 / 3)
+    assert result["share"] == pytest.approx(2 / 3)
     # Of the held-out ones: 1 to 2 by 1 to 4; 4 to 2 by 4 to 5; 5 to 2 by 5 to 4.
-    assert found["held_out_ratio"] == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
+    assert result["held_out_ratio"] == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
 
 
 def test_p_value_matches_slow_permutation_loop() -> None:
     generated, private, held_out = random_parts(0, 12, 9, 5)
-    found = memorization_test(generated, private, held_out, PLAIN, seed=3, permutations=60)
+    result = memorization_test(generated, private, held_out, PLAIN, seed=3, permutations=60)
     everyone = torch.cat([private, held_out])
 
     def statistic(mine: torch.Tensor) -> float:
@@ -158,22 +158,22 @@ def test_p_value_matches_slow_permutation_loop() -> None:
         return float(((h - p) / (h + p)).mean())
 
     truth = torch.arange(14) < 9
-    drawn = [statistic(mine) for mine in module._permutations(truth, None, 3, 60)]
-    assert found["statistic"] == pytest.approx(statistic(truth))
-    assert found["expected"] == pytest.approx(sum(drawn) / 60)
-    assert found["p_value"] == (1 + sum(value >= found["statistic"] for value in drawn)) / 61
+    permuted = [statistic(mine) for mine in module._permutations(truth, None, 3, 60)]
+    assert result["statistic"] == pytest.approx(statistic(truth))
+    assert result["expected"] == pytest.approx(sum(permuted) / 60)
+    assert result["p_value"] == (1 + sum(value >= result["statistic"] for value in permuted)) / 61
 
 
 def test_share_matches_subsets_of_equal_size() -> None:
     generated, private, held_out = random_parts(1, 40, 60, 15)
     slow = []
     for seed in range(1500):
-        kept = torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:15]
-        p, _ = nearest_neighbors(generated, private[kept])
+        subset = torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:15]
+        p, _ = nearest_neighbors(generated, private[subset])
         h, _ = nearest_neighbors(generated, held_out)
         slow.append(float((p < h).double().mean()))
-    found = memorization_test(generated, private, held_out, PLAIN, seed=0, permutations=1)
-    assert found["share"] == pytest.approx(sum(slow) / len(slow), abs=0.01)
+    result = memorization_test(generated, private, held_out, PLAIN, seed=0, permutations=1)
+    assert result["share"] == pytest.approx(sum(slow) / len(slow), abs=0.01)
 
 
 def test_data_copying_matches_scipy() -> None:
@@ -212,16 +212,16 @@ SPACE = pixel_extractor((0.5,), (0.5,))
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.4])
 def test_detects_memorizing_generator(noise: float) -> None:
     private, held_out, _ = split_digits(0)
-    found = memorization_test(blur(private[:200], noise), private, held_out, SPACE, seed=0, permutations=199)
-    assert found["p_value"] < 0.01
+    result = memorization_test(blur(private[:200], noise), private, held_out, SPACE, seed=0, permutations=199)
+    assert result["p_value"] < 0.01
     if noise < 0.4:  # more noise, and the other test sees images that are poorer than held-out ones
-        assert found["z_p_value"] < 0.01
-        assert found["held_out_ratio"] is not None
-        assert found["pairs"][9]["ratio"] < found["held_out_ratio"] / 2
+        assert result["z_p_value"] < 0.01
+        assert result["held_out_ratio"] is not None
+        assert result["pairs"][9]["ratio"] < result["held_out_ratio"] / 2
     # 200 of 800 private images are kept: a copy's own is among them with 1/4, and half of the others win.
-    assert found["share"] == pytest.approx(0.625, abs=0.07)
-    assert found["low"] > 0.5
-    assert found["extractor"] == "pixels"
+    assert result["share"] == pytest.approx(0.625, abs=0.07)
+    assert result["low"] > 0.5
+    assert result["extractor"] == "pixels"
 
 
 def test_p_values_of_fresh_images_are_uniform() -> None:
@@ -229,8 +229,8 @@ def test_p_values_of_fresh_images_are_uniform() -> None:
     values = []
     for seed in range(150):
         generated, private, held_out = random_parts(seed, 60, 80, 40)
-        found = memorization_test(generated, private, held_out, PLAIN, seed=seed, permutations=79)
-        values.append(found["p_value"])
+        result = memorization_test(generated, private, held_out, PLAIN, seed=seed, permutations=79)
+        values.append(result["p_value"])
     small = sum(value <= 0.05 for value in values)
     assert 2 <= small <= 15, "7.5 of 150 are expected; chance alone is outside once in a hundred times"
     from scipy.stats import kstest
@@ -253,8 +253,8 @@ def test_permutes_patients_instead_of_slices() -> None:
             memorization_test(*parts, seed=seed, permutations=99, groups=groups),
         )
 
-    found = [measure(seed) for seed in range(40)]
-    by_slice, by_patient = (sum(each[which]["p_value"] <= 0.05 for each in found) for which in (0, 1))
+    results = [measure(seed) for seed in range(40)]
+    by_slice, by_patient = (sum(each[which]["p_value"] <= 0.05 for each in results) for which in (0, 1))
     assert by_slice > 8
     assert by_patient <= 6, "2 of 40 are expected"
 
@@ -269,9 +269,9 @@ def test_rejects_patient_in_both_sets() -> None:
 
 def test_equal_images_avoid_division_by_zero() -> None:
     x = torch.tensor([[0.0], [1.0]])
-    found = memorization_test(x, x, x, PLAIN, seed=0, permutations=9)
-    assert (found["statistic"], found["share"], found["z"]) == (0.0, 0.5, 0.0)
-    assert [pair["ratio"] for pair in found["pairs"]] == [1.0, 1.0]
+    result = memorization_test(x, x, x, PLAIN, seed=0, permutations=9)
+    assert (result["statistic"], result["share"], result["z"]) == (0.0, 0.5, 0.0)
+    assert [pair["ratio"] for pair in result["pairs"]] == [1.0, 1.0]
     assert (
         len(memorization_test(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, permutations=9)["pairs"]) == 1
     )  # once each
@@ -321,8 +321,8 @@ def run() -> Simulation:
     return experiment
 
 
-def space_records(found: AttackResult) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = found.part["spaces"]
+def space_records(result: AttackResult) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = result.part["spaces"]
     return records
 
 
@@ -334,8 +334,8 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 
 
 def test_detects_copied_node_images(run: Simulation) -> None:
-    found = examine_images(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
-    for space in space_records(found):
+    result = measure_memorization(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
+    for space in space_records(result):
         assert space["p_value"] < 0.01
         assert space["pairs"][-1]["ratio"] < min(0.1, space["held_out_ratio"] / 2)
         # Image i is a copy of node-1's image i.
@@ -343,10 +343,10 @@ def test_detects_copied_node_images(run: Simulation) -> None:
             ("node-1", pair["generated"]) for pair in space["pairs"]
         ]
     for name in ("generated", "private"):
-        assert found.pictures[name].shape == (5, *SHAPE)
-    apart = found.pictures["generated"].int() - found.pictures["private"].int()
-    assert apart.abs().max() < 20
-    near = {name: of["fid"] for name, of in found.part["distances"][0]["nodes"].items()}
+        assert result.pictures[name].shape == (5, *SHAPE)
+    difference = result.pictures["generated"].int() - result.pictures["private"].int()
+    assert difference.abs().max() < 20
+    near = {name: of["fid"] for name, of in result.part["distances"][0]["nodes"].items()}
     assert min(near, key=near.__getitem__) == "node-1"
 
 
@@ -354,18 +354,18 @@ def test_detects_copied_node_images(run: Simulation) -> None:
 
 
 def test_record_matches_single_functions(run: Simulation) -> None:
-    found = examine_images(FRESH, run, replace(FEW, images=60), 3)
+    result = measure_memorization(FRESH, run, replace(FEW, images=60), 3)
     last = FRESH[-60:]
     features = penultimate_extractor(run.student, last, "the student")
     everyone = torch.cat([part.inputs for part in PARTS])
-    assert (found.part["images"], found.part["of"]) == (60, "inputs that the server sent to nodes")
-    for extractor, copies, apart in zip(
-        (PIXELS, features), space_records(found), found.part["distances"], strict=True
+    assert (result.part["images"], result.part["of"]) == (60, "inputs that the server sent to nodes")
+    for extractor, copies, distances in zip(
+        (PIXELS, features), space_records(result), result.part["distances"], strict=True
     ):
         same = memorization_test(
             last, everyone, TEST.inputs, extractor, seed=3, permutations=199, pair_count=5
         )
-        assert copies["extractor"] == apart["extractor"] == extractor.name
+        assert copies["extractor"] == distances["extractor"] == extractor.name
         for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "permutations"):
             assert copies[name] == same[name]
         for name in ("share", "low", "high", "z", "z_p_value", "held_out_ratio"):
@@ -385,68 +385,68 @@ def test_record_matches_single_functions(run: Simulation) -> None:
         spread = TEST.inputs[torch.linspace(0, 299, 60).long()]
         held_out_fid = {name: frechet_distance(extractor(spread), each) for name, each in real.items()}
         for key, found_ in (("average", far), ("average_held_out", held_out_fid)):
-            assert apart[key] == pytest.approx(sum(found_.values()) / 3)
-        assert (apart["generated"], apart["full_rank"]) == (60, apart["dimensions"] == 16)
+            assert distances[key] == pytest.approx(sum(found_.values()) / 3)
+        assert (distances["generated"], distances["full_rank"]) == (60, distances["dimensions"] == 16)
         kid = kernel_distance(extractor(last), real["node-2"])
-        assert apart["nodes"]["node-2"] == {"fid": far["node-2"], "kid": kid, "real": 100}
-        assert apart["held_out"]["node-0"]["fid"] == held_out_fid["node-0"]
-    assert [space["dimensions"] for space in found.part["distances"]] == [64, 16]
+        assert distances["nodes"]["node-2"] == {"fid": far["node-2"], "kid": kid, "real": 100}
+        assert distances["held_out"]["node-0"]["fid"] == held_out_fid["node-0"]
+    assert [space["dimensions"] for space in result.part["distances"]] == [64, 16]
     scores = inception_scores(last, {node.name: node.model for node in run.nodes})
     student = inception_scores(last, {"student": run.student})["student"]
     adapted = pytest.approx(sum(scores.values()) / 3)
-    assert found.part["scores"] == {"images": 60, "adapted": adapted, "nodes": scores, "student": student}
-    assert found.skipped == []
+    assert result.part["scores"] == {"images": 60, "adapted": adapted, "nodes": scores, "student": student}
+    assert result.skipped == []
 
 
 def test_repeated_images_count_once(run: Simulation) -> None:
     moved = FRESH[:20] + 1e-3 * torch.randn(3, 20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    again = examine_images(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
-    assert again.part == examine_images(FRESH[:20], run, FEW, 3).part
+    again = measure_memorization(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
+    assert again.part == measure_memorization(FRESH[:20], run, FEW, 3).part
     assert again.part["images"] == 20
     with pytest.raises(ArgumentError, match="invalid generated inputs = 'all one image'"):
-        examine_images(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
+        measure_memorization(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
 
 
 def test_fid_uses_equal_numbers_of_images(run: Simulation) -> None:
     images = torch.cat([PARTS[0].inputs, PARTS[1].inputs, PARTS[2].inputs, FRESH[:60]])
-    found = examine_images(images, run, replace(FEW, images=len(images)), 3)
-    count = min(len(TEST), found.part["images"])
-    assert count < found.part["images"]
-    assert {apart["generated"] for apart in found.part["distances"]} == {count}
+    result = measure_memorization(images, run, replace(FEW, images=len(images)), 3)
+    count = min(len(TEST), result.part["images"])
+    assert count < result.part["images"]
+    assert {entry["generated"] for entry in result.part["distances"]} == {count}
 
 
 def test_samples_from_large_image_sets(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_IMAGES", 90)
     monkeypatch.setattr(module, "MAX_NODE_IMAGES", 40)
-    found = examine_images(noisy(FRESH), run, FEW, 0)
-    drawn = "90 of 600 private and 90 of 300 held-out images were drawn to compare with"
-    for space in space_records(found):
+    result = measure_memorization(noisy(FRESH), run, FEW, 0)
+    caveat = "90 of 600 private and 90 of 300 held-out images were drawn to compare with"
+    for space in space_records(result):
         assert (space["private"], space["held_out"]) == (90, 90)
-        assert space["caveats"] == [drawn]
-    (p, *_) = (row for row in FEW.rows(found.part) if row.metric == "p")
+        assert space["caveats"] == [caveat]
+    (p, *_) = (row for row in FEW.rows(result.part) if row.metric == "p")
     assert (
         p.note
         == "199 permutations; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     )
-    shown = found.pictures
-    for row, pair in enumerate(space_records(found)[0]["pairs"]):
+    shown = result.pictures
+    for row, pair in enumerate(space_records(result)[0]["pairs"]):
         true = run.nodes[int(pair["node"][-1])].data.inputs[pair["private"]]
         assert torch.equal(shown["private"][row], ((true + 1) * 127.5).round().to(torch.uint8))
         other = TEST.inputs[pair["held_out"]]
         assert torch.equal(shown["held_out"][row], ((other + 1) * 127.5).round().to(torch.uint8))
-    assert len({pair["node"] for pair in space_records(found)[0]["pairs"]}) > 1
-    assert {of["real"] for of in found.part["distances"][0]["nodes"].values()} == {40}
-    assert json.dumps(space_records(found)) == json.dumps(
-        space_records(examine_images(noisy(FRESH), run, FEW, 0))
+    assert len({pair["node"] for pair in space_records(result)[0]["pairs"]}) > 1
+    assert {of["real"] for of in result.part["distances"][0]["nodes"].values()} == {40}
+    assert json.dumps(space_records(result)) == json.dumps(
+        space_records(measure_memorization(noisy(FRESH), run, FEW, 0))
     )
 
 
 def test_skips_fid_in_large_spaces(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_FID_DIMENSIONS", 63)
-    found = examine_images(FRESH, run, FEW, 0)
-    assert [space["dimensions"] for space in found.part["distances"]] == [16]
-    assert len(space_records(found)) == 2
-    (skipped,) = found.skipped
+    result = measure_memorization(FRESH, run, FEW, 0)
+    assert [space["dimensions"] for space in result.part["distances"]] == [16]
+    assert len(space_records(result)) == 2
+    (skipped,) = result.skipped
     assert skipped[0] == "distances"
     assert "pixels: 64 dimensions, more than 63" in skipped[1]
 
@@ -459,7 +459,7 @@ def test_patients_are_permuted_as_groups() -> None:
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
     experiment = Simulation(setting(Standalone(), parts=parts, test=test))
-    (space,) = space_records(examine_images(FRESH, experiment, FEW, 0))
+    (space,) = space_records(measure_memorization(FRESH, experiment, FEW, 0))
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
     same = memorization_test(
@@ -471,11 +471,11 @@ def test_patients_are_permuted_as_groups() -> None:
 
     by_cases = replace(TEST, cases=CaseIndex(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
     experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
-    assert space_records(examine_images(FRESH, experiment, FEW, 0)) == [space]
+    assert space_records(measure_memorization(FRESH, experiment, FEW, 0)) == [space]
 
     # Of held-out images nothing is known: drawn one by one, and said so.
     experiment = Simulation(setting(Standalone(), parts=parts))
-    (space,) = space_records(examine_images(FRESH, experiment, FEW, 0))
+    (space,) = space_records(measure_memorization(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone["expected"]
     assert "p is too small" in space["caveats"][0]
 
@@ -486,47 +486,49 @@ def test_patients_are_permuted_as_groups() -> None:
 def test_skips_inception_scores_of_multi_label_tasks() -> None:
     parts = [replace(part, targets=torch.nn.functional.one_hot(part.targets, 10)) for part in PARTS]
     test = replace(TEST, targets=torch.nn.functional.one_hot(TEST.targets, 10))
-    found = examine_images(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
-    assert found.part["scores"] is None
-    assert [name for name, _ in found.skipped] == ["scores"]
-    assert "multi-label" in found.skipped[0][1]
-    assert len(space_records(found)) == 2
+    result = measure_memorization(
+        FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0
+    )
+    assert result.part["scores"] is None
+    assert [name for name, _ in result.skipped] == ["scores"]
+    assert "multi-label" in result.skipped[0][1]
+    assert len(space_records(result)) == 2
 
 
 def test_diverged_student_leaves_pixel_space() -> None:
     experiment = Simulation(setting())
     for parameter in experiment.student.parameters():
         parameter.data.fill_(torch.nan)
-    found = examine_images(FRESH, experiment, FEW, 0)
-    assert [space["extractor"] for space in space_records(found)] == ["pixels"]
-    assert found.part["scores"] is None
-    assert [name for name, _ in found.skipped] == ["memorization", "distances", "scores"]
-    assert all("NaN" in reason for _, reason in found.skipped)
+    result = measure_memorization(FRESH, experiment, FEW, 0)
+    assert [space["extractor"] for space in space_records(result)] == ["pixels"]
+    assert result.part["scores"] is None
+    assert [name for name, _ in result.skipped] == ["memorization", "distances", "scores"]
+    assert all("NaN" in reason for _, reason in result.skipped)
 
 
 def test_nan_inputs_give_empty_record(run: Simulation) -> None:
-    found = examine_images(FRESH * torch.nan, run, FEW, 0)
-    assert (found.part["spaces"], found.part["distances"], found.part["scores"]) == ([], [], None)
-    assert found.pictures == {}
-    assert Memorization().sentence(found.part) == ""
-    assert {name for name, _ in found.skipped} == {"memorization", "distances", "scores"}
+    result = measure_memorization(FRESH * torch.nan, run, FEW, 0)
+    assert (result.part["spaces"], result.part["distances"], result.part["scores"]) == ([], [], None)
+    assert result.pictures == {}
+    assert Memorization().sentence(result.part) == ""
+    assert {name for name, _ in result.skipped} == {"memorization", "distances", "scores"}
 
 
 def test_skips_distance_of_single_image_node() -> None:
     parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
-    found = examine_images(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
-    assert list(found.part["distances"][0]["nodes"]) == ["node-1", "node-2"]
-    assert [name for name, _ in found.skipped] == ["distances"]
-    assert "node-0 holds one image" in found.skipped[0][1]
+    result = measure_memorization(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
+    assert list(result.part["distances"][0]["nodes"]) == ["node-1", "node-2"]
+    assert [name for name, _ in result.skipped] == ["distances"]
+    assert "node-0 holds one image" in result.skipped[0][1]
 
 
 def test_record_is_json_with_none_for_non_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
-    found = examine_images(TEST.inputs[:150], run, FEW, 0)
-    record = attack_record(FEW, found.part)["result"]
+    result = measure_memorization(TEST.inputs[:150], run, FEW, 0)
+    record = attack_record(FEW, result.part)["result"]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert [pair["ratio"] for pair in record["spaces"][0]["pairs"]] == [None] * 5
-    assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
+    assert all(picture.dtype == torch.uint8 for picture in result.pictures.values())
 
 
 @pytest.mark.parametrize("wrong", [{"images": 1}, {"permutations": 0}, {"pairs": 0}])
@@ -538,4 +540,4 @@ def test_rejects_invalid_options(wrong: dict[str, Any]) -> None:
 def test_rejects_invalid_inputs(run: Simulation) -> None:
     for wrong in (FRESH[:1], FRESH.expand(-1, 3, -1, -1), FRESH[0]):
         with pytest.raises(ArgumentError, match="generated inputs"):
-            examine_images(wrong, run, FEW, 0)
+            measure_memorization(wrong, run, FEW, 0)

@@ -13,7 +13,7 @@ from fedstill.attacks.simulated_updates import (
     ObservedUpdate,
     Schedule,
     loss_gradients,
-    shared_parameters,
+    shared_parameter_names,
     simulate_training,
 )
 from fedstill.core.compute import Compute
@@ -46,11 +46,13 @@ def train_at_node(
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Train with the node's own code; return the parameters and the examples of each step."""
     node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), AuditLog()), 3)
-    local_training.make_optimizers([node], local)
+    local_training.attach_optimizers([node], local)
     local_training.train([node], Classification(CLASSES), local, Compute())
     steps, total = local.steps(len(data)), len(data)
     turns = range(steps * local.batch // total + 1)
-    passes = torch.cat([torch.randperm(total, generator=node.generator("pass", turn)) for turn in turns])
+    passes = torch.cat(
+        [torch.randperm(total, generator=node.random_generator("pass", turn)) for turn in turns]
+    )
     return parameters(node.model), list(passes[: steps * local.batch].split(local.batch))
 
 
@@ -72,11 +74,11 @@ def test_simulated_update_matches_local_training(model: str, local: LocalConfig)
     network, data = build(model, SHAPE, CLASSES, 0), examples(5)
     after, order = train_at_node(network, data, local)
     before = parameters(network)
-    found = simulate_training(
+    simulated = simulate_training(
         network, before, data.inputs, data.targets, Schedule.from_config(local, 5), order
     )
     for name, value in after.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(simulated[name], value, rtol=0, atol=1e-5)
     moved = max(float((after[name] - before[name]).abs().max()) for name in after)
     assert moved > 1e-3, "there was something to simulate"
 
@@ -113,14 +115,14 @@ def test_one_sgd_step_gives_gradient(part: ModelPart, momentum: float) -> None:
     schedule = Schedule((0.1,), 2, momentum=momentum, weight_decay=0.5, smoothing=0.1)
     own = parameters(network)
     after = simulate_training(network, own, data.inputs, data.targets, schedule)
-    moved = {name: own[name] - after[name] for name in shared_parameters(network, part)}
-    found = ObservedUpdate(network, moved, schedule).as_gradient()
-    assert found.is_gradient
-    assert (found.model, found.schedule.smoothing) == (network, 0.1)
-    again = found.compute_target(data.inputs, data.targets)
-    assert list(found.target) == list(again) == list(moved)
+    moved = {name: own[name] - after[name] for name in shared_parameter_names(network, part)}
+    gradient = ObservedUpdate(network, moved, schedule).as_gradient()
+    assert gradient.is_gradient
+    assert (gradient.model, gradient.schedule.smoothing) == (network, 0.1)
+    again = gradient.compute_target(data.inputs, data.targets)
+    assert list(gradient.target) == list(again) == list(moved)
     for name, true in again.items():
-        torch.testing.assert_close(found.target[name], true, rtol=0, atol=1e-5)
+        torch.testing.assert_close(gradient.target[name], true, rtol=0, atol=1e-5)
 
 
 def test_mean_gradient_accounts_for_momentum() -> None:

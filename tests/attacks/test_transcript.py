@@ -55,7 +55,7 @@ def test_replay_uses_precision_of_run(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = make_run(tmp_path / "run", {"name": "fedavg", "rounds": 2})
     monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: False)
     again = load_run(folder).experiment()
-    again.listen(lambda release: None)
+    again.run_with_listener(lambda release: None)
     state = load_file(str(folder / "student.safetensors"))
     assert again.compute.precision == "bfloat16"
     assert all(torch.equal(state[name], value) for name, value in again.student.state_dict().items())
@@ -72,7 +72,7 @@ def test_replay_reports_different_audit_log(fediod: Path, tmp_path: Path) -> Non
 
 def test_transcript_keeps_last_queries_and_responses(fediod: Path) -> None:
     releases: list[ObservedRelease] = []
-    load_run(fediod).experiment().listen(releases.append)
+    load_run(fediod).experiment().run_with_listener(releases.append)
     experiment, transcript, _ = replay(fediod, max_rows=40)
     queried = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
     responses = transcript.responses("node-1")
@@ -137,7 +137,7 @@ OUTPUTS = {"policies": [PolicyConfig()] * 3}
 def observe(method: Any, **changes: Any) -> tuple[ObservedSimulation, list[ObservedRelease]]:
     releases: list[ObservedRelease] = []
     experiment = ObservedSimulation(setting(method, **changes))
-    assert experiment.listen(releases.append)
+    assert experiment.run_with_listener(releases.append)
     return experiment, releases
 
 
@@ -156,10 +156,10 @@ def test_observed_releases_match_audit_log(method: Any, changes: dict[str, Any])
         for name, tensor in release.tensors.items():
             observed[release.node, release.kinds[name]] += tensor.nbytes
     counted = experiment.audit.totals.bytes.items()
-    left = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
-    assert observed.keys() == left.keys()
+    audited = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
+    assert observed.keys() == audited.keys()
     if "link" not in changes:  # else in fewer bytes than they are observed in
-        assert observed == left
+        assert observed == audited
 
 
 def test_last_observed_parameters_are_the_nodes() -> None:
@@ -205,7 +205,7 @@ def test_listener_can_stop_run() -> None:
         if release.query == "train":
             raise StopListening
 
-    assert not experiment.listen(listener)
+    assert not experiment.run_with_listener(listener)
     assert [release.query for release in releases] == ["count_samples"] * 3 + ["train"]
 
 

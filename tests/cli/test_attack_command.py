@@ -59,11 +59,11 @@ class Attacks:
     """In place of attacking: remembers what it was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Path, LeakageConfig, str, bool]] = []
+        self.calls: list[tuple[Path, LeakageConfig, str, bool]] = []
         self.raises: BaseException | None = None
 
     def __call__(self, folder: Path, config: LeakageConfig, *, command: str, progress: bool) -> Any:
-        self.asked.append((folder, config, command, progress))
+        self.calls.append((folder, config, command, progress))
         if self.raises is not None:
             raise self.raises
         return FOUND
@@ -97,7 +97,7 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
     words = ("attack", "a run", "--seed", "3", "--membership.shadows=4", "--inversion.victims", "2")
     code, out, err = command(*words)
     assert (code, err) == (0, "")
-    [(folder, ours, output, progress)] = attacks.asked
+    [(folder, ours, output, progress)] = attacks.calls
     assert (folder, progress) == (Path("a run"), True)
     inversion, membership, *others = ours.attacks
     assert ours.seed == 3
@@ -111,27 +111,27 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
 @pytest.mark.usefixtures("here")
 def test_without_options_attacks_are_the_default_ones(command: Main, attacks: Attacks) -> None:
     assert command("attack", "a run", "--quiet")[0] == 0
-    assert [(asked[1], asked[3]) for asked in attacks.asked] == [(LeakageConfig(), False)]
+    assert [(call[1], call[3]) for call in attacks.calls] == [(LeakageConfig(), False)]
 
 
 @pytest.mark.usefixtures("here")
-def test_a_first_look_is_quick_and_how_long_it_takes_is_said(command: Main, attacks: Attacks) -> None:
+def test_quick_attacks_are_fast_and_report_duration(command: Main, attacks: Attacks) -> None:
     Path("a run/result.json").write_text('{"seconds": {"total": 75}}', encoding="utf-8")
     err = command("attack", "a run", "--quick", "--membership.records", "40")[2]
     assert err == "The run is repeated first (it took 1 min 15 s), then 4 attacks.\n"
     quick = {type(attack): attack for attack in LeakageConfig.quick().attacks}
-    asked = {type(attack): attack for attack in attacks.asked[0][1].attacks}
-    assert asked == {**quick, MembershipInference: replace(quick[MembershipInference], records=40)}
-    assert asked[MembershipInference].shadows < MembershipInference().shadows
+    chosen = {type(attack): attack for attack in attacks.calls[0][1].attacks}
+    assert chosen == {**quick, MembershipInference: replace(quick[MembershipInference], records=40)}
+    assert chosen[MembershipInference].shadows < MembershipInference().shadows
     assert "--quick is a first look" in command("attack", "a run")[2]
-    assert attacks.asked[1][1] == LeakageConfig()
+    assert attacks.calls[1][1] == LeakageConfig()
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", ["--help-all", "nowhere --help-all"])
 def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) -> None:
     code, out, err = command("attack", *words.split())
-    assert (code, err, attacks.asked) == (0, "", [])
+    assert (code, err, attacks.calls) == (0, "", [])
     for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "memorization.permutations"):
         assert f"--{name} " in out
     assert out.startswith("usage: fedstill attack RUN ")
@@ -143,7 +143,7 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
     assert "--membership.shadows " in out
     assert "--memorization" not in out
     assert command("attack", "a run", "--attacks", "membership", "--membership.shadows", "8")[0] == 0
-    assert attacks.asked[0][1] == LeakageConfig((MembershipInference(shadows=8),))
+    assert attacks.calls[0][1] == LeakageConfig((MembershipInference(shadows=8),))
 
 
 @pytest.mark.usefixtures("here")
@@ -175,7 +175,7 @@ def test_bad_words_are_one_line(command: Main, here: Path, attacks: Attacks, wor
     code, out, err = command("attack", *words.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.removeprefix("fedstill: ").startswith(line)
-    assert attacks.asked == []
+    assert attacks.calls == []
 
 
 @pytest.mark.usefixtures("here")
@@ -187,8 +187,8 @@ def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attac
 # --- what it prints -----------------------------------------------------------------------------------
 
 
-def read(found: dict[str, Any]) -> Leakage:
-    return load_record(Leakage, json.loads(json.dumps(found)), Path("leakage.json"))
+def read(record: dict[str, Any]) -> Leakage:
+    return load_record(Leakage, json.loads(json.dumps(record)), Path("leakage.json"))
 
 
 def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
@@ -206,9 +206,9 @@ def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
     ]  # fmt: skip
 
 
-def shown(found: dict[str, Any], width: int) -> str:
+def shown(record: dict[str, Any], width: int) -> str:
     out = StringIO()
-    print_leakage(read(found), Console(file=out, width=width, color_system=None))
+    print_leakage(read(record), Console(file=out, width=width, color_system=None))
     return out.getvalue()
 
 
@@ -241,4 +241,4 @@ def test_options_that_differ_are_the_words_that_give_them_again(
     words = changed_options(ours.to_table(), LeakageConfig().to_table())
     assert changed_options(LeakageConfig().to_table(), LeakageConfig().to_table()) == []
     assert command("attack", str(here / "a run"), *words)[0] == 0
-    assert attacks.asked[0][1] == ours
+    assert attacks.calls[0][1] == ours

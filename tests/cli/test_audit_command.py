@@ -50,7 +50,7 @@ def charge(
     assert log.charge(entry)
 
 
-def said(capsys: Capture, *words: object) -> str:
+def stdout_of(capsys: Capture, *words: object) -> str:
     """What a command prints; on a terminal of 80 columns."""
     dispatch(["audit", *(str(word) for word in words)], COMMANDS)
     return capsys.readouterr().out
@@ -74,10 +74,10 @@ def clinic(tmp_path: Path) -> Path:
     return folder
 
 
-def test_runs_that_paid_for_other_units_are_not_added_up(clinic: Path, capsys: Capture) -> None:
+def test_runs_charged_for_other_units_are_not_added_up(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         charge(log, 0, run="winter", unit="4 records of one patient")
-    words = " ".join(said(capsys, "show", clinic).split())
+    words = " ".join(stdout_of(capsys, "show", clinic).split())
     assert re.search(r"clinic all runs 4 0 not known", words)
     assert "add up to nothing (4 records of one patient, a record)." in words
 
@@ -85,7 +85,7 @@ def test_runs_that_paid_for_other_units_are_not_added_up(clinic: Path, capsys: C
 def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         rows = list(log.entries())
-    out = said(capsys, "show", clinic)
+    out = stdout_of(capsys, "show", clinic)
     assert max(map(len, out.splitlines()[1:])) <= 80
     words = " ".join(out.split())
     for row in rows:
@@ -106,7 +106,7 @@ def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Captu
 
 
 def test_show_json_omits_fields_that_depend_on_records(clinic: Path, capsys: Capture) -> None:
-    output = json.loads(said(capsys, "show", clinic, "--json", "--last", 2))
+    output = json.loads(stdout_of(capsys, "show", clinic, "--json", "--last", 2))
     assert output["sound"]
     assert [(each["run"], each["number"]) for each in output["entries"]] == [("spring", 1), ("autumn", 0)]
     assert not {"content_hash", "history_hash", "release_hash", "hash"} & set(output["entries"][0])
@@ -119,7 +119,7 @@ def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Captur
         charge(log, 5, payer=NODE_DATA)
         charge(log, 6, payer=NODE_DATA, run="autumn", no_guarantee=1)
     for delta in (1e-5, 1e-9):
-        rows = json.loads(said(capsys, "show", clinic, "--json", "--delta", delta))["totals"]
+        rows = json.loads(stdout_of(capsys, "show", clinic, "--json", "--delta", delta))["totals"]
         by = {(row["whose"], row["run"]): row for row in rows}
         cost = compute_epsilon({Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}, delta)
         one = by[NODE_DATA, "spring"]
@@ -130,21 +130,21 @@ def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Captur
         assert by["clinic", None]["budget_epsilon_left"] is None
         assert (by[NODE_DATA, None]["epsilon"], by[NODE_DATA, None]["budget_epsilon_left"]) == (None, 0)
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = replace(line, 'spring', 'x') WHERE entry = 1")
-    output = json.loads(said(capsys, "show", clinic, "--json"))
+    output = json.loads(stdout_of(capsys, "show", clinic, "--json"))
     assert (output["sound"], output["trouble"]) == (False, "entry 1 is not as it was written")
 
 
 def test_show_counts_epsilon_for_each_run_and_for_all(
     clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedstill.node import audit_cost
+    from fedstill.node import spent_budget
 
     def stand_in(spent: dict[Event, int], delta: float, accountant: str) -> float:
         assert accountant == "pld"
         return sum(times / event.noise for event, times in spent.items()) + delta
 
-    monkeypatch.setattr(audit_cost, "compute_epsilon", stand_in)
-    out = said(capsys, "show", clinic, "--delta", "1e-9")
+    monkeypatch.setattr(spent_budget, "compute_epsilon", stand_in)
+    out = stdout_of(capsys, "show", clinic, "--delta", "1e-9")
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
     assert lines == [
@@ -158,7 +158,7 @@ def test_show_prints_remaining_budget_by_the_owners_accountant(tmp_path: Path, c
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     limits = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\ntotal_epsilon = 20.0\ndelta = 1e-6\n'
-    price = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
+    cost = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
     with closing(AuditLog(folder / "audit.sqlite")) as log:
         charge(log, 0, payer=NODE_DATA)
         charge(log, 0, run="autumn", payer=NODE_DATA)
@@ -166,11 +166,11 @@ def test_show_prints_remaining_budget_by_the_owners_accountant(tmp_path: Path, c
     for accountant in ("pld", "rdp"):
         text = f'name = "clinic"\n{limits}accountant = "{accountant}"\n'
         (folder / "node.toml").write_text(text, encoding="utf-8")
-        out = said(capsys, "show", folder)
+        out = stdout_of(capsys, "show", folder)
         lines = [line.split() for line in out.splitlines() if line.startswith(NODE_DATA)]
         assert [line[2] for line in lines] == ["spring", "autumn", "all"]
         one, all_runs = (
-            compute_epsilon(Counter({event: n * times for event, n in price.items()}), 1e-6, accountant)  # type: ignore[arg-type]
+            compute_epsilon(Counter({event: n * times for event, n in cost.items()}), 1e-6, accountant)  # type: ignore[arg-type]
             for times in (1, 2)
         )
         assert float(lines[0][-2]) == pytest.approx(one, abs=1e-3)
@@ -180,7 +180,7 @@ def test_show_prints_remaining_budget_by_the_owners_accountant(tmp_path: Path, c
         shown[accountant] = float(lines[0][-2])
     assert shown["pld"] + 0.01 < shown["rdp"]
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
-    out = said(capsys, "show", folder)
+    out = stdout_of(capsys, "show", folder)
     assert "left\n" not in out.split("whose")[1]
     assert "Budgets" not in out
 
@@ -190,7 +190,7 @@ def test_show_shortens_long_runs_in_rows_alone(tmp_path: Path, capsys: Capture) 
     with closing(AuditLog(tmp_path / "audit.sqlite")) as log:
         charge(log, 0, run=run)
         charge(log, 1, run=run)
-    rows, totals = said(capsys, "show", tmp_path).split("whose")
+    rows, totals = stdout_of(capsys, "show", tmp_path).split("whose")
     assert rows.count("01234567…") == 2
     assert run not in rows
     assert run in totals
@@ -198,8 +198,8 @@ def test_show_shortens_long_runs_in_rows_alone(tmp_path: Path, capsys: Capture) 
 
 def test_show_names_lost_entries_after_accept(clinic: Path, capsys: Capture) -> None:
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry > 1")
-    said(capsys, "accept", clinic, "--because", "restored from a backup")
-    out = said(capsys, "show", clinic)
+    stdout_of(capsys, "accept", clinic, "--because", "restored from a backup")
+    out = stdout_of(capsys, "show", clinic)
     assert "Entries 2 to 3 are lost, and their numbers are not used again." in out
     rows, totals = " ".join(out.split()).split("rule what is done before it leaves")
     assert "restored from a" in rows  # the reason is no rule
@@ -221,30 +221,30 @@ def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> N
 def test_shows_no_epsilon_after_a_release_without_guarantee(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         charge(log, 5, run="autumn", no_guarantee=1)
-    out = said(capsys, "show", clinic)
+    out = stdout_of(capsys, "show", clinic)
     lines = [line for line in out.splitlines() if line.startswith("clinic")]
     assert ["no guarantee" in line for line in lines] == [False, True, True]
-    paid = "Total cost for clinic: 4 x gaussian(4), 8 x laplace(10), 1 release without guarantee."
-    assert paid in " ".join(out.split())
+    expected = "Total cost for clinic: 4 x gaussian(4), 8 x laplace(10), 1 release without guarantee."
+    assert expected in " ".join(out.split())
 
 
 def test_charges_before_the_first_query_have_no_number(clinic: Path, capsys: Capture) -> None:
     entry = Entry("spring", "clinic", "clinic", -1, "training", "training", rule="DP-SGD")
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         log.charge(entry)
-    words = said(capsys, "show", clinic, "--last", 1).split()
+    words = stdout_of(capsys, "show", clinic, "--last", 1).split()
     assert "training" in words
     assert "-1" not in words
     assert "free" in words
 
 
 def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
-    out = said(capsys, "verify", clinic)
+    out = stdout_of(capsys, "verify", clinic)
     assert out == f"{clinic / 'audit.sqlite'}: 3 entries: hashes, totals and head agree\n"
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = '{}' WHERE entry = 2")
     with pytest.raises(FedstillError, match="entry 2 is not as it was written"):
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
-    assert "NOT SOUND: entry 2 is not as it was written" in said(capsys, "show", clinic)
+    assert "NOT SOUND: entry 2 is not as it was written" in stdout_of(capsys, "show", clinic)
 
 
 def test_totals_that_are_not_those_of_the_entries_are_found_and_accepted(
@@ -255,9 +255,9 @@ def test_totals_that_are_not_those_of_the_entries_are_found_and_accepted(
     head.write_text(text, encoding="utf-8")
     with pytest.raises(FedstillError, match="entries up to 3 do not add up to the totals in its head"):
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
-    out = said(capsys, "accept", clinic, "--because", "so")
+    out = stdout_of(capsys, "accept", clinic, "--because", "so")
     assert "Charged again to clinic, run spring: laplace(10)." in out
-    assert "4 entries: hashes, totals and head agree" in said(capsys, "verify", clinic)
+    assert "4 entries: hashes, totals and head agree" in stdout_of(capsys, "verify", clinic)
 
 
 def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capture) -> None:
@@ -266,30 +266,30 @@ def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capt
         file.rename(other.with_name(other.name + file.name.removeprefix("audit.sqlite")))
     named = 'name = "clinic"\n[privacy]\naudit_log = "../data of the clinic.sqlite"\n'
     (clinic / "node.toml").write_text(named, encoding="utf-8")
-    assert "3 entries: hashes" in said(capsys, "verify", clinic)
+    assert "3 entries: hashes" in stdout_of(capsys, "verify", clinic)
 
 
 def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, capsys: Capture) -> None:
     with pytest.raises(FedstillError, match="no fault to accept"):
         dispatch(["audit", "accept", str(clinic), "--because", "so"], COMMANDS)
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
-    out = said(capsys, "accept", clinic, "--because", "restored from a backup")
+    out = stdout_of(capsys, "accept", clinic, "--because", "restored from a backup")
     assert "Accepted: is an older copy" in out
     assert "Charged again to clinic, run autumn: gaussian(4), 2 x laplace(10)." in out
-    assert "3 entries: hashes" in said(capsys, "verify", clinic)
-    out = " ".join(said(capsys, "show", clinic).split())
+    assert "3 entries: hashes" in stdout_of(capsys, "verify", clinic)
+    out = " ".join(stdout_of(capsys, "show", clinic).split())
     assert "accepted by" in out
     assert "restored from a backup" in out
     assert "3 x gaussian(4)" in out
 
 
-def test_an_audit_log_that_is_gone(clinic: Path, capsys: Capture) -> None:
+def test_missing_audit_log(clinic: Path, capsys: Capture) -> None:
     (clinic / "audit.sqlite").unlink()
     with pytest.raises(FedstillError, match="is missing, but its head exists"):
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
-    out = said(capsys, "accept", clinic, "--because", "lost")
+    out = stdout_of(capsys, "accept", clinic, "--because", "lost")
     assert out.count("Charged again") == 2
-    assert "3 x gaussian(4)" in said(capsys, "show", clinic)
+    assert "3 x gaussian(4)" in stdout_of(capsys, "show", clinic)
 
 
 def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: Capture) -> None:
@@ -301,8 +301,8 @@ def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: 
     (clinic / "runs" / "spring" / "plan.json").touch()
     with pytest.raises(FedstillError, match="is missing, but its node's runs exist"):
         dispatch(["audit", "verify", str(clinic)], COMMANDS)
-    assert "Accepted: is missing" in said(capsys, "accept", clinic, "--because", "lost")
-    assert "1 entry: hashes" in said(capsys, "verify", clinic)
+    assert "Accepted: is missing" in stdout_of(capsys, "accept", clinic, "--because", "lost")
+    assert "1 entry: hashes" in stdout_of(capsys, "verify", clinic)
 
 
 def test_a_refusal_is_shown_with_its_rule(clinic: Path, capsys: Capture) -> None:
@@ -310,18 +310,18 @@ def test_a_refusal_is_shown_with_its_rule(clinic: Path, capsys: Capture) -> None
         log.append(
             Entry("spring", NODE_DATA, "clinic", 7, "train", "refused", rule="outputs_only: no parameters")
         )
-    words = " ".join(said(capsys, "show", clinic).split())
+    words = " ".join(stdout_of(capsys, "show", clinic).split())
     assert "train 7, refused:" in words
     assert "critic: how unlike the node's own data" in words
 
 
-def test_a_node_s_audit_log_reads_well_though_it_names_no_node(clinic: Path, capsys: Capture) -> None:
+def test_node_audit_log_is_readable_without_node_names(clinic: Path, capsys: Capture) -> None:
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         charge(log, 0, payer=NODE_DATA)
         charge(log, 0, run="autumn", payer=NODE_DATA)
-    out = said(capsys, "show", clinic)
+    out = stdout_of(capsys, "show", clinic)
     assert max(map(len, out.splitlines()[1:])) <= 80
     assert "run, node" not in out
     words = " ".join(out.split())
@@ -338,7 +338,7 @@ def test_export(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         output = list(log.entries())
     lines = clinic.parent / "out.jsonl"
-    said(capsys, "export", clinic, "--out", lines)
+    stdout_of(capsys, "export", clinic, "--out", lines)
     secretive = [{name: row[name] for name in row if name not in SECRET} for row in output]
     assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
     for out in (lines, clinic.parent / "out.txt", ""):
@@ -358,19 +358,19 @@ def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_w
         log.append(Entry("spring", NODE_DATA, "clinic", 8, "predict", "response", **secret))  # type: ignore[arg-type]
         output = list(log.entries())
     short, whole = (clinic.parent / f"{name}.jsonl" for name in ("short", "whole"))
-    assert "keep it to yourself" not in said(capsys, "export", clinic, "--out", short)
-    assert "keep it to yourself" in said(capsys, "export", clinic, "--whole", "--out", whole)
+    assert "keep it to yourself" not in stdout_of(capsys, "export", clinic, "--out", short)
+    assert "keep it to yourself" in stdout_of(capsys, "export", clinic, "--whole", "--out", whole)
     for value in ("c0de", "1eft", "af7e", output[-1]["hash"]):
         assert value not in short.read_text(encoding="utf-8")
         assert value in whole.read_text(encoding="utf-8")
     assert [json.loads(line) for line in whole.read_text(encoding="utf-8").splitlines()] == output
-    assert "guesses" in said(capsys, "export", "--help")
+    assert "guesses" in stdout_of(capsys, "export", "--help")
 
 
 def test_only_accept_changes_anything(clinic: Path, capsys: Capture) -> None:
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 1")
     before = {file.name: file.read_bytes() for file in clinic.iterdir()}
-    said(capsys, "show", clinic)
+    stdout_of(capsys, "show", clinic)
     for words in (["verify", clinic], ["export", clinic, "--out", clinic.parent / "x.jsonl"]):
         with pytest.raises(FedstillError):
             dispatch(["audit", *(str(word) for word in words)], COMMANDS)
@@ -405,4 +405,4 @@ def test_invalid_audit_calls_are_one_line(
 
 def test_empty_log_says_that_nothing_left(tmp_path: Path, capsys: Capture) -> None:
     AuditLog(tmp_path / "audit.sqlite").close()
-    assert said(capsys, "show", tmp_path).endswith("Nothing has left.\n")
+    assert stdout_of(capsys, "show", tmp_path).endswith("Nothing has left.\n")

@@ -90,7 +90,7 @@ def make_nodes(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exchange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All steps, done once: queries, three nodes' answers; next to it the same run live."""
     folder = make_nodes(tmp_path_factory.mktemp("carried"))
     run.run(config.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
@@ -100,16 +100,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["offline", "make", "run.toml"],
             *(["offline", "answer", name, "queries.safetensors"] for name in NAMES),
         ):
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as exit_info:
                 cli.main(words)
-            assert left.value.code == 0, words
+            assert exit_info.value.code == 0, words
     return folder
 
 
 @pytest.fixture
-def here(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(exchange_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, to work in and to spoil."""
-    shutil.copytree(done, tmp_path / "work")
+    shutil.copytree(exchange_folder, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
 
@@ -118,8 +118,8 @@ RESPONSES = tuple(f"responses-{name}.safetensors" for name in NAMES)
 COMBINE = ("offline", "combine", *RESPONSES, "--queries", "queries.safetensors", "--out", "out", "--quiet")
 
 
-def refused(left: tuple[int, str, str]) -> str:
-    code, _, text = left
+def refused(outcome: tuple[int, str, str]) -> str:
+    code, _, text = outcome
     assert code == 2, text
     assert text.count("\n") == 1
     return text
@@ -128,9 +128,7 @@ def refused(left: tuple[int, str, str]) -> str:
 # --- all steps -----------------------------------------------------------------------------------
 
 
-def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
-    here: Path, command: Main
-) -> None:
+def test_student_equals_live_run_and_report_names_offline_exchange(here: Path, command: Main) -> None:
     code, out, err = command(*COMBINE)
     assert code == 0, err
     live, mine = (json.loads((here / name / "result.json").read_text()) for name in ("live", "out"))
@@ -220,7 +218,7 @@ def test_the_page_can_be_followed_as_it_stands(
     if not page.exists():
         pytest.skip("without the docs")
     monkeypatch.chdir(tmp_path)
-    said, done = "", []
+    printed, exchange_folder = "", []
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
         if kind == "toml":
             Path("run.toml").write_text(block)
@@ -231,32 +229,32 @@ def test_the_page_can_be_followed_as_it_stands(
         for words in map(shlex.split, block.splitlines() if not kind else []):
             if words[0] == "fedstill":
                 if "--server-key" in words:
-                    words[-1] = re.findall(r"your key +(.*)", said)[0]
+                    words[-1] = re.findall(r"your key +(.*)", printed)[0]
                 words = [name for word in words for name in sorted(glob.glob(word)) or [word]]
                 words = [word for word in words if not word.endswith(".sig")]
                 code, out, err = command(*words[1:])
                 assert code == 0, (words, err)
-                said, done = said + out, [*done, " ".join(words[1:3])]
+                printed, exchange_folder = printed + out, [*exchange_folder, " ".join(words[1:3])]
             elif shutil.which(words[0]):
                 subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
-    assert done == [
+    assert exchange_folder == [
         "offline make", "node init", "node check", "offline show", "offline answer", "offline combine",
     ]  # fmt: skip
     assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
-    assert "not compared" not in said.split("asked by")[1]
+    assert "not compared" not in printed.split("asked by")[1]
 
 
 # --- the same file again -------------------------------------------------------------------------
 
 
-def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
+def test_responses_of_another_node_are_not_overwritten(here: Path, command: Main) -> None:
     before, lines = Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))
     output = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", RESPONSES[0]))
     assert f"{RESPONSES[0]} is signed by another key: choose another path" in output
     assert (Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
 
-def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
+def test_responding_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
     before = Path(RESPONSES[0]).read_bytes(), Path(f"{RESPONSES[0]}.sig").read_bytes()
     lines = entries(Path("node-0"))
     assert lines
@@ -270,38 +268,36 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
     assert Path(RESPONSES[0]).read_bytes() == before[0]
 
 
-def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_options(
-    here: Path, command: Main
-) -> None:
+def test_refused_file_gets_responses_after_option_changes(here: Path, command: Main) -> None:
     for path in (*Path("node-0").glob("audit.*"), *Path("node-0").glob("runs/*/*")):
         path.unlink()
     path = Path("node-0/node.toml")
-    kept = path.read_text()
-    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
+    original = path.read_text()
+    path.write_text(f"{original}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
     assert "privacy budget" in refused(command("offline", "answer", "node-0", "queries.safetensors"))
-    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
+    path.write_text(f"{original}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
     code, out, err = command("offline", "answer", "node-0", "queries.safetensors")
     assert code == 0, err
     assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
     # What has left stays bound, though what is kept of it is lost.
-    path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
+    path.write_text(f"{original}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
     (responses,) = Path("node-0").glob("runs/*/responses.safetensors")
     responses.unlink()
-    said = refused(command("offline", "answer", "node-0", "queries.safetensors"))
-    assert "it was begun with another setup: start a new run" in said
+    error = refused(command("offline", "answer", "node-0", "queries.safetensors"))
+    assert "it was begun with another setup: start a new run" in error
 
 
 def test_released_responses_stay_the_same_after_option_changes(here: Path, command: Main) -> None:
     """Or else other data would leave under a number that is paid for; and so is what was said of it."""
     before = Path(RESPONSES[0]).read_bytes()
-    path, kept = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
-    for spoil in (
-        lambda: np.savez("node-0/data.npz", images=kept["images"][:50], labels=kept["labels"][:50]),
+    path, original = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
+    for corrupt in (
+        lambda: np.savez("node-0/data.npz", images=original["images"][:50], labels=original["labels"][:50]),
         lambda: Path("node-0/first.safetensors").unlink(),
         lambda: path.write_text(path.read_text().replace('name = "small-cnn:8"', 'name = "mlp:4"')),
         lambda: path.write_text(path.read_text() + "\n[policy]\nmax_rows = 7\n"),
     ):
-        spoil()
+        corrupt()
         Path(RESPONSES[0]).unlink()
         assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
         assert Path(RESPONSES[0]).read_bytes() == before
@@ -312,23 +308,23 @@ ANSWER = ("offline", "answer", "node-0", "queries.safetensors")
 
 
 def test_stored_responses_are_released_again_only_if_unchanged(here: Path, command: Main) -> None:
-    (kept,) = Path("node-0/runs").glob("*/responses.safetensors")
-    whole, signed_before = kept.read_bytes(), Path(RESPONSES[0]).read_bytes()
+    (stored,) = Path("node-0/runs").glob("*/responses.safetensors")
+    whole, signed_before = stored.read_bytes(), Path(RESPONSES[0]).read_bytes()
     header, tensors = unpack(whole)
     tensor = len(whole) - 100
-    for place in (0, whole.index(b"node-0"), whole.index(b"max_rows"), whole.index(b"mechanism"), tensor):
+    for offset in (0, whole.index(b"node-0"), whole.index(b"max_rows"), whole.index(b"mechanism"), tensor):
         blob = bytearray(whole)
-        blob[place] ^= 1
-        kept.write_bytes(blob)
+        blob[offset] ^= 1
+        stored.write_bytes(blob)
         Path(RESPONSES[0]).unlink(missing_ok=True)
-        assert f"{kept} was modified, or audit" in refused(command(*ANSWER)), place
+        assert f"{stored} was modified, or audit" in refused(command(*ANSWER)), offset
         assert not Path(RESPONSES[0]).exists()
     header["replies"]["join"]["privacy"]["mechanism"] = "pate"
-    kept.write_bytes(pack(header, tensors))
+    stored.write_bytes(pack(header, tensors))
     assert "Restore the one that has changed" in refused(command(*ANSWER))
-    kept.unlink()
+    stored.unlink()
     assert command(*ANSWER)[0] == 0
-    assert (kept.read_bytes(), Path(RESPONSES[0]).read_bytes()) == (whole, signed_before)
+    assert (stored.read_bytes(), Path(RESPONSES[0]).read_bytes()) == (whole, signed_before)
 
 
 def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, command: Main) -> None:
@@ -348,14 +344,14 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
             path.unlink()
         AuditLog(audit).close()
 
-    for spoil, said in (
+    for corrupt, message in (
         (edited, "entry 1 is not as it was written; nothing is released until its owner has accepted it"),
         (foreign, "was modified, or audit.sqlite is another audit log"),
         (audit.unlink, "audit.sqlite: is missing, but its head exists: put it back"),
         (another_run, "was modified, or audit.sqlite is another audit log"),
     ):
-        spoil()
-        assert said in refused(command(*ANSWER))
+        corrupt()
+        assert message in refused(command(*ANSWER))
         assert not Path(RESPONSES[0]).exists()
         shutil.rmtree("node-0")
         shutil.copytree("sound", "node-0")
@@ -385,8 +381,8 @@ def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main
     assert command("offline", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
     assert command("offline", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
     assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
-    left = command(*COMBINE[:4], "more.answers", *COMBINE[5:])
-    assert "more.answers responds to another file of queries" in refused(left)
+    outcome = command(*COMBINE[:4], "more.answers", *COMBINE[5:])
+    assert "more.answers responds to another file of queries" in refused(outcome)
 
 
 def test_stopped_combine_resumes_with_the_same_command(
@@ -410,7 +406,7 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
     assert code == 0, err
     result = json.loads(Path("out/result.json").read_text())
     assert (result["iterations"], result["student"]["model"]) == (3, "mlp:8")
-    for option, value, said in (
+    for option, value, message in (
         (
             "--method.levels",
             100,
@@ -422,32 +418,32 @@ def test_server_side_options_can_change_after_the_queries(here: Path, command: M
         ("--nodes.local.epochs", 99, "invalid nodes.local.epochs = 99.0 (expected 10.0, as in the queries"),
         ("--link.inputs", "int8", "invalid link.inputs = 'int8' (expected 'float32', as in the queries"),
     ):
-        assert said in refused(command(*COMBINE[:-2], "other", option, value))
+        assert message in refused(command(*COMBINE[:-2], "other", option, value))
         assert not Path("other").exists()
 
 
 @pytest.mark.parametrize(
-    ("here_and_there", "said"),
+    ("here_and_there", "message"),
     [
         (("levels = 200", "levels = 100"), "invalid method.levels = 100 (expected 200, as in the queries"),
         (("share = 0.2", "share = 0.3"), "does not hold the queries of this run"),
     ],
 )
 def test_rejects_a_configuration_that_differs_from_its_queries(
-    here: Path, command: Main, here_and_there: tuple[str, str], said: str
+    here: Path, command: Main, here_and_there: tuple[str, str], message: str
 ) -> None:
     recipe = Path("queries.safetensors.toml")
     text = recipe.read_text()
     assert here_and_there[0] in text
     recipe.write_text(text.replace(*here_and_there))
-    assert said in refused(command(*COMBINE))
+    assert message in refused(command(*COMBINE))
     assert not Path("out").exists()
 
 
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def spoil(path: str) -> None:
+def corrupt(path: str) -> None:
     blob = bytearray(Path(path).read_bytes())
     blob[len(blob) // 2] ^= 1
     Path(path).write_bytes(blob)
@@ -460,14 +456,14 @@ def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
     )
     for name in NAMES:
         shutil.copy("node-0/node.pub", f"keys/{name}.pub")
-    left = refused(command(*COMBINE, "--node-keys", "keys"))
-    assert f"{RESPONSES[1]} is signed by a key that is not expected here" in left
+    error = refused(command(*COMBINE, "--node-keys", "keys"))
+    assert f"{RESPONSES[1]} is signed by a key that is not expected here" in error
     words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key")
     assert "signed by a key that is not expected" in refused(command(*words, "node-1/node.pub"))
     assert "is no public key" in refused(command(*words, "friend"))
 
 
-def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command: Main) -> None:
+def test_node_with_other_classes_or_inputs_releases_nothing(here: Path, command: Main) -> None:
     header, tensors = unpack(Path("queries.safetensors").read_bytes())
     header["plan"]["spec"]["classes"] = header["plan"]["spec"]["classes"][:-2]
     signed_files.write(
@@ -478,10 +474,10 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     text = refused(command("offline", "answer", "node-0", "fewer.safetensors", "--out", "fewer-answers"))
     assert re.search(r"label|class", text), text
     assert len(list(Path("node-0/runs").glob("*/responses.safetensors"))) == 1  # the earlier ones
-    kept = dict(np.load("node-0/data.npz"))
+    original = dict(np.load("node-0/data.npz"))
     shutil.rmtree("node-0/runs")
     Path(RESPONSES[0]).unlink()
-    np.savez("node-0/data.npz", images=kept["images"].repeat(2, axis=2), labels=kept["labels"])
+    np.savez("node-0/data.npz", images=original["images"].repeat(2, axis=2), labels=original["labels"])
     assert "1 x 8 x 8" in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(RESPONSES[0]).exists()
 
@@ -523,7 +519,7 @@ def test_nothing_is_released_after_the_owner_forbids_it(here: Path, command: Mai
 
 
 def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
-    for words, said in (
+    for words, message in (
         (["run.toml", "--method.z_max", 0], "invalid method.z_max = 0.0 (expected a bound above 0"),
         (["digits-fediod"], "invalid method.name = 'fediod' (expected a one-round method"),
         (
@@ -533,5 +529,5 @@ def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) 
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
         (["run.toml", "--method.levels", 100], "queries.safetensors exists and holds other data"),
     ):
-        assert said in refused(command("offline", "make", *words))
+        assert message in refused(command("offline", "make", *words))
     assert "unknown command 'offline mak': did you mean 'offline make'?" in refused(command("offline", "mak"))

@@ -11,7 +11,7 @@ import pytest
 from fedstill.cli.main import main
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
-from tests.node.test_owner_privacy import charge, folder_of, said
+from tests.node.test_owner_privacy import charge, folder_of, stdout_of
 
 
 def test_check_names_groups_if_records_are_the_unit(
@@ -24,7 +24,7 @@ def test_check_names_groups_if_records_are_the_unit(
         text = (folder / "node.toml").read_text()
         text = text.replace("[data]\n", '[data]\ngroup = "groups"\n')
         (folder / "node.toml").write_text(text)
-        assert (note in said(capsys, str(folder))) == output
+        assert (note in stdout_of(capsys, str(folder))) == output
 
 
 def test_check_prints_mechanism_unit_and_remaining_budget(
@@ -32,7 +32,7 @@ def test_check_prints_mechanism_unit_and_remaining_budget(
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 10.0\ntotal_delta = 1e-6\n'
     folder = folder_of(tmp_path / "clinic", privacy)
-    output = said(capsys, str(folder), "digits-fedkd-private")
+    output = stdout_of(capsys, str(folder), "digits-fedkd-private")
     assert (
         "privacy dp-sgd, secure randomness; for one training record of this node, added or removed" in output
     )
@@ -40,10 +40,10 @@ def test_check_prints_mechanism_unit_and_remaining_budget(
     assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in output
     assert re.search(r"It can take part\. It would pay epsilon (2\.9\d*|3) ", output)
     charge(folder, {"gaussian(2.0)": 1})
-    left = 10 - compute_epsilon({Event("gaussian", 2.0): 1}, 1e-6)
-    output = said(capsys, str(folder), "digits-fedkd-private")
-    (kept,) = re.findall(r"of which (\S+) is left", output)
-    assert left - 0.001 <= float(kept) <= left
+    remaining = 10 - compute_epsilon({Event("gaussian", 2.0): 1}, 1e-6)
+    output = stdout_of(capsys, str(folder), "digits-fedkd-private")
+    (printed,) = re.findall(r"of which (\S+) is left", output)
+    assert remaining - 0.001 <= float(printed) <= remaining
     assert "It can take part." in output
 
 
@@ -52,15 +52,15 @@ def test_check_prints_missing_budgets_and_free_information(
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
     folder = folder_of(tmp_path / "clinic", privacy)
-    output = said(capsys, str(folder))
+    output = stdout_of(capsys, str(folder))
     assert "accountant pld: such budgets may be passed by some delta" in output
     assert "a server can learn for free which classes are here" in output
     charge(folder, {"gaussian(2.0)": 1}, unit="4 records of one patient")
-    assert "what was paid before protects other units" in said(capsys, str(folder))
+    assert "what was paid before protects other units" in stdout_of(capsys, str(folder))
     other = folder_of(tmp_path / "other", f'{privacy}accountant = "rdp"\n')
     text = (other / "node.toml").read_text().replace("[data]\n", '[data]\nclasses = ["0", "1"]\n')
     (other / "node.toml").write_text(text)
-    output = said(capsys, str(other))
+    output = stdout_of(capsys, str(other))
     assert "accountant pld" not in output
     assert "can learn for free" not in output
 
@@ -70,14 +70,14 @@ def test_check_refuses_a_run_beyond_the_remaining_budget(
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
     folder = folder_of(tmp_path / "clinic", privacy)
-    assert "It can take part." in said(capsys, str(folder), "digits-fedkd-private")
+    assert "It can take part." in stdout_of(capsys, str(folder), "digits-fedkd-private")
     charge(folder, {"gaussian(1.2)": 1})
-    output = said(capsys, str(folder), "digits-fedkd-private")
-    left = "the data's budget, epsilon 4 at delta 1e-05"
-    assert f"It cannot take part: it costs more than is left of {left}." in output
+    output = stdout_of(capsys, str(folder), "digits-fedkd-private")
+    budget = "the data's budget, epsilon 4 at delta 1e-05"
+    assert f"It cannot take part: it costs more than is left of {budget}." in output
     bare = folder_of(tmp_path / "bare", privacy)
     charge(bare, {}, guarantee=False)
-    assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fedkd-private")
+    assert "releases without guarantee have left" in stdout_of(capsys, str(bare), "digits-fedkd-private")
 
 
 def test_check_refuses_a_run_with_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_check_refuses_a_run_with_other_classes(tmp_path: Path, capsys: pytest.C
         ("1023456789", "its classes are not those of data.classes, in their order: 0, 1, 2, 3, 4, 5"),
     ):
         (folder / "node.toml").write_text(text.replace("[data]\n", f"[data]\nclasses = {list(classes)}\n"))
-        assert output in said(capsys, str(folder), "digits-fedkd-private")
+        assert output in stdout_of(capsys, str(folder), "digits-fedkd-private")
 
 
 def test_check_prints_cost_by_the_owners_accountant(
@@ -98,7 +98,7 @@ def test_check_prints_cost_by_the_owners_accountant(
     costs = {}
     for accountant in ("pld", "rdp"):
         folder = folder_of(tmp_path / accountant, f'{privacy}accountant = "{accountant}"\n')
-        output = said(capsys, str(folder), "digits-ensemble")
+        output = stdout_of(capsys, str(folder), "digits-ensemble")
         (cost,) = re.findall(rf"It would pay epsilon (\S+) \({accountant.upper()}\) at", output)
         costs[accountant] = float(cost)
     assert costs["pld"] + 0.01 < costs["rdp"]
@@ -114,11 +114,11 @@ def test_check_prints_cost_by_the_owners_accountant(
 def test_check_prints_why_no_budget_suffices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, reason: str
 ) -> None:
-    output = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
+    output = stdout_of(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
     assert f"It cannot take part: {reason}" in output
     assert "epsilon no guarantee" not in output
     assert "It would pay nothing, since it would refuse" in output
-    output = said(capsys, str(tmp_path / "clinic"))
+    output = stdout_of(capsys, str(tmp_path / "clinic"))
     assert "ensemble no" in output
     assert "standalone yes" in output
 
@@ -126,7 +126,7 @@ def test_check_prints_why_no_budget_suffices(
 def test_check_prints_no_guarantee_without_a_mechanism(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = said(capsys, str(folder_of(tmp_path / "clinic")), "digits-fediod")
+    output = stdout_of(capsys, str(folder_of(tmp_path / "clinic")), "digits-fediod")
     assert "privacy none: answers leave as they are, without any guarantee" in output
     assert "It would pay" not in output
 
@@ -159,7 +159,7 @@ def test_check_prints_no_guarantee_without_a_mechanism(
 def test_check_refuses_a_run_that_privacy_options_forbid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, run: str, reason: str
 ) -> None:
-    output = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), run)
+    output = stdout_of(capsys, str(folder_of(tmp_path / "clinic", privacy)), run)
     assert "It cannot take part: " in output
     assert reason in output
 
@@ -168,7 +168,7 @@ def test_check_remarks_on_runs_without_end_and_finds_no_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = inf\n')
-    output = said(capsys, str(folder))
+    output = stdout_of(capsys, str(folder))
     assert "no budget of all runs on these data (privacy.total_epsilon is inf)" in output
     assert "the server names runs, and each may cost 3 again" in output
     assert "No faults." in output
@@ -176,9 +176,9 @@ def test_check_remarks_on_runs_without_end_and_finds_no_fault(
 
 def test_plan_finds_noise_from_the_total(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\ntotal_epsilon = 3.0\n')
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["privacy", "plan", str(folder), "digits-fedkd"])
-    assert not left.value.code
+    assert not exit_info.value.code
     output = " ".join(capsys.readouterr().out.split())
     assert "found noise, so that epsilon is at most 3" in output
     assert "of the run no budget" in output

@@ -45,19 +45,19 @@ class Runs:
     """In place of ``fedstill.runs.run``: remembers what it was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.raises: BaseException | None = None
 
     def run(
         self, config: RunConfig, out: Path, *, command: str, progress: bool, report: Any
     ) -> dict[str, Any]:
-        self.asked.append(("run", {"config": config, "out": out, "command": command, "progress": progress}))
+        self.calls.append(("run", {"config": config, "out": out, "command": command, "progress": progress}))
         return self._result()
 
     def resume(
         self, out: Path, *, progress: bool, startup_kit: Path | None = None, report: Any
     ) -> dict[str, Any]:
-        self.asked.append(("resume", {"out": out, "progress": progress, "startup_kit": startup_kit}))
+        self.calls.append(("resume", {"out": out, "progress": progress, "startup_kit": startup_kit}))
         return self._result()
 
     def _result(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     vars(module).update(run=runs.run, resume=runs.resume, REHEARSED=("flare", "flare-poc"))
     monkeypatch.setitem(sys.modules, "fedstill.runs.run", module)
     real = report.write_report
-    written = lambda folder: folder / "report.html" if runs.asked else real(folder)  # noqa: E731
+    written = lambda folder: folder / "report.html" if runs.calls else real(folder)  # noqa: E731
     monkeypatch.setattr(report, "write_report", written)
     monkeypatch.setattr("fedstill.report.print_table", lambda result, console: console.print(result))
     return runs
@@ -211,11 +211,11 @@ def test_show_is_complete_and_reads_back(command: Main) -> None:
 def test_options_change_one_value(command: Main, runs: Runs, words: str, name: str, value: object) -> None:
     code, _, _ = command("run", "mine.toml", *shlex.split(words), "--out", "there")
     assert code == 0
-    found: Any = runs.asked[0][1]["config"]
+    configured: Any = runs.calls[0][1]["config"]
     for part in name.split("."):
-        found = getattr(found, part)
-    assert found == value
-    assert type(found) is type(value)
+        configured = getattr(configured, part)
+    assert configured == value
+    assert type(configured) is type(value)
 
 
 @pytest.mark.usefixtures("here")
@@ -309,7 +309,7 @@ def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: st
     (here / "lain" / "config.toml").touch()
     (here / "plan.toml").write_text('methods = ["fedavg"]', encoding="utf-8")
     assert one_line(command(*words.split())).startswith(line)
-    assert runs.asked == []
+    assert runs.calls == []
     assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "lain", "mine.toml", "plan.toml"]
 
 
@@ -355,17 +355,17 @@ def test_run_hands_everything_over_and_ends_with_table_and_report(command: Main,
     assert (code, err) == (0, "")
     assert "97.25" in out
     assert out.endswith("Report: there/report.html\n")
-    [(what, asked)] = runs.asked
-    assert (what, asked["out"], asked["progress"]) == ("run", Path("there"), True)
-    assert asked["command"] == "fedstill run mine.toml --data.root 'a b' --out there --seed 3"
-    assert (asked["config"].seed, asked["config"].data.root) == (3, "a b")
+    [(what, arguments)] = runs.calls
+    assert (what, arguments["out"], arguments["progress"]) == ("run", Path("there"), True)
+    assert arguments["command"] == "fedstill run mine.toml --data.root 'a b' --out there --seed 3"
+    assert (arguments["config"].seed, arguments["config"].data.root) == (3, "a b")
 
 
 @pytest.mark.usefixtures("here")
 def test_without_out_the_folder_follows_from_name_and_seed_and_is_said(command: Main, runs: Runs) -> None:
     code, _, err = command("run", "mine.toml", "--seed", "3")
     assert code == 0
-    assert runs.asked[0][1]["out"] == Path("runs/mine-seed3")
+    assert runs.calls[0][1]["out"] == Path("runs/mine-seed3")
     assert "runs/mine-seed3" in err
 
 
@@ -378,16 +378,16 @@ def test_progress_is_shown_unless_quiet(
     command("run", "mine.toml", "--out", "there")
     command("run", "mine.toml", "--out", "there", "--quiet")
     command("run", "--resume", "there")
-    assert [asked["progress"] for _, asked in runs.asked] == [True, False, True]
+    assert [arguments["progress"] for _, arguments in runs.calls] == [True, False, True]
 
 
 def test_resume(command: Main, runs: Runs) -> None:
     code, out, err = command("run", "--resume", "there")
     assert (code, err) == (0, "")
-    assert runs.asked == [("resume", {"out": Path("there"), "progress": True, "startup_kit": None})]
+    assert runs.calls == [("resume", {"out": Path("there"), "progress": True, "startup_kit": None})]
     assert out.endswith("Report: there/report.html\n")
     command("run", "--resume", "there", "--startup-kit", "admin")
-    assert runs.asked[1][1]["startup_kit"] == Path("admin")
+    assert runs.calls[1][1]["startup_kit"] == Path("admin")
 
 
 @pytest.mark.usefixtures("here")
@@ -438,7 +438,7 @@ def test_closed_pipe_ends_the_command_quietly(words: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_connection_that_breaks_off_is_said(command: Main, runs: Runs) -> None:
+def test_reports_broken_connection(command: Main, runs: Runs) -> None:
     runs.raises = BrokenPipeError(32, "Broken pipe")  # of a socket: what is printed here is read
     assert command("run", "demo", "--out", "out")[::2] == (2, "fedstill: [Errno 32] Broken pipe\n")
 
@@ -450,11 +450,11 @@ class Comparisons:
     """In place of running a comparison: remembers what it was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Comparison, Path, dict[str, Any]]] = []
+        self.calls: list[tuple[Comparison, Path, dict[str, Any]]] = []
         self.raises: BaseException | None = None
 
     def __call__(self, comparison: Comparison, out: Path, **how: Any) -> None:
-        self.asked.append((comparison, out, how))
+        self.calls.append((comparison, out, how))
         if self.raises is not None:
             raise self.raises
 
@@ -479,12 +479,12 @@ def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
     assert command(*words, "--quiet") == (0, "table of there\n", "")
     assert command(*words, "--data", "fashion-mnist") == (0, "table of there\n", "")
     (here / "part.toml").write_text('method.name = "fediod"\n[evaluation]\nnope = 3', encoding="utf-8")
-    code, out, said = command("compare", "fedavg", "part.toml", "--out", "there")
+    code, out, stderr = command("compare", "fedavg", "part.toml", "--out", "there")
     assert (code, out) == (0, "table of there\n")
-    assert said.endswith("all run on digits; --base part.toml takes all else from it, too.\n")
-    code, _, said = command("compare", "digits-fedkd", "fedavg", "--fedkd.epochs", "2")
+    assert stderr.endswith("all run on digits; --base part.toml takes all else from it, too.\n")
+    code, _, stderr = command("compare", "digits-fedkd", "fedavg", "--fedkd.epochs", "2")
     assert code == 2
-    assert said == "fedstill: unknown option '--fedkd.epochs': did you mean '--digits-fedkd.epochs'?\n"
+    assert stderr == "fedstill: unknown option '--fedkd.epochs': did you mean '--digits-fedkd.epochs'?\n"
     (here / "lab.py").touch()
     wanted = "unknown method or preset 'lab.py': did you mean 'lab:CLASS', a method in that file?"
     assert one_line(command("compare", "fedavg", "lab.py")) == wanted
@@ -495,7 +495,7 @@ def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) 
     words = "compare fedavg mine.toml --seeds 2 --base mine.toml --data mnist --split.alpha 0.3 --out there"
     words += " --only fedavg"
     assert command(*words.split()) == (0, "table of there\n", "")
-    [(comparison, out, how)] = comparisons.asked
+    [(comparison, out, how)] = comparisons.calls
     assert (list(comparison.methods), comparison.seeds, out) == (["fedavg", "mine"], (0, 1), Path("there"))
     wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": True}
     assert how == {**wanted, "only": ["fedavg"]}
@@ -515,7 +515,7 @@ def test_compare_reads_a_file_and_prints_its_folder(
     (here / "plan.toml").write_text('methods = ["fedavg"]\nseeds = 3', encoding="utf-8")
     code, _, err = command("compare", "plan.toml", "--seeds", "1", "--quiet")
     assert (code, err) == (0, "The comparison's folder is runs/plan; --out DIR chooses another.\n")
-    [(comparison, out, how)] = comparisons.asked
+    [(comparison, out, how)] = comparisons.calls
     assert (comparison.seeds, out, how["quiet"]) == ((0,), Path("runs/plan"), True)
     assert comparison.leakage is None
 
@@ -524,7 +524,7 @@ def test_compare_reads_a_file_and_prints_its_folder(
 @pytest.mark.parametrize("words", ["compare --leakage fedavg", "compare fedavg --seeds 2 --leakage"])
 def test_compare_takes_leakage_anywhere(command: Main, comparisons: Comparisons, words: str) -> None:
     assert command(*words.split(), "--out", "there")[0] == 0
-    [(comparison, _, how)] = comparisons.asked
+    [(comparison, _, how)] = comparisons.calls
     assert comparison.leakage is not None
     assert comparison.leakage["seed"] == 0
     assert list(comparison.methods) == ["fedavg"]
@@ -539,7 +539,7 @@ def test_ctrl_c_in_a_comparison_says_how_to_go_on(command: Main, comparisons: Co
     assert (code, err) == (130, "fedstill: stopped; to resume: fedstill compare --resume 'my runs'\n")
 
 
-def test_published_figures_stay_with_a_run_that_options_change(command: Main, here: Path) -> None:
+def test_published_metrics_stay_with_changed_options(command: Main, here: Path) -> None:
     metric = '[[paper]]\nmethod = "fediod"\nvalue = 90.5\nsource = "Table 1"\n'
     with (here / "mine.toml").open("a", encoding="utf-8") as file:
         file.write(metric)
@@ -603,8 +603,8 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     assert "<html" in (here / "there" / "report.html").read_text(encoding="utf-8")
     result = json.loads((here / "there" / "result.json").read_text(encoding="utf-8"))
     assert 0 <= result["student"]["accuracy"] <= 100
-    kept = config.load_toml(here / "there" / "config.toml")
-    assert (kept.name, kept.seed, kept.split.nodes, kept.method.steps) == ("mine", 4, 2, 3)
+    saved = config.load_toml(here / "there" / "config.toml")
+    assert (saved.name, saved.seed, saved.split.nodes, saved.method.steps) == ("mine", 4, 2, 3)
     assert "there" in one_line(command(*words, "--seed", "1"))
     assert command("report", "there")[:2] == (0, "Report: there/report.html\n")
 

@@ -82,8 +82,8 @@ def clinic(tmp_path: Path) -> Path:
     with closing(AuditLog(folder / FILE)) as audit:
         output = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "predict_logits"}
         for number in range(3):
-            price = {"gaussian(4.0)": 1}
-            audit.charge(Entry(**output, number=number, part="response", up={"logits": 1000}, cost=price))
+            cost = {"gaussian(4.0)": 1}
+            audit.charge(Entry(**output, number=number, part="response", up={"logits": 1000}, cost=cost))
         audit.append(Entry(**output, number=3, part=REFUSED, rule=HOSTILE))
         audit.charge(
             Entry(**{**output, "run": HOSTILE}, number=0, part="response", up={"counts": 40}, no_guarantee=1)
@@ -138,9 +138,9 @@ def test_no_path_opens_a_file(runs: Path) -> None:
     with serving(runs) as server:
         at = f"/{server.token}/"
         assert call(server, at + "run/later%20%3Cb%3E")[0] == 200
-        places = ["secret", "run/secret", "run/", "run/done/config.toml", "run/../secret", "run/..%2Fsecret"]
-        places += ["run/done%2Fresult.json", "run/%2Fetc", "../secret", "run/done%00", "%2e%2e/secret"]
-        for path in places:
+        paths = ["secret", "run/secret", "run/", "run/done/config.toml", "run/../secret", "run/..%2Fsecret"]
+        paths += ["run/done%2Fresult.json", "run/%2Fetc", "../secret", "run/done%00", "%2e%2e/secret"]
+        for path in paths:
             status, _, text = call(server, at + path)
             assert (status, "nobody" in text) == (404, False), path
 
@@ -292,7 +292,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser here")
-def test_a_browser_runs_its_script_and_nobody_elses(clinic: Path, tmp_path: Path) -> None:
+def test_browser_runs_only_the_page_script(clinic: Path, tmp_path: Path) -> None:
     with serving(clinic) as server:
         words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
         words += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
@@ -364,7 +364,7 @@ def test_a_page_that_takes_longer_than_the_deadline_is_sent(monkeypatch: pytest.
         server.shutdown()
 
 
-def test_connections_that_all_wait_for_pages_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_waiting_for_pages_keep_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "MAX_CONNECTIONS", 2)
     made = threading.Event()
 
@@ -374,10 +374,10 @@ def test_connections_that_all_wait_for_pages_keep_their_places(monkeypatch: pyte
 
     with PageServer(page) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        asked = f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        request = f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
         links = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(2)]
         for link in links:
-            link.sendall(asked)
+            link.sendall(request)
         deadline = time.monotonic() + 20
         while list(server._deadlines.values()) != [None, None] and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -164,8 +164,8 @@ def test_every_command_and_its_options_are_completed() -> None:
 def test_bash_completes_a_word(command: Main) -> None:
     script = command("completion", "bash")[1]
     call = 'COMP_WORDS=(fedstill {}); COMP_CWORD={}; _fedstill; echo "${{COMPREPLY[@]}}"'
-    asked = "\n".join([script, call.format("eval", 1), call.format("run digits-fediod-s", 2)])
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=20)
+    commands = "\n".join([script, call.format("eval", 1), call.format("run digits-fediod-s", 2)])
+    done = subprocess.run(["bash", "-c", commands], capture_output=True, text=True, check=True, timeout=20)
     assert done.stdout.split("\n")[:2] == ["evaluate", "digits-fediod-skewed"]
     assert "expected bash, zsh or fish" in command("completion", "tcsh")[2]
 

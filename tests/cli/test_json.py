@@ -18,7 +18,7 @@ from fedstill.cli.console import print_json
 from fedstill.federation import flare_kit, flare_site, provision, server_status
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import AuditLog
-from fedstill.privacy.budget import round_up
+from fedstill.privacy.budget import epsilon_text_rounded_up
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(server_status, "Admin", Admin)
     monkeypatch.setattr(provision, "read_federation", lambda _: {"host": "h", "port": 1, "name": "fl"})
     monkeypatch.setattr(flare_kit, "server", lambda folder: folder)
-    monkeypatch.setattr(flare_kit, "reaches", lambda address: address == "h:1")
+    monkeypatch.setattr(flare_kit, "is_reachable", lambda address: address == "h:1")
     monkeypatch.setattr(flare_site, "process_id", lambda site: 77)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -91,9 +91,9 @@ def test_json_has_the_content_of_the_text_output(
     if "run" in output:
         assert output["run"]["can take part"] == "yes"
         assert "It can take part." in text
-        asked = {each["query"]: each for each in output["run"]["queries"]}
-        assert asked["predict"]["times"] == 1
-        assert "predict answers with " + ", ".join(asked["predict"]["answers with"]) in text
+        queries = {each["query"]: each for each in output["run"]["queries"]}
+        assert queries["predict"]["times"] == 1
+        assert "predict answers with " + ", ".join(queries["predict"]["answers with"]) in text
     for row in output.get("methods", ()):
         assert f"{row['method']} {row['can take part']} " in text
     for lines in output.get("facts", {}).values():
@@ -104,10 +104,8 @@ def test_json_has_the_content_of_the_text_output(
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["status"] in text
     if "epsilon" in output:
-        assert (
-            f"epsilon {round_up(output['epsilon']['pld'])} (PLD), {round_up(output['epsilon']['rdp'])} (RDP)"
-            in text
-        )
+        pld, rdp = (epsilon_text_rounded_up(output["epsilon"][name]) for name in ("pld", "rdp"))
+        assert f"epsilon {pld} (PLD), {rdp} (RDP)" in text
 
 
 def test_exit_codes_of_partial_results_and_faults(

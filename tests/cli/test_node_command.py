@@ -87,18 +87,23 @@ def test_check_prints_facts_and_decisions_for_each_method(clinic: Path) -> None:
         "No faults.",
     ):
         assert line in out
-    said = {
+    decisions = {
         line.split()[0]: line.split()[1]
         for line in out.splitlines()
         if line[2:3].strip() and len(line.split()) > 2
     }
-    assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralized"]) == ("no", "yes", "no", "no")
+    assert (decisions["fediod"], decisions["fedkd"], decisions["fedavg"], decisions["centralized"]) == (
+        "no",
+        "yes",
+        "no",
+        "no",
+    )
     assert "the run asks live nodes, again after their first answers" in " ".join(out.split())
     assert "refuses train (outputs_only" in " ".join(out.split())
     assert not (clinic / "runs").exists()
 
 
-def test_check_says_that_nothing_is_answered_at_this_hour(
+def test_check_reports_closed_hours(
     clinic: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(clinic, tmp_path / "clinic")
@@ -106,11 +111,11 @@ def test_check_says_that_nothing_is_answered_at_this_hour(
     output = (
         "Just now it refuses whatever is asked: hours: 00:00-00:01, by the clock of the node.\nNo faults."
     )
-    for now, said in ((time(0, 0, 30), False), (time(12), True)):
+    for now, expected in ((time(0, 0, 30), False), (time(12), True)):
         clock = partial(time.replace, now)
         monkeypatch.setattr(admission, "require_hour", partial(admission.require_hour, clock=clock))
         code, out, _ = here("check", folder)
-        assert (code, output in out) == (0, said)
+        assert (code, output in out) == (0, expected)
         monkeypatch.undo()
 
 
@@ -146,7 +151,7 @@ def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_pa
     assert "In a run of each method" not in out
 
 
-def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_path: Path, here: Here) -> None:
+def test_forest_releases_predictions_and_refuses_gradients(clinic: Path, tmp_path: Path, here: Here) -> None:
     folder = tmp_path / "forest"
     folder.mkdir()
     for file in clinic.iterdir():
@@ -345,13 +350,13 @@ def test_check_uses_the_task_of_a_run_whose_data_are_elsewhere(
     run.write_text(RUN, encoding="utf-8")
     code, out, err = here("check", folder, run)
     assert (code, err) == (0, "")
-    said = " ".join(out.split())
-    assert "shape and classes are those of yours" in said
-    assert "3 examples, 1 x 16 x 16, from data.npz" in said
-    assert "background: 93.8%, foreground: 6.25% of all pixels" in said
-    assert "send_label_maps refuses (" in said
-    assert "It cannot take part: it refuses" in said
-    assert "No faults." in said
+    text = " ".join(out.split())
+    assert "shape and classes are those of yours" in text
+    assert "3 examples, 1 x 16 x 16, from data.npz" in text
+    assert "background: 93.8%, foreground: 6.25% of all pixels" in text
+    assert "send_label_maps refuses (" in text
+    assert "It cannot take part: it refuses" in text
+    assert "No faults." in text
 
 
 def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Path, here: Here) -> None:
@@ -360,25 +365,23 @@ def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Pat
     run.write_text(RUN, encoding="utf-8")
     code, out, err = here("check", folder, run)
     assert (code, err) == (1, "")
-    said = " ".join(out.split())
-    assert "shape and classes are not known" in said
-    assert "send_label_maps refuses (" in said
-    assert "It cannot take part: it refuses" in said
-    assert "Not checked: data 'data.npz': only a run determines its input spec for task segmentation" in said
-    assert "No faults." not in said
+    text = " ".join(out.split())
+    assert "shape and classes are not known" in text
+    assert "send_label_maps refuses (" in text
+    assert "It cannot take part: it refuses" in text
+    assert "Not checked: data 'data.npz': only a run determines its input spec for task segmentation" in text
+    assert "No faults." not in text
 
 
-def test_a_node_that_lets_out_sums_only_can_take_part_in_a_run_of_sums(
-    scans: Path, tmp_path: Path, here: Here
-) -> None:
+def test_node_that_allows_sums_only_joins_secure_aggregation(scans: Path, tmp_path: Path, here: Here) -> None:
     folder, run = scans, tmp_path / "run.toml"
     say(folder, ("sums_only = false", "sums_only = true"))
-    asked = (
+    config_text = (
         'method.name = "fedavg"\ntask.name = "segmentation"\ndata.name = "/nowhere/else.npz"\n'
         'nodes.models = ["unet:8"]\nstudent.model = "unet:8"\n'
     )
     for sums, refused in (("false", True), ("true", False)):
-        run.write_text(f"{asked}link.secure_aggregation = {sums}\n", encoding="utf-8")
+        run.write_text(f"{config_text}link.secure_aggregation = {sums}\n", encoding="utf-8")
         _, out, _ = here("check", folder, run)
         assert ("refuses (sums_only: " in out) is refused
         assert "outputs_only: no parameters" in out or refused  # which is another rule

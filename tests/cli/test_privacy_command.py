@@ -26,7 +26,7 @@ from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_run_length, forecast, round_noise_up
 from fedstill.privacy.accounting import compute_epsilon
-from fedstill.privacy.budget import round_up
+from fedstill.privacy.budget import epsilon_text_rounded_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
 from fedstill.runs.build import build_simulation
@@ -69,12 +69,12 @@ def write(folder: Path, *sections: str) -> Path:
     return path
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def stdout_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     """What a command prints; with an exit code of 2, its one line of error."""
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["privacy", *words])
     output = capsys.readouterr()
-    assert left.value.code == code
+    assert exit_info.value.code == code
     if code:
         assert output.err.count("\n") == 1
         assert output.err.startswith("fedstill: ")
@@ -103,8 +103,8 @@ CASES = {
 
 def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNode]]:
     """A run, the plans of its nodes, and where these are; its audit log holds the events of the plans."""
-    run, places = _simulated("tiny", load_toml(path))
-    plans = {place.name: _solve(run, place) for place in places}
+    run, sites = _simulated("tiny", load_toml(path))
+    plans = {site.name: _solve(run, site) for site in sites}
     experiment, _ = build_simulation(load_toml(path))
     out = path.parent / "out"
     out.mkdir()
@@ -113,7 +113,7 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
         for name, plan in plans.items():
             assert plan.cost.cost is not None
             assert dict(audit.spending(name, "run").run_events) == cost_to_dict(plan.cost.cost)
-    return experiment, plans, places
+    return experiment, plans, sites
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -142,11 +142,11 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     )
     extra = f'data.name = "{tmp_path / "slices.npz"}"\ntask.name = "segmentation"\n'
     path.write_text(extra + text)
-    experiment, plans, places = charged(path)
+    experiment, plans, sites = charged(path)
     assert all(plan.cost.cost for plan in plans.values())
-    assert [place.examples for place in places] == [len(node.data) for node in experiment.nodes]
+    assert [site.examples for site in sites] == [len(node.data) for node in experiment.nodes]
     assert all(
-        len(part) == 3 * place.examples for part, place in zip(experiment.setting.parts, places, strict=True)
+        len(part) == 3 * site.examples for part, site in zip(experiment.setting.parts, sites, strict=True)
     )
 
 
@@ -155,8 +155,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
     method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
-    run, (place,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
-    plan = _solve(run, place)
+    run, (site,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
+    plan = _solve(run, site)
     clinic.ready()
     assert isinstance(
         clinic.say("answer_query", {}, query="count_labels", number=0, differentiable=False), tuple
@@ -182,29 +182,29 @@ def test_no_queries_cost_nothing(tmp_path: Path) -> None:
 
 def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, FEDAVG, privacy("dp-sgd", "2.0"))
-    output = said(capsys, "plan", str(path))
+    output = stdout_of(capsys, "plan", str(path))
     assert "found      noise, so that epsilon is at most 2" in output
-    (level,) = re.findall(r"\[nodes\.privacy\.training\]\n  noise = (\S+)", output)
-    found = json.loads(said(capsys, "plan", str(path), "--json"))
-    assert found["noise to fix"] == {"training": float(level)}
-    assert found["facts"]["found"] == "noise, so that epsilon is at most 2"
-    most = max(node["epsilon"]["pld"] for node in found["nodes"])
-    assert f"epsilon {round_up(most)} (PLD)" in output
-    assert (found["delta"], found["budgets"]["epsilon_pld"]) == (1e-5, most)
-    assert found["budgets"]["of_the_run"] == {
+    (noise,) = re.findall(r"\[nodes\.privacy\.training\]\n  noise = (\S+)", output)
+    plan = json.loads(stdout_of(capsys, "plan", str(path), "--json"))
+    assert plan["noise to fix"] == {"training": float(noise)}
+    assert plan["facts"]["found"] == "noise, so that epsilon is at most 2"
+    most = max(node["epsilon"]["pld"] for node in plan["nodes"])
+    assert f"epsilon {epsilon_text_rounded_up(most)} (PLD)" in output
+    assert (plan["delta"], plan["budgets"]["epsilon_pld"]) == (1e-5, most)
+    assert plan["budgets"]["of_the_run"] == {
         "epsilon": 2.0,
         "delta": 1e-5,
         "epsilon_before": 0.0,
         "epsilon_after": most,
         "epsilon_left": 2.0 - most,
     }
-    assert {node["refused"] for node in found["nodes"]} == {None}
-    for row in found["queries"]:
+    assert {node["refused"] for node in plan["nodes"]} == {None}
+    for row in plan["queries"]:
         line = next(line for line in output.splitlines() if line.startswith(f"  {row['query']}  "))
-        assert line.split()[-2:] == [f"{row['times']}", round_up(row["epsilon"])]
+        assert line.split()[-2:] == [f"{row['times']}", epsilon_text_rounded_up(row["epsilon"])]
         assert row["events"] or row["epsilon"] == 0
-    path.write_text(path.read_text() + f"training = {{ noise = {level} }}\n")
-    again = said(capsys, "plan", str(path))
+    path.write_text(path.read_text() + f"training = {{ noise = {noise} }}\n")
+    again = stdout_of(capsys, "plan", str(path))
     assert "found      epsilon, from noise and length" in again
     ((reached,),) = [re.findall(r"whole run    epsilon (\S+) \(PLD\)", again)]
     assert 1.9 < float(reached) <= 2.0
@@ -214,15 +214,15 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
 def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
     noise = "--noise=training=2,critic=3"
-    output = said(capsys, "plan", path, "--epsilon", "2", noise)
+    output = stdout_of(capsys, "plan", path, "--epsilon", "2", noise)
     steps = int(re.findall(r"length     method.steps = (\d+)", output)[0])
     assert steps > 10
     rows = re.findall(r"node-\d .* (\d+) +(\S+) +\S+\n", output)
     assert len(rows) == 2
     assert min(int(row[0]) for row in rows) == steps
-    enough = said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps))
+    enough = stdout_of(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps))
     assert "REFUSED" not in enough
-    more = said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps + 1), code=2)
+    more = stdout_of(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps + 1), code=2)
     assert "REFUSED" in more
     assert "would refuse" in more
     assert "it costs more than the budget of a run, epsilon 2 at delta 1e-05" in more
@@ -231,7 +231,7 @@ def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.C
 def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FedAvg takes 0.3 passes over 718 or 719 records, 4 steps of about 64, and each says its size."""
     path = str(write(tmp_path, FEDAVG, '[nodes.privacy]\nmechanism = "dp-sgd"\n'))
-    output = said(capsys, "plan", path, "--noise", "1.5")
+    output = stdout_of(capsys, "plan", path, "--noise", "1.5")
     (records,) = re.findall(r"node node-\d, (\d+) records, would pay for", output)
     spent = {Event("gaussian", 1.5, 64 / int(records)): 4, Event("laplace", 10.0): 1}
     for accountant, name in (("pld", "PLD"), ("rdp", "RDP")):
@@ -248,22 +248,24 @@ def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
     path = str(write(tmp_path, FEDIOD, privacy("pate", more="pate = { teachers = 20 }\n")))
     for steps in (4, 64):
         noise = "--noise=pate=40,critic=3,gradients=10"
-        found = json.loads(said(capsys, "plan", path, "--epsilon=inf", noise, f"--steps={steps}", "--json"))
-        (alone,) = (row["epsilon"] for row in found["queries"] if row["for"] == "gradients")
+        plan = json.loads(
+            stdout_of(capsys, "plan", path, "--epsilon=inf", noise, f"--steps={steps}", "--json")
+        )
+        (alone,) = (row["epsilon"] for row in plan["queries"] if row["for"] == "gradients")
         mu = math.sqrt(steps) * 2 * math.sqrt(8) / (10 * 20)
         for at, reached in ((alone + 0.001, True), (alone - 0.001, False)):
             lost = ndtr(mu / 2 - at / mu) - math.exp(at) * ndtr(-mu / 2 - at / mu)
             assert bool(lost <= 1e-5) is reached
-        assert max(node["epsilon"]["pld"] for node in found["nodes"]) > 2 * alone, "all else is charged too"
+        assert max(node["epsilon"]["pld"] for node in plan["nodes"]) > 2 * alone, "all else is charged too"
 
 
 def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
         config = from_dict(toml.parse(TINY + "".join(sections)))
-        run, places = _simulated("tiny", load_toml(write(tmp_path, *sections)))
+        run, sites = _simulated("tiny", load_toml(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> PrivacyCost | None:
-            mechanism = privacy_plan._mechanism(run, places[0], config.nodes.privacy, method, local)
+            mechanism = privacy_plan._mechanism(run, sites[0], config.nodes.privacy, method, local)
             return forecast(mechanism).cost
 
         return find_run_length(config.method, config.nodes.local, price).name
@@ -296,12 +298,19 @@ def clinic(tmp_path: Path) -> Path:
     return folder
 
 
-def charge(folder: Path, price: PrivacyCost, number: int = 0, *, guarantee: bool = True) -> None:
+def charge(folder: Path, cost: PrivacyCost, number: int = 0, *, guarantee: bool = True) -> None:
     audit = AuditLog(folder / "audit.sqlite")
-    bare = int(not guarantee)
+    no_guarantee = int(not guarantee)
     audit.charge(
         Entry(
-            "old", NODE_DATA, "clinic", number, "q", "response", cost=cost_to_dict(price), no_guarantee=bare
+            "old",
+            NODE_DATA,
+            "clinic",
+            number,
+            "q",
+            "response",
+            cost=cost_to_dict(cost),
+            no_guarantee=no_guarantee,
         )
     )
     audit.close()
@@ -314,19 +323,21 @@ def test_a_plan_for_one_record_says_that_a_patient_has_several(
         np.savez(clinic / "data.npz", **arrays, patient=np.arange(200) // 4)
     path = clinic / "node.toml"
     first = path.read_text()
-    assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd")
+    assert "a patient or slide" not in stdout_of(capsys, "plan", str(clinic), "digits-fedkd")
     path.write_text(f'{first}[data]\ngroup = "patient"\n')
-    output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd").split())
+    output = " ".join(stdout_of(capsys, "plan", str(clinic), "digits-fedkd").split())
     assert "epsilon holds for one record: a patient or slide has up to 4 at one node" in output
     assert "privacy.group_size = 4 protects all records of a group together" in output
     path.write_text(f'{first}group_size = 4\n[data]\ngroup = "patient"\n')
-    assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd", "--epsilon", "8")
+    assert "a patient or slide" not in stdout_of(
+        capsys, "plan", str(clinic), "digits-fedkd", "--epsilon", "8"
+    )
 
 
 def test_a_node_has_its_own_training_records_and_audit_log(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = said(capsys, "plan", str(clinic), "digits-fedkd")
+    output = stdout_of(capsys, "plan", str(clinic), "digits-fedkd")
     assert "node clinic, 200 records, would pay for" in output
     assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", output)  # 2 * 200 / 32
     assert re.search(r"predict +- +free +1 +0\n", output)
@@ -335,12 +346,12 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     assert max(map(len, output.splitlines())) <= 80
     before = PrivacyCost({Event("gaussian", 2.0): 1})
     charge(clinic, before)
-    output = said(capsys, "plan", str(clinic / "node.toml"), "digits-fedkd")
-    left = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", output)
-    assert float(left[0][0]) == pytest.approx(compute_epsilon(before, 1e-5), abs=1e-3)
-    assert 3 < float(left[0][1]) < 5
+    output = stdout_of(capsys, "plan", str(clinic / "node.toml"), "digits-fedkd")
+    budgets = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", output)
+    assert float(budgets[0][0]) == pytest.approx(compute_epsilon(before, 1e-5), abs=1e-3)
+    assert 3 < float(budgets[0][1]) < 5
     charge(clinic, PrivacyCost({Event("gaussian", 1.0): 1}), 1)
-    output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
+    output = " ".join(stdout_of(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
     assert "so it is REFUSED" in output
     assert "To fix this noise" not in output
     assert "clinic would refuse digits-fedkd: it costs more than is left of the data's budget" in output
@@ -350,28 +361,30 @@ def test_data_that_left_without_guarantee_have_nothing_left(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     charge(clinic, PrivacyCost(), guarantee=False)
-    assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
+    assert "nothing is left: releases without" in stdout_of(
+        capsys, "plan", str(clinic), "digits-fedkd", code=2
+    )
 
 
 def test_plan_prints_audit_log_faults(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     charge(clinic, PrivacyCost({Event("gaussian", 2.0): 1}))
     (clinic / "audit.sqlite").unlink()
-    assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
+    assert "nothing can be charged" in stdout_of(capsys, "plan", str(clinic), "digits-fedkd", code=2)
     (clinic / "audit.sqlite.head").unlink()
-    assert "nothing can be charged" not in said(capsys, "plan", str(clinic), "digits-fedkd")
+    assert "nothing can be charged" not in stdout_of(capsys, "plan", str(clinic), "digits-fedkd")
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
-    output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
+    output = " ".join(stdout_of(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
     assert "its node's runs exist" in output
 
 
 def test_plan_warns_of_votes_below_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, FEDIOD, privacy("pate", "inf", "pate = { teachers = 20 }\n"))
     for noise, drowns in (("9.9", False), ("10", True)):
-        output = " ".join(said(capsys, "plan", str(path), "--noise", f"pate={noise}").split())
+        output = " ".join(stdout_of(capsys, "plan", str(path), "--noise", f"pate={noise}").split())
         assert f"votes noise {noise} on the votes of 20 teachers" in output
         assert ("the votes are almost all noise" in output) == drowns
-    output = said(capsys, "plan", str(write(tmp_path, FEDIOD, privacy("dp-sgd"))))
+    output = stdout_of(capsys, "plan", str(write(tmp_path, FEDIOD, privacy("dp-sgd"))))
     assert "teachers" not in output
 
 
@@ -382,10 +395,10 @@ def test_a_run_as_long_as_least_steps_can_be_planned(
     local = "local = { epochs = 0.3, min_steps = 30, batch = 4096 }"
     path = write(tmp_path, *sections)
     path.write_text(path.read_text().replace("local = { epochs = 0.3, batch = 64 }", local))
-    output = said(capsys, "plan", str(path), "--epsilon", "1", "--steps", "50")
+    output = stdout_of(capsys, "plan", str(path), "--epsilon", "1", "--steps", "50")
     assert "length     local.min_steps = 50" in output
     assert re.search(r"training +training +gaussian\(\S+\) +50 ", output)
-    output = said(capsys, "plan", str(path), "--epsilon", "2", "--noise", "20")
+    output = stdout_of(capsys, "plan", str(path), "--epsilon", "2", "--noise", "20")
     (steps,) = re.findall(r"length     local.min_steps = (\d+)", output)
     assert int(steps) > 30
 
@@ -396,7 +409,7 @@ def test_options_of_the_run_are_those_of_the_plan(
 ) -> None:
     path = write(tmp_path, FEDAVG, privacy("dp-sgd"))
     names = [str(clinic), str(path)] if node else [str(path)]
-    output = said(capsys, "plan", *names, "--method.rounds", "7", "--epsilon", "2.5")
+    output = stdout_of(capsys, "plan", *names, "--method.rounds", "7", "--epsilon", "2.5")
     assert re.search(r"train .* 7 ", output)
     assert "is at most 2.5" in output
 
@@ -404,7 +417,7 @@ def test_options_of_the_run_are_those_of_the_plan(
 def test_plan_rejects_steps_if_no_option_changes_the_cost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
+    output = stdout_of(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
     assert (
         "this run costs the same for all values of method.predictions, local.epochs, local.min_steps"
         in output
@@ -416,15 +429,15 @@ def test_queries_of_unknown_count_need_given_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write(tmp_path, '[method]\nname = "ensemble"\n', privacy("pate")))
-    output = " ".join(said(capsys, "plan", path, code=2).split())
+    output = " ".join(stdout_of(capsys, "plan", path, code=2).split())
     assert "REFUSED: privacy.pate.noise is none, and the number of queries predict is not known" in output
-    output = " ".join(said(capsys, "plan", path, "--noise", "20").split())
+    output = " ".join(stdout_of(capsys, "plan", path, "--noise", "20").split())
     assert re.search(r"predict pate gaussian\(14.14\) any 0\.2\d+ each", output)
     assert "and what predict costs each time" in output
 
 
 def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
-    output = said(capsys, "plan", "digits-fediod")
+    output = stdout_of(capsys, "plan", "digits-fediod")
     assert "mechanism  none: releases leave as they are, without any guarantee" in output
     assert "whole run  no guarantee" in output
 
@@ -448,60 +461,62 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
         (["nothing"], "unknown command"),
     ],
 )
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], output: str) -> None:
-    assert output in said(capsys, *words, code=2)
+def test_invalid_option_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], output: str
+) -> None:
+    assert output in stdout_of(capsys, *words, code=2)
 
 
 def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDKD, "labeled = true\n", privacy("dp-sgd")))
-    assert "none if public data are added to its own" in said(capsys, "plan", path, code=2)
+    assert "none if public data are added to its own" in stdout_of(capsys, "plan", path, code=2)
     path = str(write(tmp_path, FEDKD, privacy("dp-sgd")))
-    output = said(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)
+    output = stdout_of(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)
     assert "invalid --epsilon = inf (expected finite" in output
 
 
-def test_two_unknown_levels_want_two_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_unknown_noise_values_need_two_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
-    assert "PART=N for training, critic" in said(capsys, "plan", path, "--noise", "3", code=2)
-    output = said(capsys, "plan", path, "--noise", "training=3", "--epsilon", "2", code=2)
+    assert "PART=N for training, critic" in stdout_of(capsys, "plan", path, "--noise", "3", code=2)
+    output = stdout_of(capsys, "plan", path, "--noise", "training=3", "--epsilon", "2", code=2)
     assert "invalid --noise = 'critic' (expected noise for them too" in output
 
 
 def test_an_epsilon_that_no_noise_is_enough_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The counts alone, with noise of scale 10, cost 0.1."""
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd", "0.05")))
-    assert "invalid privacy.epsilon = 0.05 (expected a larger one" in said(capsys, "plan", path, code=2)
-    output = said(capsys, "plan", path, "--epsilon", "0.5", "--noise", "training=1,critic=1", code=2)
+    assert "invalid privacy.epsilon = 0.05 (expected a larger one" in stdout_of(capsys, "plan", path, code=2)
+    output = stdout_of(capsys, "plan", path, "--epsilon", "0.5", "--noise", "training=1,critic=1", code=2)
     assert "invalid --epsilon = 0.5 (expected more, or more noise: even method.steps = 1 costs more" in output
 
 
 def test_a_mechanism_that_cannot_protect_the_method(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "it does not declare depends_on_records" in said(
+    assert "it does not declare depends_on_records" in stdout_of(
         capsys, "plan", str(clinic), "digits-fedgen", code=2
     )
-    assert "the run is missing" in said(capsys, "plan", str(clinic), code=2)
+    assert "the run is missing" in stdout_of(capsys, "plan", str(clinic), code=2)
 
 
 # --- cost, help --------------------------------------------------------------------------------------
 
 
-def test_the_published_figures_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> None:
-    output = said(capsys, "cost", "gaussian(1.0, rate=0.01)", "1000", "--delta", "1e-5")
+def test_published_epsilons_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> None:
+    output = stdout_of(capsys, "cost", "gaussian(1.0, rate=0.01)", "1000", "--delta", "1e-5")
     assert output == ("gaussian(1.0, rate=0.01) x 1000\nepsilon 1.829 (PLD), 2.102 (RDP) at delta 1e-05\n")
-    several = said(capsys, "cost", "laplace(2.0)", "laplace(4.0)", "3", "--delta", "0")
+    several = stdout_of(capsys, "cost", "laplace(2.0)", "laplace(4.0)", "3", "--delta", "0")
     assert several == "laplace(2.0) x 1\nlaplace(4.0) x 3\nepsilon 1.25 (PLD), 1.25 (RDP) at delta 0\n"
 
 
 def test_help_names_every_audited_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
-    output = said(capsys, "audit", "--mechanism", "pate", "--help")
+    output = stdout_of(capsys, "audit", "--mechanism", "pate", "--help")
     assert all(mechanism in output for mechanism in AUDITS)
-    assert "fedstill privacy plan [NODE] RUN" in said(capsys, "plan", "--help")
+    assert "fedstill privacy plan [NODE] RUN" in stdout_of(capsys, "plan", "--help")
 
 
-def test_levels_are_rounded_up_and_never_down() -> None:
-    for level in (0.1 + 0.2, 9.99951, 1e-3, 123456.7, 2.0, 4.08140305736463):
-        up = round_noise_up(level)
-        assert level <= up <= level * 1.001 or up == pytest.approx(level, rel=1e-9)
+def test_noise_is_rounded_up_and_never_down() -> None:
+    for noise in (0.1 + 0.2, 9.99951, 1e-3, 123456.7, 2.0, 4.08140305736463):
+        up = round_noise_up(noise)
+        assert noise <= up <= noise * 1.001 or up == pytest.approx(noise, rel=1e-9)
     assert cost_from_dict({"laplace(10.0)": 1}) == PrivacyCost({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):
         privacy_plan._levels(1.0, DPSGD(), ["training", "critic"], [])

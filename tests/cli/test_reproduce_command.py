@@ -156,9 +156,11 @@ def test_table_is_run_recorded_and_resumed(
     assert stale.rows != record.rows
     reproduced("x-table1", "--only", "standalone", "--record", "--quiet", "--out", "apart", *changed)
     assert not Path("apart/x-table1/fedavg-seed0").exists()
-    apart = ReproductionRecord.read(made)
-    assert apart is not None
-    assert apart.rows == stale.rows  # the other method's figures stay what they were, in their places
+    separate_record = ReproductionRecord.read(made)
+    assert separate_record is not None
+    assert (
+        separate_record.rows == stale.rows
+    )  # the other method's figures stay what they were, in their places
     reproduced("x-table1", "--only", "fedavg", "--record", "--quiet", *changed)
     renewed = ReproductionRecord.read(made)
     assert renewed is not None
@@ -171,9 +173,9 @@ def test_table_is_run_recorded_and_resumed(
     reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
     assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
-    drawn = ReproductionRecord.read(papers / "records" / "x_fig1.json")
-    assert drawn is not None
-    assert drawn.rows == (ReproducedMetric("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+    written = ReproductionRecord.read(papers / "records" / "x_fig1.json")
+    assert written is not None
+    assert written.rows == (ReproducedMetric("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
 
 
 def test_a_figure_makes_only_the_runs_that_it_shows(papers: Path) -> None:
@@ -273,7 +275,7 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
         assert "paper" in entry.scales
         if entry.is_comparison:
             comparison = entry.comparison("small")
-            runs = [comparison.run_config(place) for place in comparison.planned_runs()]
+            runs = [comparison.run_config(planned_run) for planned_run in comparison.planned_runs()]
             named = {name for run in runs for name in (run.data.registered_name, run.public.name)}
             assert set(entry.data) == named - {"none", "held-out", "noise"}
         assert entry.data
@@ -281,6 +283,6 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
         for scale in entry.scales:
             record, published = entry.record(scale), entry.published(scale)
             if record is not None:
-                kept = {row.metric for row in record.rows}
-                assert kept >= {metric.metric for metric in published} - {"gigabytes"}
+                metrics = {row.metric for row in record.rows}
+                assert metrics >= {metric.metric for metric in published} - {"gigabytes"}
                 assert markdown(entry, record)

@@ -94,7 +94,7 @@ setting = "alpha 0.1"
 def test_file_with_all_keys(tmp_path: Path) -> None:
     plan = comparison_file.read_comparison(write_file(tmp_path, FILE))
     assert (plan.name, plan.about, plan.seeds) == ("mine", "One line on it.", (3, 5))
-    assert [place.folder for place in plan.planned_runs()][:4] == [
+    assert [planned_run.folder for planned_run in plan.planned_runs()][:4] == [
         "alpha-0.1/standalone-seed3",
         "alpha-0.1/fedavg-seed3",
         "alpha-0.1/fedavg-short-seed3",
@@ -121,12 +121,12 @@ def test_same_class_name_in_two_modules_gives_two_methods(
         )
     monkeypatch.chdir(tmp_path)
     plan = comparison_file.plan_comparison(["lab_a:Own", "fedavg", "lab_b:Own"])
-    assert [place.folder for place in plan.planned_runs()] == [
+    assert [planned_run.folder for planned_run in plan.planned_runs()] == [
         "lab_a.Own-seed0",
         "fedavg-seed0",
         "lab_b.Own-seed0",
     ]
-    assert [plan.run_config(place).method.registered_name for place in plan.planned_runs()] == [
+    assert [plan.run_config(planned_run).method.registered_name for planned_run in plan.planned_runs()] == [
         "lab_a:Own",
         "fedavg",
         "lab_b:Own",
@@ -139,11 +139,11 @@ def test_same_class_name_in_two_modules_gives_two_methods(
 def test_selects_methods_or_settings(tmp_path: Path) -> None:
     plan = comparison_file.read_comparison(write_file(tmp_path, FILE))
     (method, *_), (_, setting, *_) = plan.methods, plan.settings
-    assert [place.folder for place in plan.planned_runs([method, setting])] == [
+    assert [planned_run.folder for planned_run in plan.planned_runs([method, setting])] == [
         ComparisonRun(setting, method, seed).folder for seed in plan.seeds
     ]
     assert plan.planned_runs([setting]) == [
-        place for place in plan.planned_runs() if place.setting == setting
+        planned_run for planned_run in plan.planned_runs() if planned_run.setting == setting
     ]
     with pytest.raises(UnknownName, match="unknown method or setting 'fedov'"):
         plan.planned_runs(["fedov"])
@@ -158,8 +158,8 @@ def test_complete_file_round_trips(tmp_path: Path) -> None:
         again = comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml"))
         assert again == plan
         assert again.to_toml() == plan.to_toml()
-        assert [again.run_config(place) for place in again.planned_runs()] == [
-            plan.run_config(place) for place in plan.planned_runs()
+        assert [again.run_config(planned_run) for planned_run in again.planned_runs()] == [
+            plan.run_config(planned_run) for planned_run in plan.planned_runs()
         ]
 
 
@@ -190,7 +190,8 @@ def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
     plan = comparison_file.read_comparison(write_file(tmp_path, PRIVATE))
     assert comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     policies = {
-        (place.setting, place.label): plan.run_config(place).nodes.privacy for place in plan.planned_runs()
+        (planned_run.setting, planned_run.label): plan.run_config(planned_run).nodes.privacy
+        for planned_run in plan.planned_runs()
     }
     assert policies == {
         ("epsilon 2", "fedkd-votes"): PATE(epsilon=2.0, pate=PateConfig(teachers=7)),
@@ -295,9 +296,10 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
     plan = comparison_file.plan_comparison(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
     again = comparison_file.read_comparison(write_file(tmp_path, plan.to_toml()))
     for planned in (plan, again):
-        assert {planned.run_config(place).nodes.policy.outputs_only for place in planned.planned_runs()} == {
-            value
-        }
+        assert {
+            planned.run_config(planned_run).nodes.policy.outputs_only
+            for planned_run in planned.planned_runs()
+        } == {value}
 
 
 @pytest.mark.parametrize(
@@ -662,7 +664,7 @@ def test_postponed_runs_are_not_failures(tmp_path: Path, capsys: pytest.CaptureF
             assert end.value.code == code
 
 
-def test_method_option_error_names_its_place(
+def test_method_option_error_names_the_key_to_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert exit_code("compare fedavg fediod --method.rounds 3") == 2
@@ -714,14 +716,14 @@ class FakeAttack:
             "value": 60.0,
             "column": "membership_auc",
         }
-        found = {
+        record = {
             "config": config.to_table(),
             "audit": None,
             "attacks": [{"name": "membership", "rows": [row]}],
             "sentence": "One in <three> was found.",
         }
-        (folder / "leakage.json").write_text(json.dumps(found))
-        return found
+        (folder / "leakage.json").write_text(json.dumps(record))
+        return record
 
     @property
     def folders(self) -> list[str]:
@@ -836,15 +838,15 @@ def test_failed_attack_is_noted_and_stops_nothing(
     rows = {row["method"]: row for row in records(out)}
     assert {label: row["status"] for label, row in rows.items()} == dict.fromkeys(plan.methods, "finished")
     assert (rows["standalone"]["membership_auc"], rows["fedavg"]["membership_auc"]) == ("", "60.0")
-    said = "Standalone, seed 0: not attacked: the run is not repeated here."
-    assert said in (out / "compare.html").read_text(encoding="utf-8")
-    assert said in summarize(out, plan).notes
+    message = "Standalone, seed 0: not attacked: the run is not repeated here."
+    assert message in (out / "compare.html").read_text(encoding="utf-8")
+    assert message in summarize(out, plan).notes
     # It is tried again, and the note goes once it is attacked.
     attacks.failing = None
     resume_comparison(out, quiet=True)
     assert comparison_runner.read_not_attacked(out) == {}
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "standalone-seed0"]
-    assert said not in (out / "compare.html").read_text(encoding="utf-8")
+    assert message not in (out / "compare.html").read_text(encoding="utf-8")
 
 
 # --- killed -------------------------------------------------------------------------------------------
@@ -911,11 +913,11 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
 def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
     """The upper bound corresponds to "Centralized" in FedKD's Table 4. Other methods know what nodes know."""
     plan = comparison_file.read_comparison(PRESETS.parent / "fedkd_table4.toml")
-    for place in plan.planned_runs():
-        one = plan.run_config(place)
-        ceiling = place.label == "centralized"
+    for planned_run in plan.planned_runs():
+        one = plan.run_config(planned_run)
+        ceiling = planned_run.label == "centralized"
         assert one.split.findings == (0 if ceiling else 8)
-        assert one.split.registered_name == ("iid" if place.setting == "homogeneous" else "positives")
+        assert one.split.registered_name == ("iid" if planned_run.setting == "homogeneous" else "positives")
         assert getattr(one.method, "public", False) == ceiling
     assert plan.published("homogeneous", "centralized", "auc") is not None
     own = config.load(f"{PRESETS}/xray-centralized.toml")

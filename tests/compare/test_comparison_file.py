@@ -73,8 +73,8 @@ def test_scale_overrides_file() -> None:
 def test_scale_without_methods_drops_their_settings() -> None:
     setting = {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}, "b": {"tau": 2.0}}}
     table = {"methods": ["a", "b"], "settings": [setting], "scale": {"paper": {"methods": ["a"]}}}
-    (kept,) = at_scale(table, "paper")["settings"]
-    assert kept == {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}}}
+    (reduced,) = at_scale(table, "paper")["settings"]
+    assert reduced == {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}}}
     assert list(setting["options"]) == ["a", "b"]  # the file's own stays for its other scales
 
 

@@ -18,9 +18,9 @@ ENTRIES = {entry.file.stem: entry for entry in reproductions()}
 
 def lines() -> dict[str, list[str]]:
     """Return the cells of each table's line: our metrics, seeds and date, pairs."""
-    found = LINE.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(found) == len(dict(found))
-    return {stem: [cell.strip() for cell in cells.split(" | ")][2:5] for stem, cells in found}
+    entries = LINE.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(entries) == len(dict(entries))
+    return {stem: [cell.strip() for cell in cells.split(" | ")][2:5] for stem, cells in entries}
 
 
 def test_each_table_has_line() -> None:

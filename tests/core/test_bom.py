@@ -45,7 +45,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "a server's rules": (
         server_rules.FILE,
         'modules = ["my_lab:Prox"]\n',
-        lambda path: server_rules.read(path.parent),
+        lambda path: server_rules.read_server_rules(path.parent),
     ),
 }
 

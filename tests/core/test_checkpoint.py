@@ -93,14 +93,14 @@ def test_optimizer_resumes_from_saved_state(tmp_path: Path) -> None:
 
     model, optimizer = made()
     step(model, optimizer)
-    kept = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
-    save_state(tmp_path / "state", kept)
+    state = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
+    save_state(tmp_path / "state", state)
     step(model, optimizer)
 
     again, its_optimizer = made()
-    kept = load_state(tmp_path / "state")
-    again.load_state_dict(kept["model"])
-    its_optimizer.load_state_dict(kept["optimizer"])
+    state = load_state(tmp_path / "state")
+    again.load_state_dict(state["model"])
+    its_optimizer.load_state_dict(state["optimizer"])
     step(again, its_optimizer)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
 

@@ -28,7 +28,7 @@ LAST = torch.channels_last
 
 
 @pytest.mark.parametrize(
-    ("config", "name", "said"),
+    ("config", "name", "message"),
     [
         (FedIOD, "importance", r"invalid method.importance = 'misspelled' \(expected one of counts"),
         (FedIOD, "gan_form", r"invalid method.gan_form = 'misspelled' \(expected one of eq2, bce"),
@@ -47,8 +47,8 @@ LAST = torch.channels_last
         ),
     ],
 )
-def test_rejects_misspelled_choice_from_python(config: Any, name: str, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_misspelled_choice_from_python(config: Any, name: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         config(**{name: "misspelled"})
 
 

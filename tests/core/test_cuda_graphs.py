@@ -28,10 +28,10 @@ from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
-from fedstill.node import local_training, query_handlers
+from fedstill.node import handler_runner, local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import MIN_STEPS_TO_CAPTURE, make_optimizers, train
+from fedstill.node.local_training import MIN_STEPS_TO_CAPTURE, attach_optimizers, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
@@ -204,7 +204,7 @@ def test_out_of_memory_in_backward_capture_resets_step() -> None:
 
 
 def test_backward_uses_precision_of_forward() -> None:
-    seen = []
+    autocast_states = []
 
     class RecordAutocast(torch.autograd.Function):
         @staticmethod
@@ -213,7 +213,7 @@ def test_backward_uses_precision_of_forward() -> None:
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            seen.append(torch.is_autocast_enabled("cpu"))
+            autocast_states.append(torch.is_autocast_enabled("cpu"))
             return gradient
 
     captured = CudaGraphStep(lambda x: {"y": RecordAutocast.apply(x)}, tuple, FakeCapture(lambda: iter(())))
@@ -222,8 +222,8 @@ def test_backward_uses_precision_of_forward() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             y = captured(x=x)["y"]
         torch.autograd.grad(y.sum(), x)
-    assert len(seen) >= WARMUP_CALLS + 1
-    assert not any(seen)
+    assert len(autocast_states) >= WARMUP_CALLS + 1
+    assert not any(autocast_states)
 
 
 def test_random_layers_are_never_captured() -> None:
@@ -253,7 +253,7 @@ def capturing_compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
         return CudaGraphStep(step, static_buffers, FakeCapture(static_buffers))
 
-    for module in (local_training, query_handlers):
+    for module in (local_training, handler_runner):
         monkeypatch.setattr(module, "CudaGraphStep", capture)
     compute = Compute(EngineConfig("one-by-one"))
     monkeypatch.setattr(compute, "uses_cuda_graphs", lambda *modules: True, raising=False)
@@ -274,7 +274,7 @@ def test_node_copy_with_other_network_captures_its_own_steps(capturing_compute: 
     (node,) = nodes_of(capturing_compute, "mlp:8", 1)
     other = copy.copy(node)
     other.modules, other.optimizers = {"model": build("mlp:8", SHAPE, 3, 0, "other")}, {}
-    make_optimizers([node, other], local)
+    attach_optimizers([node, other], local)
     train([node], TASK, local, capturing_compute, steps=10)
     before = [to_vector(each.model) for each in (node, other)]
     train([other], TASK, local, capturing_compute, steps=10)
@@ -297,7 +297,7 @@ def test_captured_responses_follow_random_inputs_and_learning_rates(
 class Annealed(FedIOD):
     """A custom method whose helper depends on the query number."""
 
-    def rate_real(self, nodes: Any, x: torch.Tensor, **known: torch.Tensor) -> Any:
+    def mean_critic_output_on_real(self, nodes: Any, x: torch.Tensor, **known: torch.Tensor) -> Any:
         numbers.append(nodes.query_number)
         return {}
 
@@ -355,7 +355,7 @@ def train_nodes(
     """Train nodes for enough steps to capture, a few at a time, one node after another."""
     local = LocalConfig(epochs=0, min_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01)
     nodes, losses = nodes_of(compute, spec), []
-    make_optimizers(nodes, local)
+    attach_optimizers(nodes, local)
     for start in range(0, MIN_STEPS_TO_CAPTURE + 10, chunk):
         for node in nodes:
             train(

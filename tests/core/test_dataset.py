@@ -42,7 +42,7 @@ def test_numbers_keep_values_in_any_memory_and_byte_order(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (VALUES.astype(np.complex64), "complex64"),
         (torch.zeros(2, dtype=torch.complex128), "complex128"),
@@ -54,6 +54,6 @@ def test_numbers_keep_values_in_any_memory_and_byte_order(given: Any) -> None:
         ([[1, 2], [3]], "several shapes"),
     ],
 )
-def test_rejects_arrays_without_real_numbers(given: Any, said: str) -> None:
-    with pytest.raises(DataError, match=rf"^data\[0\]: values (are|have) .*{said}"):
+def test_rejects_arrays_without_real_numbers(given: Any, message: str) -> None:
+    with pytest.raises(DataError, match=rf"^data\[0\]: values (are|have) .*{message}"):
         as_tensor(given, "data[0]")

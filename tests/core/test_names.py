@@ -24,9 +24,14 @@ TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from([*INVISIBLE, "\u0
 
 @given(TEXTS)
 def test_normalized_name_is_composed(text: str) -> None:
-    once = normalize_name(text)
-    assert normalize_name(once) == once == unicodedata.normalize("NFC", once) == once.strip()
-    assert not any(sign in once for sign in INVISIBLE)
+    normalized = normalize_name(text)
+    assert (
+        normalize_name(normalized)
+        == normalized
+        == unicodedata.normalize("NFC", normalized)
+        == normalized.strip()
+    )
+    assert not any(sign in normalized for sign in INVISIBLE)
 
 
 @given(TEXTS, st.sampled_from(["NFC", "NFD"]))
@@ -35,14 +40,14 @@ def test_ignores_unicode_form_and_surrounding_blanks(text: str, form: str) -> No
 
 
 @given(st.text("abcXYZ\u00fc09"), st.integers(0, 20), st.sampled_from(INVISIBLE))
-def test_ignores_only_invisible_characters(text: str, place: int, sign: str) -> None:
-    assert normalize_name(text[:place] + sign + text[place:]) == text
+def test_ignores_only_invisible_characters(text: str, index: int, sign: str) -> None:
+    assert normalize_name(text[:index] + sign + text[index:]) == text
 
 
 def test_normalization_of_single_characters_is_idempotent() -> None:
     for point in (point for point in range(0x110000) if not 0xD800 <= point < 0xE000):
-        once = normalize_name(f"a{chr(point)}b")
-        assert normalize_name(once) == once
+        normalized = normalize_name(f"a{chr(point)}b")
+        assert normalize_name(normalized) == normalized
 
 
 @pytest.mark.parametrize(

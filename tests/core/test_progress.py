@@ -28,10 +28,10 @@ def test_seconds_left_follow_pace_of_phase(tmp_path: Path, monkeypatch: pytest.M
     )  # as after a resume: 20 took nobody knows how long
     assert ProgressSnapshot.read(path).seconds_left is None  # type: ignore[union-attr]
     noted.update("distillation", 40, 100, "accuracy 60.0 %")  # 20 in 30 s
-    found = ProgressSnapshot.read(path)
-    assert found is not None
-    assert found.seconds_left == 90.0
-    assert found.describe() == "distillation 40 of 100, accuracy 60.0 %, about 1 min 30 s left"
+    snapshot = ProgressSnapshot.read(path)
+    assert snapshot is not None
+    assert snapshot.seconds_left == 90.0
+    assert snapshot.describe() == "distillation 40 of 100, accuracy 60.0 %, about 1 min 30 s left"
 
 
 def test_callback_takes_small_share_of_time(
@@ -87,17 +87,17 @@ def test_clamps_large_numbers_of_other_machines() -> None:
 
 
 def test_snapshots_of_another_process_are_copied(tmp_path: Path) -> None:
-    there, here = tmp_path / "there.json", tmp_path / "here.json"
-    noted = ProgressFile(there)
+    source, here = tmp_path / "there.json", tmp_path / "here.json"
+    noted = ProgressFile(source)
     noted.set_run_info({"title": "FedIOD"})
     noted.update("rounds", 3, 9, "\x1b[31maccuracy 50.0 %")
-    with follow_file(there, ProgressFile(here)):
+    with follow_file(source, ProgressFile(here)):
         end = time.monotonic() + 10
         while json.loads(here.read_text())["done"] != 3 and time.monotonic() < end:
             time.sleep(0.05)
-    found = ProgressSnapshot.read(here)
-    assert found is not None
-    assert (found.run_info, found.note) == ({"title": "FedIOD"}, "[31maccuracy 50.0 %")
+    snapshot = ProgressSnapshot.read(here)
+    assert snapshot is not None
+    assert (snapshot.run_info, snapshot.note) == ({"title": "FedIOD"}, "[31maccuracy 50.0 %")
 
 
 def test_lock_check_does_not_block_start_of_run(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]])
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("name", "error", "message"),
     [
         ("argumant", UnknownName, "did you mean 'argument'"),
         ("lab_sound:Missing", ArgumentError, "has no 'Missing'"),
@@ -122,7 +122,7 @@ def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]])
     ],
 )
 def test_rejects_objects_of_wrong_type(
-    errors: Registry[type[Exception]], name: str, error: type[Exception], said: str
+    errors: Registry[type[Exception]], name: str, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         errors[name]

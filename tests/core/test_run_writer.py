@@ -72,8 +72,8 @@ def test_resume_requires_same_options(tmp_path: Path) -> None:
     begun = {"method.steps": "200", "seed": "0"}
     RunWriter(tmp_path, options=begun).save({"done": 1})
     assert RunWriter(tmp_path, options=begun).load()["done"] == 1
-    said = r"began with method.steps = 200, but now it is 110 \(1 more such\)"
-    with pytest.raises(RunFolderError, match=said):
+    message = r"began with method.steps = 200, but now it is 110 \(1 more such\)"
+    with pytest.raises(RunFolderError, match=message):
         RunWriter(tmp_path, options={"method.steps": "110", "seed": "1"}).load()
 
 
@@ -182,15 +182,15 @@ def test_resume_rejects_missing_metrics(tmp_path: Path) -> None:
 
 
 def test_slow_listener_does_not_delay_checkpoint(tmp_path: Path, clock: Clock) -> None:
-    there: list[bool] = []
+    state_exists: list[bool] = []
 
     def on_metrics(lines: Any) -> None:
-        there.append((tmp_path / STATE_FILE).exists())
+        state_exists.append((tmp_path / STATE_FILE).exists())
         clock.now += 1000 * SECONDS_BETWEEN
 
     records = RunWriter(tmp_path, on_metrics)
     records.add_metrics({"step": 1})
     records.save({})
-    assert there == [True]  # the checkpoint is saved first
+    assert state_exists == [True]  # the checkpoint is saved first
     clock.now += SECONDS_BETWEEN + 0.1
     assert records.is_save_due()

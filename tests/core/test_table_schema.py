@@ -17,7 +17,7 @@ ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
 def test_features_follow_column_order_without_target() -> None:
     schema = Schema("ill", (AGE, ILL, SEX))
     assert schema.features == ("age", "age: missing", "sex: f", "sex: m", "sex: missing")
-    assert [(column.name, place.start, place.stop) for column, place in schema.feature_slices()] == [
+    assert [(column.name, span.start, span.stop) for column, span in schema.feature_slices()] == [
         ("age", 0, 2),
         ("sex", 2, 5),
     ]
@@ -25,7 +25,7 @@ def test_features_follow_column_order_without_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"name": ""}, "name"),
         (
@@ -40,13 +40,13 @@ def test_features_follow_column_order_without_target() -> None:
         ({"type": "category", "categories": ("x", "y", "x")}, "two or more different texts"),
     ],
 )
-def test_rejects_invalid_columns(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_invalid_columns(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         SchemaColumn(**{"name": "a", **options})
 
 
 @pytest.mark.parametrize(
-    ("target", "columns", "said"),
+    ("target", "columns", "message"),
     [
         ("ill", (AGE, SEX), r"invalid target = 'ill' \(expected one of the columns age, sex"),
         ("ill", (AGE, AGE, ILL), r"invalid columns = 'age' \(expected each name once"),
@@ -54,8 +54,8 @@ def test_rejects_invalid_columns(options: dict[str, Any], said: str) -> None:
         ("ill", (ILL,), "one or more besides the target"),
     ],
 )
-def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         Schema(target, columns)
 
 

@@ -118,7 +118,7 @@ def test_shifts_cover_all_offsets_up_to_an_eighth(height: int, width: int, flip:
     images = image.expand(400, 2, height, width)
     out = random_shift(images, torch.Generator().manual_seed(0), flip=flip)
     assert out.shape == images.shape
-    seen = [allowed[tuple(moved.flatten().tolist())] for moved in out]
-    assert set(seen) == set(allowed.values()), "every shift occurs"
+    shifts = [allowed[tuple(moved.flatten().tolist())] for moved in out]
+    assert set(shifts) == set(allowed.values()), "every shift occurs"
     if flip:
-        assert 150 < sum(mirrored for _, _, mirrored in seen) < 250
+        assert 150 < sum(mirrored for _, _, mirrored in shifts) < 250

@@ -157,14 +157,14 @@ def test_unknown_name_is_a_path() -> None:
 
 def test_path_keeps_preset_options_that_it_has() -> None:
     """For example, presets of brain MRI resize user images too."""
-    for preset, other, kept in (
+    for preset, other, expected in (
         ("mri-segmentation-fediod", "volumes", {"size": 64}),
         ("text-sst2-fedkd", "letters.csv", {"length": 40}),
         ("xray-fedkd", "films.npz", {"size": 32, "test_fraction": 0.3}),
     ):
         text = f'extends = "{PRESETS}/{preset}.toml"\n[data]\nname = "{other}"\n'
         data = from_dict(parse(text, kind=type(from_dict({"method": {"name": "fedavg"}})))).data
-        assert {name: getattr(data, name) for name in kept} == kept
+        assert {name: getattr(data, name) for name in expected} == expected
         assert isinstance(data, UserFiles)
 
 

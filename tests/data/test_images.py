@@ -97,11 +97,11 @@ def test_transparent_palette_color_becomes_white(tmp_path: Path, suffix: str) ->
     palette.putpalette([200, 10, 20, 30, 40, 50])
     pixels = decode_image(save_image(tmp_path / f"a.{suffix}", palette, transparency=0), "a")
     assert pixels[:, 0].T.tolist() == [[255, 255, 255], [30, 40, 50]]
-    for image, kept in (
+    for image, transparency in (
         (Image.fromarray(np.array([[7, 8]], dtype=np.uint8)), 7),
         (Image.fromarray(np.array([[[7, 7, 7], [8, 8, 8]]], dtype=np.uint8)), (7, 7, 7)),
     ):
-        pixels = decode_image(save_image(tmp_path / "b.png", image, transparency=kept), "b")
+        pixels = decode_image(save_image(tmp_path / "b.png", image, transparency=transparency), "b")
         assert pixels[:, 0].tolist() == [[255, 8]] * len(pixels)
 
 

@@ -45,9 +45,9 @@ def test_patches_match_their_corners() -> None:
     assert cases.sizes == ((20, 26), (16, 16), (10, 30))
     assert cases.corners is not None
     for n, (top, left) in enumerate(cases.corners.tolist()):
-        seen = make_pixels(data.inputs[n])
-        assert seen[:, 0, 0].tolist() == [top, left, int(cases.case_ids[n])]
-        assert seen[1, 0].tolist() == list(range(left, left + 16))
+        pixels = make_pixels(data.inputs[n])
+        assert pixels[:, 0, 0].tolist() == [top, left, int(cases.case_ids[n])]
+        assert pixels[1, 0].tolist() == list(range(left, left + 16))
     assert make_pixels(data.inputs[5])[0, 9:13, 0].tolist() == [
         9,
         9,
@@ -82,8 +82,8 @@ def test_images_of_one_patient_stay_together() -> None:
         assert len(data.train) % 12 == 0  # 12 patches per image, and whole images
         named = data.columns["patient"]
         assert set(named) <= {*(f"p{n}" for n in range(6)), "n18"}
-        kept, selected = hold_out(PublicConfig("held-out", share=0.4), data)
-        assert not owners(data.train.inputs[kept]) & owners(data.train.inputs[selected])
+        rest, selected = hold_out(PublicConfig("held-out", share=0.4), data)
+        assert not owners(data.train.inputs[rest]) & owners(data.train.inputs[selected])
         assert data.train.groups is not None
         assert len(set(data.train.groups.tolist())) == len(set(named))
 

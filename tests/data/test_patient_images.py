@@ -54,11 +54,11 @@ def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
     assert not patients_in(data.train) & tested
     assert {p % 3 for p in tested} == {0, 1, 2}  # each site
     assert len(data.train) <= 20
-    left, public = load_public(PublicConfig("held-out", share=0.4, seed=seed), data, SEGMENTATION)
+    train, public = load_public(PublicConfig("held-out", share=0.4, seed=seed), data, SEGMENTATION)
     assert public is not None
     known = patients_in(public)
     assert not known & tested
-    assert not known & patients_in(left)
+    assert not known & patients_in(train)
     unit = data.columns["patient"]
     parts = split(
         data.train.targets,

@@ -281,16 +281,16 @@ def test_subset_and_to_keep_groups() -> None:
 
 @given(groups=st.lists(st.integers(-3, 3), min_size=1, max_size=30), most=st.integers(2, 5))
 def test_limit_keeps_the_first_examples_of_each_group(groups: list[int], most: int) -> None:
-    kept = limit_groups(made(torch.tensor(groups)), most)
+    limited = limit_groups(made(torch.tensor(groups)), most)
     before: Counter[int] = Counter()
     expected = []
     for index, group in enumerate(groups):
         if before[group] < most:
             expected.append(index)
         before[group] += 1
-    assert kept.targets.tolist() == expected
-    assert kept.groups is not None
-    assert max(Counter(kept.groups.tolist()).values()) <= most
+    assert limited.targets.tolist() == expected
+    assert limited.groups is not None
+    assert max(Counter(limited.groups.tolist()).values()) <= most
 
 
 def test_rejects_invalid_group_limits() -> None:

@@ -123,9 +123,9 @@ def test_texts_of_one_patient_stay_together(tmp_path: Path) -> None:
     assert "trained on 30 of 36" in data.note
     assert data.train.groups is not None
     assert len(set(zip(data.train.groups.tolist(), data.train.inputs[:, 0].tolist(), strict=True))) == 5
-    kept, public = hold_out(PublicConfig("held-out", share=0.4), data)
+    rest, public = hold_out(PublicConfig("held-out", share=0.4), data)
     owner = data.columns["patient"]
-    assert not set(owner[kept]) & set(owner[public])
+    assert not set(owner[rest]) & set(owner[public])
     parts = split(data.train.targets, 2, Dirichlet(nodes=2, minimum=1), np.random.default_rng(0),
                   data.columns, owner)  # fmt: skip
     assert not set(owner[parts[0]]) & set(owner[parts[1]])

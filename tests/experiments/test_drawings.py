@@ -55,7 +55,7 @@ def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[di
 @pytest.mark.parametrize(
     ("name", "picture"), [("fedkd_fig2", "figure2.svg"), ("fedmd_cg_fig6", "figure6.svg")]
 )
-def test_what_a_comparison_tells_itself_is_only_drawn(tmp_path: Path, name: str, picture: str) -> None:
+def test_comparison_results_are_only_drawn(tmp_path: Path, name: str, picture: str) -> None:
     _, rows = reproduced(name, tmp_path)
     assert rows == []
     assert (tmp_path / "out" / picture).read_text().count("<path") > 10
@@ -63,30 +63,30 @@ def test_what_a_comparison_tells_itself_is_only_drawn(tmp_path: Path, name: str,
 
 def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig3", tmp_path)
-    found = {(row["method"], row["metric"]): row["value"] for row in rows}
+    values = {(row["method"], row["metric"]): row["value"] for row in rows}
     for method in ("fedavg", "fedmd-cg"):
         course = RunFiles.read(runs / f"{method}-seed0").metrics
-        assert found[method, "accuracy, early"] == course.main_model[1]
-        assert found[method, "accuracy"] == course.main_model[2]
-        assert found[method, "local accuracy"] == course.local_models[2]
+        assert values[method, "accuracy, early"] == course.main_model[1]
+        assert values[method, "accuracy"] == course.main_model[2]
+        assert values[method, "local accuracy"] == course.local_models[2]
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"curves.svg", "omega.svg"}
 
 
 def test_consistency_is_the_loss_of_the_runs(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig5", tmp_path)
     last = RunFiles.read(runs / "ave-latent-seed0").metrics.server_losses["consistency"]
-    found = {(row["method"], row["metric"]): row["value"] for row in rows}
-    assert found["FedMD-CG", "G+D loss, last"] == last[max(last)]
-    assert ("FedCG", "G+D loss, last") in found
+    values = {(row["method"], row["metric"]): row["value"] for row in rows}
+    assert values["FedMD-CG", "G+D loss, last"] == last[max(last)]
+    assert ("FedCG", "G+D loss, last") in values
 
 
-def test_bytes_until_a_level_are_a_part_of_the_runs(tmp_path: Path) -> None:
+def test_bytes_until_target_accuracy_are_part_of_total(tmp_path: Path) -> None:
     runs, rows = reproduced("fediod_fig8", tmp_path, levels=[0.0, 101.0])
-    found = {(row["method"], row["metric"]): row["value"] for row in rows}
+    values = {(row["method"], row["metric"]): row["value"] for row in rows}
     result = RunFiles.read(runs / "fedavg-seed0").result
     assert result.bytes.up
     assert result.bytes.down
     # Any accuracy is 0 or more after the first of two rounds; none is 101.
-    assert found["fedavg", "GB to 0 %"] == pytest.approx((result.bytes.up + result.bytes.down) / 2e9)
-    assert ("fedavg", "GB to 101 %") not in found
-    assert ("fediod", "best, %") in found
+    assert values["fedavg", "GB to 0 %"] == pytest.approx((result.bytes.up + result.bytes.down) / 2e9)
+    assert ("fedavg", "GB to 101 %") not in values
+    assert ("fediod", "best, %") in values

@@ -41,11 +41,12 @@ def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> N
     plan, runs = comparison_file.read_comparison(tmp_path / "plan.toml"), tmp_path / "runs"
     comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
     add_search_folders([str(PRESETS.parent)])
-    found = {
-        place.folder: areas for place, areas in importlib.import_module("membership").attack_students(runs, 4)
+    results = {
+        planned_run.folder: areas
+        for planned_run, areas in importlib.import_module("membership").attack_students(runs, 4)
     }
-    assert set(found) == {"fedkd-seed0", "fedavg-seed0"}  # who is alone has no student
-    for folder, areas in found.items():
+    assert set(results) == {"fedkd-seed0", "fedavg-seed0"}  # who is alone has no student
+    for folder, areas in results.items():
         leakage = json.loads((runs / folder / "leakage.json").read_text())
         attacks = leakage["attacks"][0]["result"]["targets"][0]["attacks"]
         assert set(areas) == {each["name"] for each in attacks}

@@ -160,5 +160,5 @@ def test_mosaics_are_cut_row_by_row_and_end_in_a_test_part(tmp_path: Path) -> No
         tile, label = i % 500, i // 500
         assert data.train.targets[i] == label
         expected = torch.tensor([tile // 4, 100 + tile % 4 * 30, 200 * label])
-        found = data.train.inputs[i].flatten(1) * 127.5 + 127.5
-        assert (found - expected[:, None]).abs().max() <= 4
+        pixels = data.train.inputs[i].flatten(1) * 127.5 + 127.5
+        assert (pixels - expected[:, None]).abs().max() <= 4

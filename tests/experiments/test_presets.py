@@ -14,7 +14,7 @@ from fedstill.core.toml import parse
 from fedstill.data.config import check_supports_task
 from fedstill.runs import config, presets
 from tests.experiments.packs import PRESETS
-from tests.own_lab import Lab
+from tests.my_lab_package import Lab
 
 
 def preset(name: str) -> str:
@@ -65,8 +65,10 @@ def test_a_method_is_the_papers_at_the_papers_scale(
 ) -> None:
     """And keeps nothing of what made it small."""
     comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
-    place = next(place for place in comparison.planned_runs() if place.label == method)
-    assert comparison.run_config(place).method == replace(config.load(like).method, **but)
+    planned_run = next(
+        planned_run for planned_run in comparison.planned_runs() if planned_run.label == method
+    )
+    assert comparison.run_config(planned_run).method == replace(config.load(like).method, **but)
 
 
 @pytest.mark.parametrize("name", ["fediod_table2", "fediod_table3", "fediod_table4"])
@@ -74,7 +76,7 @@ def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) 
     comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
     one, other = (
         comparison.run_config(
-            next(place for place in comparison.planned_runs() if place.label == method)
+            next(planned_run for planned_run in comparison.planned_runs() if planned_run.label == method)
         ).method
         for method in ("fediod", "asyndgan")
     )
@@ -189,11 +191,11 @@ def study(lab: Lab) -> Path:
 
 def test_finds_a_reader_in_the_folder_of_the_file(lab: Lab, study: Path) -> None:
     lab.run("first", file="study/runs/above.toml")
-    found = lab.result("first")["data"]
-    assert (found["name"], found["train"] + found["test"]) == ("readers.noise:Noise", 60)
+    data = lab.result("first")["data"]
+    assert (data["name"], data["train"] + data["test"]) == ("readers.noise:Noise", 60)
     (lab.here / "first" / "result.json").unlink()
     lab("run", "--resume", "first", "--quiet")
-    assert lab.result("first")["data"] == found
+    assert lab.result("first")["data"] == data
     assert "accuracy" in lab.run("above", "--data.count", "50", file="study/below.toml")
 
 

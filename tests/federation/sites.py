@@ -237,7 +237,7 @@ class Sites:
 
     # what is on the disks
 
-    def own(self, name: str) -> Path:
+    def run_folder(self, name: str) -> Path:
         """A node's folder of the run."""
         return self.folder / "nodes" / name / "runs" / "one"
 
@@ -255,7 +255,9 @@ class Sites:
     def state(self, name: str) -> dict[str, Any]:
         """A node's state at the end."""
         checkpoint = load_state(self.served / "state.safetensors")["checkpoint"]
-        state: dict[str, Any] = load_state(self.own(name) / f"checkpoint-{checkpoint}.safetensors")["node"]
+        state: dict[str, Any] = load_state(self.run_folder(name) / f"checkpoint-{checkpoint}.safetensors")[
+            "node"
+        ]
         return state
 
     def student(self) -> dict[str, torch.Tensor]:
@@ -292,7 +294,7 @@ def audit_fields(line: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def same_figures(
+def assert_same_metrics(
     sites: Sites, result: dict[str, Any] | str, unbroken: Unbroken, *, audits: bool = True
 ) -> None:
     """A run that was broken and went on is the unbroken run: student, nodes, and what was counted where."""
@@ -310,8 +312,8 @@ def same_figures(
             continue
         mine = [audit_fields(line) for line in sites.audit(node.name)]
         assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))  # each line once
-        there = [audit_fields(line) for line in sites.audit("server") if line["node"] == node.name]
-        assert Counter(map(repr, there)) == Counter(map(repr, unbroken.audit(node.name)))
+        server_lines = [audit_fields(line) for line in sites.audit("server") if line["node"] == node.name]
+        assert Counter(map(repr, server_lines)) == Counter(map(repr, unbroken.audit(node.name)))
     if audits:
         for key in ("bytes", "queries", "queries_by_name"):
             assert result[key] == metrics[key]

@@ -51,7 +51,7 @@ def test_run_needs_approval_of_each_owner(tmp_path: Path) -> None:
             assert node in value
             assert entries(here.folder / "nodes" / node) == []
         (sha256,) = {
-            found.replace(" ", "") for found in re.findall(r"run ((?:[0-9a-f]{4} ){16})waits", value)
+            run_id.replace(" ", "") for run_id in re.findall(r"run ((?:[0-9a-f]{4} ){16})waits", value)
         }
         assert len(sha256) == 64
         for node in here.names:

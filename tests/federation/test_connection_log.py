@@ -25,26 +25,26 @@ def test_logs_each_connection_change_once(caplog: pytest.LogCaptureFixture) -> N
     contact = ServerConnection("here:1", clock)
     tried = "retrying every 10 s until it answers or this process is ended"
 
-    def said() -> list[str]:
+    def log_lines() -> list[str]:
         lines = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return lines
 
     contact.set_connected()
     contact.set_connected()
-    assert said() == ["connected to the server at here:1"]
+    assert log_lines() == ["connected to the server at here:1"]
     contact.set_unreachable()
     contact.set_unreachable()
-    assert said() == [f"lost the connection to the server at here:1; {tried}"]
+    assert log_lines() == [f"lost the connection to the server at here:1; {tried}"]
     clock.now = 34.0
     contact.set_connected()
-    assert said() == ["connected to the server at here:1 again, after 34.0 s"]
+    assert log_lines() == ["connected to the server at here:1 again, after 34.0 s"]
     contact.set_refused("Client 'a' is disabled")
     contact.set_refused("Client 'a' is disabled")
-    assert said() == ["the server at here:1 refuses this node: it has revoked this node"]
+    assert log_lines() == ["the server at here:1 refuses this node: it has revoked this node"]
     clock.now = 94.0
     contact.set_connected()
-    assert said() == ["connected to the server at here:1 again, after 1 min 0 s"]
+    assert log_lines() == ["connected to the server at here:1 again, after 1 min 0 s"]
 
 
 def test_logs_unreachable_server_with_rare_reminders(
@@ -82,9 +82,9 @@ def test_only_heartbeat_replies_change_connection_state(
         get_header = dict.get
 
     monkeypatch.setattr(connection_log.threading, "Thread", Idle)
-    left: list[str] = []
-    connection_log.watch_connection(
-        ServerConnection("here:1", Clock()), Cell(), 10.0, lambda: left.append("left")
+    calls: list[str] = []
+    connection_log.update_connection_on_replies(
+        ServerConnection("here:1", Clock()), Cell(), 10.0, lambda: calls.append("left")
     )
 
     def reply(topic: str, code: str) -> list[str]:
@@ -100,6 +100,6 @@ def test_only_heartbeat_replies_change_connection_state(
     assert reply(topics.HEART_BEAT, codes.UNAUTHENTICATED) == [
         "the server at here:1 refuses this node: it is full"
     ]
-    assert left == []
+    assert calls == []
     reply(topics.Register, codes.UNAUTHENTICATED)
-    assert left == ["left"]
+    assert calls == ["left"]

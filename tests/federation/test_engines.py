@@ -68,8 +68,8 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
     groups = group_nodes(nodes, should_stack(compute, nodes))
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
-    place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
-    server = Server(config, *place)
+    arguments = (federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
+    server = Server(config, *arguments)
     losses = [list(server.step().values()) for _ in range(steps)]
     probe = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(9))
     return {
@@ -77,7 +77,7 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
         "losses": torch.tensor(losses),
         "student": [p.detach() for p in student.parameters()],
         "critics": [node.modules["critic"](probe).detach() for node in nodes],
-        "audit": audit.summary(),
+        "audit": audit.traffic_totals(),
     }
 
 

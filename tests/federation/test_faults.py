@@ -23,8 +23,8 @@ from tests.federation.sites import (
     STEPS,
     Sites,
     Unbroken,
+    assert_same_metrics,
     report_time,
-    same_figures,
     sites,
     small,
     until,
@@ -73,7 +73,7 @@ def queries(three: Sites, least: int) -> Callable[[], bool]:
 
 def test_run_over_sockets_equals_simulation(three: Sites, unbroken: Unbroken) -> None:
     three.begin()
-    same_figures(three, three.end(), unbroken)
+    assert_same_metrics(three, three.end(), unbroken)
 
 
 # --- 1: a node is killed ------------------------------------------------------------------------------
@@ -81,14 +81,14 @@ def test_run_over_sockets_equals_simulation(three: Sites, unbroken: Unbroken) ->
 
 def test_node_killed_in_local_training_resumes(three: Sites, unbroken: Unbroken) -> None:
     three.begin()
-    until((three.own("node-2") / "training.safetensors").exists)
+    until((three.run_folder("node-2") / "training.safetensors").exists)
     three.kill("node-2")
     assert not three.steps()
     since = time.monotonic()
     three.start("node-2")
     stopped(three, "node-2", "train_locally")
     three.begin()
-    same_figures(three, three.end(), unbroken)
+    assert_same_metrics(three, three.end(), unbroken)
     report_time("node killed in local training", since)
 
 
@@ -103,7 +103,7 @@ def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: 
         three.start(name)
         stopped(three, name)
     three.begin()
-    same_figures(three, three.end(), unbroken)
+    assert_same_metrics(three, three.end(), unbroken)
     report_time("node killed in distillation", since)
 
 
@@ -114,7 +114,7 @@ def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: 
 def test_killed_server_resumes(patient: Sites, unbroken: Unbroken, moment: str) -> None:
     patient.begin(every=60.0 if moment == "before its first save" else 0.3)
     if moment == "local training":
-        until((patient.own("node-1") / "training.safetensors").exists)
+        until((patient.run_folder("node-1") / "training.safetensors").exists)
     elif moment == "before its first save":
         until(queries(patient, 10))
         assert not marked(patient)()
@@ -124,7 +124,7 @@ def test_killed_server_resumes(patient: Sites, unbroken: Unbroken, moment: str) 
     patient.kill("server")
     since = time.monotonic()
     patient.begin()
-    same_figures(patient, patient.end(), unbroken)
+    assert_same_metrics(patient, patient.end(), unbroken)
     report_time(f"server killed, {moment}", since)
 
 
@@ -136,10 +136,10 @@ def test_server_killed_between_node_and_server_checkpoints_resumes(
     assert patient.server is not None
     patient.server.join(30)
     assert patient.server.exitcode == -signal.SIGKILL
-    assert len(list(patient.own("node-0").glob("checkpoint-*"))) == save
+    assert len(list(patient.run_folder("node-0").glob("checkpoint-*"))) == save
     assert (patient.served / "state.safetensors").exists() == (save == 2)
     patient.begin()
-    same_figures(patient, patient.end(), unbroken)
+    assert_same_metrics(patient, patient.end(), unbroken)
 
 
 def test_resumes_after_all_processes_are_killed(patient: Sites, unbroken: Unbroken) -> None:
@@ -151,7 +151,7 @@ def test_resumes_after_all_processes_are_killed(patient: Sites, unbroken: Unbrok
     since = time.monotonic()
     patient.start()
     patient.begin()
-    same_figures(patient, patient.end(), unbroken)
+    assert_same_metrics(patient, patient.end(), unbroken)
     report_time("server and all nodes killed", since)
 
 
@@ -169,7 +169,7 @@ def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unb
         assert time.monotonic() - since < 6 + 10
         three.signal("node-1", signal.SIGCONT)
         three.begin()
-        same_figures(three, three.end(), unbroken)
+        assert_same_metrics(three, three.end(), unbroken)
         report_time("node frozen, quorum 1", since)
 
 
@@ -195,15 +195,15 @@ def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) ->
         since = time.monotonic()
         result = three.end()
         assert isinstance(result, dict), result
-        gone, back = result["events"]
-        assert (gone["node"], gone["event"]) == ("node-1", "excluded")
+        excluded, back = result["events"]
+        assert (excluded["node"], excluded["event"]) == ("node-1", "excluded")
         assert (back["node"], back["event"]) == ("node-1", "rejoined")
         # The numbers are those of the first query without the node, and of the first one with it again.
         numbers = {line["number"] for line in three.audit("server") if line["node"] == "node-1"}
         everyone = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         away = everyone - numbers
         assert away
-        assert away == set(range(gone["number"], back["number"]))
+        assert away == set(range(excluded["number"], back["number"]))
         assert without - numbers <= away
         assert numbers | away == everyone == set(range(61))
         assert all(torch.isfinite(value).all() for value in three.student().values())
@@ -223,7 +223,7 @@ def test_run_stops_below_quorum_and_resumes(tmp_path: Path, unbroken: Unbroken) 
         three.start("node-0", "node-2")
         three.begin()
         # Between the one's loss and the other's, the third may have been asked what otherwise nobody asks.
-        same_figures(three, three.end(), unbroken, audits=False)
+        assert_same_metrics(three, three.end(), unbroken, audits=False)
 
 
 def test_resumed_run_excludes_unreachable_node(tmp_path: Path) -> None:
@@ -274,12 +274,14 @@ def test_node_with_full_disk_releases_nothing(three: Sites, unbroken: Unbroken, 
     since = time.monotonic()
     stopped(three, "node-1", "No space left on device")
     # What the node's audit log says has left is what the server has.
-    there = [(line["number"], line["part"]) for line in three.audit("server") if line["node"] == "node-1"]
-    assert there == [(line["number"], line["part"]) for line in three.audit("node-1")]
+    server_entries = [
+        (line["number"], line["part"]) for line in three.audit("server") if line["node"] == "node-1"
+    ]
+    assert server_entries == [(line["number"], line["part"]) for line in three.audit("node-1")]
     assert "No space left on device" in three.log("node-1")
     three.begin()  # still full
     stopped(three, "node-1", "No space left on device")
     ballast.unlink()
     three.begin()
-    same_figures(three, three.end(), unbroken)
+    assert_same_metrics(three, three.end(), unbroken)
     report_time("disk full, and space made", since)

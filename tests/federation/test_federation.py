@@ -133,10 +133,10 @@ def test_second_backward_is_equal_and_not_counted(stacked: bool) -> None:
     world, x = World(stacked=stacked), image()
     loss = loss_of(world.federation.query("predict_logits", x=x))
     (first,) = torch.autograd.grad(loss, x, retain_graph=True)
-    audit = world.audit.summary()
+    audit = world.audit.traffic_totals()
     (second,) = torch.autograd.grad(loss, x, retain_graph=True)
     assert torch.equal(first, second)
-    assert world.audit.summary() == audit
+    assert world.audit.traffic_totals() == audit
     with pytest.raises(QueryMismatch):
         torch.autograd.grad(2 * loss, x)
 
@@ -184,7 +184,7 @@ def test_query_of_some_nodes_keeps_node_order(stacked: bool) -> None:
     responses = world.federation.query("tell", nodes=["n4", "n0"])
     assert responses.nodes == ("n0", "n4")
     assert responses["size"].flatten().tolist() == [0, 4]
-    assert set(world.audit.summary()["by_node"]) == {"n0", "n4"}
+    assert set(world.audit.traffic_totals()["by_node"]) == {"n0", "n4"}
 
 
 @ENGINES
@@ -250,12 +250,12 @@ def test_rejects_unknown_queries_inputs_and_outputs() -> None:
 def test_repeated_query_number_returns_stored_response(stacked: bool) -> None:
     world = World(stacked=stacked)
     first = world.federation.query("predict_logits", x=image())
-    calls, critics, audit = world.calls, world.critics(), world.audit.summary()
+    calls, critics, audit = world.calls, world.critics(), world.audit.traffic_totals()
     again = world.federation.query("predict_logits", number=first.number, x=image())
     assert all(torch.equal(first[name], again[name]) for name in ("logits", "critic"))
     assert world.calls == calls
     assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
-    assert world.audit.summary() == audit
+    assert world.audit.traffic_totals() == audit
     x = image()
     responses = world.federation.query("predict_logits", number=first.number, x=x)
     (grad,) = torch.autograd.grad(loss_of(responses), x)  # and it can still be pulled back
@@ -277,32 +277,32 @@ def test_repeated_query_number_returns_stored_response(stacked: bool) -> None:
 def test_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked, policies={"n0": policy})
     world.federation.query("tell")
-    before, audit = world.critics(), world.audit.summary()
+    before, audit = world.critics(), world.audit.traffic_totals()
     with pytest.raises(QueryRefused) as caught:
         world.federation.query("predict_logits", x=image())
     error = caught.value
     assert (error.node, error.query, error.rule) == ("n0", "predict_logits", rule)
     assert world.calls == 0
     assert all(torch.equal(p, q) for p, q in zip(before, world.critics(), strict=True))
-    assert world.audit.summary() == audit
+    assert world.audit.traffic_totals() == audit
 
 
 def test_check_policies_reports_later_refusals() -> None:
     world = World(ALIKE, policies={"n1": PolicyConfig(queries=("tell",))})
-    world.federation.check_policies(["tell"])
+    world.federation.exclude_refusing_nodes(["tell"])
     with pytest.raises(QueryRefused, match="'n1' refuses query 'predict_logits' by rule queries: tell"):
-        world.federation.check_policies(["tell", "predict_logits"])
+        world.federation.exclude_refusing_nodes(["tell", "predict_logits"])
     assert world.federation.objections(world.federation.queries["predict_logits"]) == {"n1": "queries: tell"}
     policies = {"n0": PolicyConfig(queries=("predict_logits",)), "n1": PolicyConfig(queries=("none",))}
     with pytest.raises(QueryRefused) as caught:
-        World(ALIKE, policies=policies).federation.check_policies(["tell", "predict_logits"])
+        World(ALIKE, policies=policies).federation.exclude_refusing_nodes(["tell", "predict_logits"])
     assert str(caught.value) == (
         "node 'n0' refuses query 'tell' by rule queries: predict_logits; "
         "node 'n1' refuses query 'tell' by rule queries: none; "
         "node 'n1' refuses query 'predict_logits' by rule queries: none"
     )
     assert world.calls == 0
-    assert world.audit.summary() == AuditLog().summary()
+    assert world.audit.traffic_totals() == AuditLog().traffic_totals()
 
 
 @pytest.mark.parametrize("limit", [2, 3])
@@ -316,13 +316,13 @@ def test_check_policies_reports_query_limits(limit: int) -> None:
     federation = InProcess(world.nodes, world.groups, side, Compute())
     assert federation.query_limits() == {"n0": limit, "n1": limit}
     if limit == 3:
-        federation.check_policies(["predict_logits", "tell"])
+        federation.exclude_refusing_nodes(["predict_logits", "tell"])
         return
     rule = f"max_queries: {limit}, and the run asks 3"
-    said = f"nodes 'n0', 'n1' refuse query 'predict_logits, tell' by rule {rule}"
-    with pytest.raises(QueryRefused, match=said):
-        federation.check_policies(["predict_logits", "tell"])
-    assert world.audit.summary() == AuditLog().summary()
+    message = f"nodes 'n0', 'n1' refuse query 'predict_logits, tell' by rule {rule}"
+    with pytest.raises(QueryRefused, match=message):
+        federation.exclude_refusing_nodes(["predict_logits", "tell"])
+    assert world.audit.traffic_totals() == AuditLog().traffic_totals()
 
 
 def test_output_independent_of_input_has_zero_gradient() -> None:

@@ -32,7 +32,7 @@ from fedstill.federation import flare, flare_component, flare_kit, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODE, NodeProgram
 from fedstill.node.owner_folder import init_folder
-from fedstill.node.permission_check import find_open_files
+from fedstill.node.permission_check import readable_files_warning
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
@@ -84,7 +84,7 @@ class Started:
         """A node's folder of the run."""
         return next(iter((self.out / "federation/nodes" / name).glob("runs/*")), self.out / "none")
 
-    def left(self, name: str) -> list[dict[str, Any]]:
+    def charged_releases(self, name: str) -> list[dict[str, Any]]:
         """What has left a node, by its audit log."""
         return releases(self.out / "federation/nodes" / name)
 
@@ -103,7 +103,7 @@ class Started:
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
                     assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
-            mine = [audit_fields(line) for line in self.left(node.name)]
+            mine = [audit_fields(line) for line in self.charged_releases(node.name)]
             assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))
         if (self.out / "student.safetensors").exists():
             for key, value in unbroken.experiment.student.state_dict().items():
@@ -134,7 +134,7 @@ def kill(here: flare_kit.Site) -> None:
     """SIGKILL for a site and the processes of its jobs."""
     number = flare_site.process_id(here)
     assert number is not None
-    jobs = list(flare_site.jobs_of(here))
+    jobs = list(flare_site.job_processes(here))
     assert jobs
     os.kill(number, 9)
     for job in jobs:
@@ -165,18 +165,21 @@ def test_flare_simulator_equals_simulation(tmp_path: Path) -> None:
 @pytest.mark.timeout(2400)
 def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unbroken: Unbroken) -> None:
     with started(tmp_path, small(nodes=2, wait=75.0), "flare-poc") as run:
-        until(lambda: len(run.left("node-1")) > 20, pause=0.02)
+        until(lambda: len(run.charged_releases("node-1")) > 20, pause=0.02)
         since = time.monotonic()
         kill(flare_kit.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
             until(
-                lambda: (noted := admin.progress(job)[0]) and re.fullmatch(waits, noted.describe()), pause=0.1
+                lambda: (
+                    (noted := admin.progress_and_metrics(job)[0]) and re.fullmatch(waits, noted.describe())
+                ),
+                pause=0.1,
             )
-            _, lines = admin.progress(job)  # it waits, and measures nothing meanwhile
+            _, lines = admin.progress_and_metrics(job)  # it waits, and measures nothing meanwhile
             assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
-            assert admin.progress(job, 2)[1] == lines[2:] != []
+            assert admin.progress_and_metrics(job, 2)[1] == lines[2:] != []
         code, printed = run.end()
         report_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed
@@ -185,9 +188,9 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         assert line.endswith(f". To resume it: fedstill run --resume {run.out}")
         assert "timed out after" not in line
         assert "node-1" in line
-        before = len(run.left("node-1"))
+        before = len(run.charged_releases("node-1"))
         run.resume()
-        until(lambda: len(run.left("node-1")) > before + 10, pause=0.02)
+        until(lambda: len(run.charged_releases("node-1")) > before + 10, pause=0.02)
         since = time.monotonic()
         kill(flare_kit.server(run.out / "federation/flare"))
         code, printed = run.end()
@@ -200,21 +203,23 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         report_time("FLARE, server killed in distillation, to the end", since)
         folder = run.out / "federation/nodes/node-1"
         assert {"node.log", "node.pid", "audit.sqlite"} <= {path.name for path in folder.iterdir()}
-        assert find_open_files(folder, folder / "audit.sqlite") is None  # FLARE's processes write there, too
+        assert (
+            readable_files_warning(folder, folder / "audit.sqlite") is None
+        )  # FLARE's processes write there, too
 
 
 def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
     """It is restarted, and FLARE lets it into no job that runs: nobody waits for ``link.wait`` then."""
     config = small(nodes=2, wait=600.0, quorum=0.5)
     with started(tmp_path, config, "flare-poc") as run:
-        until(lambda: len(run.left("node-1")) > 20, pause=0.02)
+        until(lambda: len(run.charged_releases("node-1")) > 20, pause=0.02)
         since = time.monotonic()
         killed = flare_kit.node(run.out / "federation/nodes/node-1")
         kill(killed)
         until(lambda: flare_site.process_id(killed) is None, pause=0.1)
         flare_site.start(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        before = len(run.left("node-0"))
-        until(lambda: len(run.left("node-0")) > before + 4, pause=0.1)
+        before = len(run.charged_releases("node-0"))
+        until(lambda: len(run.charged_releases("node-0")) > before + 4, pause=0.1)
         report_time("FLARE, node killed, quorum 0.5, until the other continues", since)
         code, printed = run.end()
         assert code == 0, printed
@@ -224,9 +229,11 @@ def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken:
         assert result["local"] == unbroken.metrics["local"]
         assert (event["node"], event["event"]) == ("node-1", "excluded")
         assert "its process for this run has ended" in event["reason"]
-        answered = [line["number"] for line in run.left("node-1") if line["part"] == "response"]
+        answered = [line["number"] for line in run.charged_releases("node-1") if line["part"] == "response"]
         assert event["number"] in (answered[-1], answered[-1] + 1)
-        assert len([line for line in run.left("node-0") if line["part"] == "response"]) == 1 + STEPS
+        assert (
+            len([line for line in run.charged_releases("node-0") if line["part"] == "response"]) == 1 + STEPS
+        )
 
 
 # --- the server's program, by itself ------------------------------------------------------------------
@@ -241,7 +248,7 @@ def test_node_with_invalid_folder_replies_with_generic_error(
     (tmp_path / "clinic" / "security.jsonl").write_text("")
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
     guarded: list[Any] = []
-    monkeypatch.setattr(flare_component, "guard_job", lambda *about: guarded.append(about))
+    monkeypatch.setattr(flare_component, "install_job_request_filter", lambda *about: guarded.append(about))
     monkeypatch.setattr(flare, "collab", SimpleNamespace(site_name="clinic"))  # which FLARE has in jobs alone
     program = NodeProgram()
     program.begin()

@@ -19,7 +19,7 @@ from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.federation.flare import FlareLink
-from fedstill.federation.flare_lost_nodes import LostNodeMonitor, watch_lost_nodes
+from fedstill.federation.flare_lost_nodes import LostNodeMonitor, subscribe_to_lost_nodes
 from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
 
@@ -98,8 +98,8 @@ class Cell:
     def add_incoming_request_filter(self, channel: str, topic: str, hear: Any) -> None:
         self.filters.append((channel, hear))
 
-    def fire_and_forget(self, channel: str, topic: str, place: str, message: Any) -> None:
-        self.sent.append((channel, topic, place, message.payload))
+    def fire_and_forget(self, channel: str, topic: str, target: str, message: Any) -> None:
+        self.sent.append((channel, topic, target, message.payload))
 
     def register_request_cb(self, channel: str, topic: str, hear: Any) -> None:
         self.filters.append((channel, hear))
@@ -141,7 +141,7 @@ def test_monitor_notifies_job_of_lost_node(
 def test_job_accepts_lost_nodes_from_server_only() -> None:
     engine, cell = engine_of({})
     lost: list[str] = []
-    watch_lost_nodes(engine, lost.append)
+    subscribe_to_lost_nodes(engine, lost.append)
     ((_, hear),) = cell.filters
     for origin in ("north", "server", "server.other"):
         hear(new_cell_message({MessageHeaderKey.ORIGIN: origin}, {"node": f"of {origin}"}))

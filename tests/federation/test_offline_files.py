@@ -41,7 +41,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
@@ -77,7 +77,7 @@ def live() -> InProcess:
     return InProcess(nodes, group_nodes(nodes, False), side, COMPUTE)
 
 
-def asked() -> Queries:
+def planned_queries_file() -> Queries:
     table = {"name": "fedkd", **vars(CONFIG)}
     plan = RunPlan(
         "queries", table, SPEC, public=public_fingerprint(public_data()), public_note=("made", "by hand")
@@ -85,8 +85,8 @@ def asked() -> Queries:
     return Queries(plan, public_data(), tuple(CONFIG.planned_queries(public_data(), SEED)))
 
 
-def with_levels(levels: int) -> Queries:
-    mine = asked()
+def queries_with_levels(levels: int) -> Queries:
+    mine = planned_queries_file()
     return replace(mine, plan=replace(mine.plan, method={**mine.plan.method, "levels": levels}))
 
 
@@ -116,7 +116,7 @@ class World:
         return ResponseFiles(self.queries, [self.read(name) for name in NAMES])
 
     def federation(self) -> Remote:
-        plan, declared = self.queries.plan, self.queries.declared()
+        plan, declared = self.queries.plan, self.queries.query_declarations()
         remote = Remote(self.files(), plan, declared, LinkConfig(), AuditLog(), COMPUTE)
         remote.join()
         return remote
@@ -133,7 +133,7 @@ class World:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles")
-    world = World(folder, asked())
+    world = World(folder, planned_queries_file())
     write_queries(world.path("queries"), world.queries, world.key("server"))
     world.queries = read_queries(world.path("queries"))
     federation, given = live(), world.queries
@@ -172,7 +172,7 @@ def replies(name: str, responses: Mapping[int, Any]) -> Replies:
         "checkpoints": [],
         "model": "SmallCNN",
         "parameters": 99,
-        "privacy": asdict(Statement()),
+        "privacy": asdict(PrivacyStatement()),
     }
     return Replies(hello, join, [{"mechanism": "none", "cost": None}] * len(responses), responses)
 
@@ -182,16 +182,16 @@ def replies(name: str, responses: Mapping[int, Any]) -> Replies:
 
 def test_queries_file_has_planned_queries_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedkd, "CHUNK", 10)
-    federation, seen = live(), []
+    federation, calls = live(), []
     call = federation.query
     monkeypatch.setattr(
-        federation, "query", lambda name, **sent: (seen.append((name, sent)), call(name, **sent))[1]
+        federation, "query", lambda name, **sent: (calls.append((name, sent)), call(name, **sent))[1]
     )
     step(federation)
     expected = CONFIG.planned_queries(public_data(), SEED)
-    assert [name for name, _ in seen] == ["count_labels"] + ["predict"] * 6
-    assert len(seen) == len(expected)
-    for (name, sent), planned in zip(seen, expected, strict=True):
+    assert [name for name, _ in calls] == ["count_labels"] + ["predict"] * 6
+    assert len(calls) == len(expected)
+    for (name, sent), planned in zip(calls, expected, strict=True):
         tensors = {key: value for key, value in sent.items() if isinstance(value, torch.Tensor)}
         assert digest(name, tensors) == digest(planned.query, planned.tensors)
 
@@ -201,8 +201,8 @@ def test_queries_file_has_planned_queries_only(monkeypatch: pytest.MonkeyPatch) 
 
 def step(federation: Any) -> Server:
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
-    place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data())
-    server = Server(CONFIG, *place)
+    arguments = (federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data())
+    server = Server(CONFIG, *arguments)
     for _ in range(server.total_steps):
         server.step()
     return server
@@ -228,8 +228,8 @@ def test_response_file_rejects_other_queries(world: World) -> None:
 
 
 def test_queries_file_round_trip(world: World) -> None:
-    mine, again = asked(), world.queries
-    assert (again.plan, again.contents()) == (mine.plan, mine.contents())
+    mine, again = planned_queries_file(), world.queries
+    assert (again.plan, again.content_digests()) == (mine.plan, mine.content_digests())
     assert again.public is not None
     assert torch.equal(again.public.inputs, public_data().inputs)
     assert (again.public.name, again.public.note) == ("made", "by hand")
@@ -243,10 +243,10 @@ def test_queries_file_round_trip(world: World) -> None:
 def test_equal_queries_write_equal_file(world: World) -> None:
     path, key = world.path("queries"), world.key("server")
     before = path.read_bytes(), signed_files.signature_path(path).read_bytes()
-    assert write_queries(path, asked(), key) == world.queries.sha256
+    assert write_queries(path, planned_queries_file(), key) == world.queries.sha256
     assert (path.read_bytes(), signed_files.signature_path(path).read_bytes()) == before
     with pytest.raises(BundleError, match="exists and holds other data"):
-        write_queries(path, with_levels(100), key)
+        write_queries(path, queries_with_levels(100), key)
     assert path.read_bytes() == before[0]
 
 
@@ -278,7 +278,7 @@ def test_rejects_swapped_queries_and_responses(world: World) -> None:
 
 
 def test_rejects_queries_with_unknown_option(world: World) -> None:
-    for change, said in (
+    for change, message in (
         ({"surprise": 1}, "no plan that this version of fedstill can follow: unknown key 'method.surprise'"),
         ({"name": "magic"}, "method.name = 'magic'"),
         ({"levels": -1}, "invalid method.levels = -1"),
@@ -286,12 +286,12 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
         header, tensors = unpack(world.path("queries").read_bytes())
         header["plan"]["method"] |= change
         signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
-        with pytest.raises(BundleError, match=re.escape(said)):
+        with pytest.raises(BundleError, match=re.escape(message)):
             read_queries(world.path("x"))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda h, t: h.update(format=1), f"is of format 1: this version of fedstill reads {FORMAT}"),
         (lambda h, t: h.pop("queries"), "queries"),
@@ -319,11 +319,11 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
         (lambda h, t: h.update(plan=None), "has no plan"),
     ],
 )
-def test_rejects_inconsistent_queries(world: World, change: Any, said: str) -> None:
+def test_rejects_inconsistent_queries(world: World, change: Any, message: str) -> None:
     header, tensors = unpack(world.path("queries").read_bytes())
     change(header, tensors)
     signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
-    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+    with pytest.raises(BundleError, match=re.escape(message)) as caught:
         read_queries(world.path("x"))
     assert "\n" not in str(caught.value)
 
@@ -354,7 +354,7 @@ def test_rejects_two_files_of_one_node(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda h, t: t.pop("1.logits"), "does not hold one response to each of the 3 queries"),
         (lambda h, t: h["replies"]["privacy"].pop(), "does not hold one response to each of the 3 queries"),
@@ -365,16 +365,16 @@ def test_rejects_two_files_of_one_node(world: World) -> None:
         (lambda h, t: h.pop("node"), "node"),
     ],
 )
-def test_rejects_inconsistent_responses(world: World, change: Any, said: str) -> None:
+def test_rejects_inconsistent_responses(world: World, change: Any, message: str) -> None:
     world.forge(change)
-    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+    with pytest.raises(BundleError, match=re.escape(message)) as caught:
         world.read()
     assert str(world.path("node-0")) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda t: t["0.counts"].fill_(float("nan")), "query 'count_labels': counts hold NaN"),
         (lambda t: t.update({"1.logits": t["1.logits"][:-1]}), "'predict': logits are .* of shape .22, 3."),
@@ -383,9 +383,9 @@ def test_rejects_inconsistent_responses(world: World, change: Any, said: str) ->
     ],
 )
 def test_invalid_offline_responses_name_node(
-    world: World, change: Callable[[dict[str, torch.Tensor]], None], said: str
+    world: World, change: Callable[[dict[str, torch.Tensor]], None], message: str
 ) -> None:
     """As in a live run: what is in a file is checked like what comes over a link."""
     world.forge(lambda header, tensors: change(tensors), "node-1")
-    with pytest.raises(NodeFault, match=f"node 'node-1'.*{said}"):
+    with pytest.raises(NodeFault, match=f"node 'node-1'.*{message}"):
         step(world.federation())

@@ -87,31 +87,31 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
 
 
 @pytest.fixture
-def own_module() -> Iterator[str]:
-    places = list(sys.path)
+def node_module() -> Iterator[str]:
+    original_path = list(sys.path)
     yield "own_distillation"
-    sys.path[:] = places
+    sys.path[:] = original_path
     sys.modules.pop("own_distillation", None)
 
 
 def test_imports_code_from_node_folder_only(
-    tmp_path: Path, own_module: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, node_module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = f"{own_module}:OwnKD"
-    kind = f"{own_module}: logits"
+    named = f"{node_module}:OwnKD"
+    kind = f"{node_module}: logits"
     node = make_node(tmp_path / "clinic", f'methods = ["{named}"]\nkinds = ["{kind}"]\n')
-    (node / f"{own_module}.py").write_text(METHOD)
+    (node / f"{node_module}.py").write_text(METHOD)
     with searching_in(node):  # as the server has it, too
         queries = make_queries(tmp_path / "queries.safetensors", named)
-    del sys.modules[own_module]
+    del sys.modules[node_module]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / f"{own_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
+    (elsewhere / f"{node_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
     monkeypatch.chdir(elsewhere)
-    answered = offline_node.answer_queries(node, queries)
-    assert answered.released_bytes[kind] > 0
+    outcome = offline_node.answer_queries(node, queries)
+    assert outcome.released_bytes[kind] > 0
     assert not (elsewhere / "ran").exists()
-    assert Path(str(sys.modules[own_module].__file__)).parent == node
+    assert Path(str(sys.modules[node_module].__file__)).parent == node
     assert offline_node.answer_queries(node, queries).was_released
 
 
@@ -120,8 +120,8 @@ def test_audit_hash_of_responses_is_keyed(tmp_path: Path) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")
     offline_node.answer_queries(node, queries, tmp_path / "answers")
     (entry,) = [line for line in entries(node) if line["part"] == "response file"]
-    (kept,) = node.glob(f"runs/*/{offline_node.RELEASED_FILE}")
-    blob = kept.read_bytes()
+    (stored,) = node.glob(f"runs/*/{offline_node.RELEASED_FILE}")
+    blob = stored.read_bytes()
     tried = {hashlib.new(name, blob).hexdigest() for name in ("sha256", "blake2s", "sha3_256")}
     assert entry["content_hash"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
     (node / "secret").write_text("rehearsal 8\n")
@@ -147,7 +147,7 @@ def test_answers_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(QueryRefused, match="rejected by its owner"):
         offline_node.answer_queries(node, queries, out)  # not even what has left already
     result = [(line["event"], line["actor"]) for line in SecurityLog(node).lines()]
-    signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
+    signer = signed_files.fingerprint(signed_files.read_public_key(tmp_path / "server.pub"))
     assert [event for event, _ in result] == [
         *("policy", "waits", "refused", "approved", "joined", "rejected", "refused")
     ]  # fmt: skip
@@ -165,15 +165,15 @@ def test_approval_depends_on_server_key(tmp_path: Path) -> None:
     with pytest.raises(QueryRefused):
         offline_node.answer_queries(node, first, out)
     requests = ApprovalRequests(node, owner_folder.read_node_file(node))
-    (asked,) = requests.list_all()
-    requests.decide(asked.sha256, True)
+    (pending,) = requests.list_all()
+    requests.decide(pending.sha256, True)
     for _ in range(2):
         with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
             offline_node.answer_queries(node, second, out)
     offline_node.answer_queries(node, first, out)
     with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
         offline_node.answer_queries(node, second, out)  # not even what has left already
-    assert {request.server == asked.server: request.state for request in requests.list_all()} == {
+    assert {request.server == pending.server: request.state for request in requests.list_all()} == {
         True: "used",
         False: "waits",
     }
@@ -188,7 +188,7 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
     requests = ApprovalRequests(node, owner_folder.read_node_file(node))
     (sha256,) = [request.sha256 for request in requests.list_all()]
     requests.decide(sha256, True)
-    asked: list[str] = []
+    queried: list[str] = []
 
     def reject(*_: object) -> None:
         requests.decide(sha256, False)
@@ -201,18 +201,18 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
 
     plain = Session.respond
 
-    def answer(self: Session, name: str, *words: Any) -> Any:
-        asked.append(name)
-        if at == "answers" or len(asked) == ASKS:
+    def respond(self: Session, name: str, *words: Any) -> Any:
+        queried.append(name)
+        if at == "answers" or len(queried) == ASKS:
             reject()
         return plain(self, name, *words)
 
     if at == "training":
         monkeypatch.setattr(Session, "train_locally", learn)
-    monkeypatch.setattr(Session, "respond", answer)
+    monkeypatch.setattr(Session, "respond", respond)
     with pytest.raises(QueryRefused, match="is rejected by its owner"):
         offline_node.answer_queries(node, queries, out, report=reject if at == "training" else lambda _: None)
-    assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
+    assert len(queried) == {"training": 0, "answers": 1, "the end": ASKS}[at]
     assert len(learned) == (at == "training")
     assert not out.exists()
     assert not list(node.glob(f"runs/*/{offline_node.RELEASED_FILE}"))
@@ -220,7 +220,7 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
 
 def test_answers_files_of_allowed_keys_only(tmp_path: Path) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")
-    signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
+    signer = signed_files.fingerprint(signed_files.read_public_key(tmp_path / "server.pub"))
     one, other = (
         make_node(tmp_path / allowed[:4], f'allowed_servers = ["{allowed}"]\n')
         for allowed in (signer, "0" * 32)
@@ -252,11 +252,11 @@ def test_records_refusal_of_max_bytes(tmp_path: Path) -> None:
 
 
 def test_checks_remaining_limit_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = len(CONFIG.planned_queries(PublicData("made", torch.zeros(23, *SHAPE)), 4))
-    node = make_node(tmp_path / "clinic", f"max_queries = {asked + 1}\n")
+    query_count = len(CONFIG.planned_queries(PublicData("made", torch.zeros(23, *SHAPE)), 4))
+    node = make_node(tmp_path / "clinic", f"max_queries = {query_count + 1}\n")
     offline_node.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("it trained for nothing"))
-    with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {asked}"):
+    with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {query_count}"):
         offline_node.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
 
@@ -295,10 +295,10 @@ def test_handles_folder_name_that_is_no_text(
         ["node", "check", "."],
         ["offline", "answer", ".", str(queries)],
     ):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main(words)
         output = capsys.readouterr()
-        assert (left.value.code, output.out) == (2, "")
+        assert (exit_info.value.code, output.out) == (2, "")
         assert output.err.count("\n") == 1
         assert "utf-8" in output.err.lower()
 

@@ -42,7 +42,7 @@ from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import from_dict
 from fedstill.runs.deployed import submit
-from fedstill.runs.remote_run import plan_of
+from fedstill.runs.remote_run import make_run_plan
 from fedstill.track.tracker_group import TrackerGroup
 from tests.federation.sites import until
 
@@ -159,12 +159,12 @@ def _processes(folder: Path) -> list[list[str]]:
     """Command lines of processes that have to do with this folder."""
     import psutil
 
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if any(str(folder) in word for word in words):
-            found.append(words)
-    return found
+            processes.append(words)
+    return processes
 
 
 @pytest.fixture(scope="module")
@@ -309,17 +309,17 @@ def test_command_refuses_in_one_line(
 def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, port = tmp_path / "new", provision.free_port()
     server_command("init", str(folder), "--host", "localhost", "--nodes", *NODES, "--port", str(port))
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     for expected in (
         f"port {port} of localhost",
         "nodes/east  to the owner of east",
         f"{folder}/admin",
         "secret",
     ):
-        assert expected in said
-    with pytest.raises(SystemExit) as left:
+        assert expected in stdout
+    with pytest.raises(SystemExit) as exit_info:
         server_command("status", str(folder))
-    assert left.value.code == 1
+    assert exit_info.value.code == 1
     assert "does not run" in capsys.readouterr().out
     server_command("stop", str(folder))
     assert "did not run" in capsys.readouterr().out
@@ -337,12 +337,12 @@ def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureF
 def test_concurrent_status_checks_do_not_count_as_site(tmp_path: Path) -> None:
     here = flare_kit.Site("client", tmp_path)
     assert flare_site.process_id(here) is None
-    here.pid.write_text("1")  # of a site that was killed, and that number is another process's now
-    with here.pid.open() as other:
+    here.pid_file.write_text("1")  # of a site that was killed, and that number is another process's now
+    with here.pid_file.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)  # another who asks, at this moment
         assert flare_site.process_id(here) is None
         assert flare_site.stop(here) is False
-    with here.pid.open("r+") as own:
+    with here.pid_file.open("r+") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
         assert flare_site.process_id(here) == 1
 
@@ -357,13 +357,13 @@ def test_stop_spares_other_processes(tmp_path: Path) -> None:
     here = flare_kit.Site("client", tmp_path)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        here.pid.write_text(str(stranger.pid))
-        with here.pid.open("r+") as own:
+        here.pid_file.write_text(str(stranger.pid))
+        with here.pid_file.open("r+") as own:
             fcntl.flock(own, fcntl.LOCK_EX)
             with pytest.raises(DeployError, match=rf"process {stranger.pid}, which .* names, is no site"):
                 flare_site.stop(here)
         assert stranger.poll() is None
-        assert here.pid.exists()
+        assert here.pid_file.exists()
     finally:
         stranger.kill()
         stranger.wait()
@@ -409,14 +409,14 @@ def test_status_lists_runs_and_outcomes(federation: Federation, capsys: pytest.C
     refused.mkdir()
     (refused / "stopped.json").write_text('{"error": "QueryRefused", "text": "node \'east\' refuses"}')
     server_command("status", str(federation.folder))
-    said = capsys.readouterr().out
-    assert "2 nodes are there:" in said
-    (line,) = [line for line in said.splitlines() if line.startswith("  sound  ")]
+    stdout = capsys.readouterr().out
+    assert "2 nodes are there:" in stdout
+    (line,) = [line for line in stdout.splitlines() if line.startswith("  sound  ")]
     with federation.admin() as admin:
         (job,) = [job["job_id"] for job in admin.jobs() if job["name"] == "sound"]
     assert line.endswith(f"job {job}")
-    assert "FINISHED" not in said
-    runs = said[said.index("Runs, the newest first:") :].splitlines()
+    assert "FINISHED" not in stdout
+    runs = stdout[stdout.index("Runs, the newest first:") :].splitlines()
     assert runs[1].startswith("  trial-0-1f  ")
     assert runs[2] == "    refused: node 'east' refuses"
 
@@ -430,13 +430,13 @@ def test_rejects_revoking_unknown_node(federation: Federation, word: str) -> Non
 
 def test_revokes_disconnected_node(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
     path = federation.folder / provision.FEDERATION
-    kept = path.read_text()
-    path.write_text(json.dumps({**json.loads(kept), "nodes": [*NODES, "lost"]}))
-    for word, said in (("revoke", "is excluded"), ("revoke", "was revoked already"),
+    original = path.read_text()
+    path.write_text(json.dumps({**json.loads(original), "nodes": [*NODES, "lost"]}))
+    for word, outcome in (("revoke", "is excluded"), ("revoke", "was revoked already"),
                        ("readmit", "is admitted again"), ("readmit", "was not revoked")):  # fmt: skip
         server_command(word, str(federation.folder), "lost")
-        assert capsys.readouterr().out == f"lost {said}.\n"
-    path.write_text(kept)
+        assert capsys.readouterr().out == f"lost {outcome}.\n"
+    path.write_text(original)
 
 
 def test_nodes_refuse_custom_code(federation: Federation) -> None:
@@ -480,11 +480,11 @@ def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path
     shutil.move(foreign, owner / "kit")
     process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        said = owner / "node.log"
-        until(lambda: said.exists() and "is the kit from this federation?" in said.read_text())
+        log = owner / "node.log"
+        until(lambda: log.exists() and "is the kit from this federation?" in log.read_text())
         with federation.admin() as admin:
             assert set(admin.nodes()) == set(NODES)
-        assert f"no answer from localhost:{federation.port}; retrying every 10 s" in said.read_text()
+        assert f"no answer from localhost:{federation.port}; retrying every 10 s" in log.read_text()
     finally:
         assert flare_site.stop(flare_kit.node(owner))
         process.wait(10)
@@ -553,7 +553,7 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
     from nvflare.fuel.f3.cellnet.net_agent import NetAgent
     from nvflare.fuel.f3.message import Message
 
-    from fedstill.federation.flare_component import guard_job
+    from fedstill.federation.flare_component import install_job_request_filter
 
     with socket.create_server(("localhost", 0)) as free:
         url = f"tcp://localhost:{free.getsockname()[1]}"
@@ -577,14 +577,14 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
             return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
         assert call("_net_manager", "process_info") == ReturnCode.OK  # FLARE by itself
-        guard_job("north", tmp_path)
+        install_job_request_filter("north", tmp_path)
         assert call("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
         assert topics == ["abort"]
         assert "configure_job_log" in (tmp_path / "security.jsonl").read_text()
         with pytest.raises(DeployError, match="none would be guarded"):
-            guard_job("south", tmp_path)
+            install_job_request_filter("south", tmp_path)
     finally:
         for cell in (job, server):
             cell.stop()
@@ -655,17 +655,17 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
     (local / "resources.json").write_text(json.dumps(changed))
     begins = "import sys, pathlib; from fedstill.federation import flare_kit, flare_site; "
-    writes = "flare_site._write_settings(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
+    writes = "flare_site._write_location_settings(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
     subprocess.run([sys.executable, "-c", begins + writes, str(tmp_path)], check=True, timeout=60)
     assert {name: (local / name).read_text() for name in written} == written
-    kept = json.loads((local / "resources.json").read_text())
-    assert kept["class_allow_list"] == list(flare_permissions.NODE_CLASSES)
-    assert [part["path"].split(".")[0] for part in kept["components"]] == ["nvflare"] * 3 + ["fedstill"]
-    assert {name: kept[name] for name in resources if name != "components"} == {
+    merged = json.loads((local / "resources.json").read_text())
+    assert merged["class_allow_list"] == list(flare_permissions.NODE_CLASSES)
+    assert [part["path"].split(".")[0] for part in merged["components"]] == ["nvflare"] * 3 + ["fedstill"]
+    assert {name: merged[name] for name in resources if name != "components"} == {
         name: value for name, value in resources.items() if name != "components"
     }
 
-    flare_permissions.check_node_kit(StartupKit(tmp_path / "kit"))
+    flare_permissions.require_minimal_kit(StartupKit(tmp_path / "kit"))
     (local / "custom").mkdir()
     with pytest.raises(DeployError, match="custom: a node accepts no code"):
         flare_site.run(here)
@@ -735,7 +735,7 @@ def test_run_begins_after_owner_approval(
     server = StartupKit(north / "kit").authority_fingerprint
     data = load(config.data, config.task, train_needed=False)
     public = load_public(config.public, data, config.task)[1]
-    described = describe(plan_of(config, data, public, "run", 2), public)
+    described = describe(make_run_plan(config, data, public, "run", 2), public)
     with pytest.raises(QueryRefused):
         requests.require_approved("run", described, server)
     requests.decide(described.sha256, True)
@@ -757,12 +757,12 @@ def test_run_begins_after_owner_approval(
     assert [path for owner in (north, east) for path in owner.glob("runs/*/*")] == []
     log = SecurityLog(east)
     lines = list(log.lines())  # the first are of others' tests
-    assert (log.verify(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
+    assert (log.find_fault(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
     path = east / "security.jsonl"
     path.write_text(path.read_text().replace("min_records: 5", "min_records: 0"))
-    assert f"line {len(lines)} is not as it was written" in str(log.verify())
+    assert f"line {len(lines)} is not as it was written" in str(log.find_fault())
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.verify())
+    assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.find_fault())
 
 
 def test_stop_ends_all_processes(federation: Federation) -> None:

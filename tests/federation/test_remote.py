@@ -36,7 +36,7 @@ from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_service import NodeService
-from fedstill.privacy.statement import Statement
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
@@ -127,10 +127,10 @@ class Away:
         checkpoint = load_state(self.folder / "server/state.safetensors")["checkpoint"]
         for node in experiment.nodes:
             path = self.folder / "nodes" / node.name / f"runs/one/checkpoint-{checkpoint}.safetensors"
-            kept = load_state(path)["node"]["modules"]
+            modules = load_state(path)["node"]["modules"]
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
-                    assert torch.equal(kept[role][key], value), (node.name, role, key)
+                    assert torch.equal(modules[role][key], value), (node.name, role, key)
 
 
 def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
@@ -295,7 +295,7 @@ class Scripted:
         return [(each["node"], each["number"], each["event"]) for each in self.federation.events]
 
 
-def answering(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]:
+def responding(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]:
     return lambda: pack({"body": {"privacy": {}}, "seconds": seconds}, {"logits": logits})
 
 
@@ -315,14 +315,14 @@ def test_responses_and_gradients_by_hand() -> None:
     responses["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[6.0, 6.0, 0.0, 0.0]] * 2  # 1 + 2 + 3
-    summary = nodes.audit.summary()
+    summary = nodes.audit.traffic_totals()
     assert (summary["down"], summary["up"]) == (3 * (32 + 16), 3 * (16 + 32))
 
 
 SICK: dict[str, tuple[Callable[[], bytes], str]] = {
-    "nan": (answering(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
-    "another shape": (answering(torch.zeros(2, 3)), "logits are (2, 3)"),
-    "1000 times": (answering(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
+    "nan": (responding(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
+    "another shape": (responding(torch.zeros(2, 3)), "logits are (2, 3)"),
+    "1000 times": (responding(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
     "nothing": (lambda: pack({"body": {"privacy": {}}, "seconds": 0.0}), "responded nothing"),
     "scale without": (
         lambda: pack({"body": {}, "seconds": 0.0}, {"logits:scale": torch.ones(2)}),
@@ -374,22 +374,22 @@ def test_refusing_node_is_excluded_above_quorum(quorum: float, unwilling: int, c
         )
     if not continues:
         with pytest.raises(QueryRefused, match="outputs_only: no logits"):
-            nodes.federation.check_policies(["weigh"])
+            nodes.federation.exclude_refusing_nodes(["weigh"])
         assert nodes.events() == []
         return
-    nodes.federation.check_policies(["weigh"])
+    nodes.federation.exclude_refusing_nodes(["weigh"])
     assert nodes.events() == [("one", 0, "excluded")]
     assert nodes.federation.events[0]["reason"] == "refused: outputs_only: no logits"
     assert nodes.query().nodes == ("two", "three")
 
 
 def test_server_knows_release_costs() -> None:
-    said = Statement(
+    statement = PrivacyStatement(
         "pate", "noisy votes", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",)
     )
-    table = {**ABOUT, "privacy": json.loads(json.dumps(dataclasses.asdict(said)))}
-    assert parse_node_status(table, {}).privacy == said
-    assert parse_node_status(ABOUT, {}).privacy == Statement()
+    table = {**ABOUT, "privacy": json.loads(json.dumps(dataclasses.asdict(statement)))}
+    assert parse_node_status(table, {}).privacy == statement
+    assert parse_node_status(ABOUT, {}).privacy == PrivacyStatement()
 
 
 def test_resends_lost_message_and_reports_waiting(
@@ -488,8 +488,8 @@ def test_invalid_gradient_adds_nothing(gradient: torch.Tensor, reason: str) -> N
 def test_non_finite_method_gradient_is_no_node_fault() -> None:
     nodes = Scripted(quorum=0.6)
     logits = nodes.federation.query("weigh", x=X.clone().requires_grad_())["logits"]
-    said = r"query 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
-    with pytest.raises(DataError, match=said):
+    message = r"query 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
+    with pytest.raises(DataError, match=message):
         (logits.sum() * torch.nan).backward()
     assert nodes.federation.excluded == {}
 
@@ -577,7 +577,7 @@ def test_exclusions_are_saved_in_state_dict() -> None:
     nodes.breaks("three", "answer_query", SICK["nan"][0])
     nodes.query()
     state = nodes.federation.state_dict()
-    assert {node: left[2] for node, left in state["excluded"].items()} == {"two": True, "three": False}
+    assert {node: entry[2] for node, entry in state["excluded"].items()} == {"two": True, "three": False}
     again = Scripted(quorum=0.3)  # resumes later, after all have joined
     again.federation.load_state_dict(state)
     assert again.federation.number == 1
@@ -644,10 +644,10 @@ def test_link_costs_by_hand() -> None:
     assert sum(metrics[name] for name in parts) == pytest.approx(10)
 
 
-@pytest.mark.parametrize(("said", "believed"), [(1e9, "all"), (-5.0, "none"), (0.0, "none")])
-def test_node_seconds_are_clamped(said: float, believed: str) -> None:
+@pytest.mark.parametrize(("reported", "believed"), [(1e9, "all"), (-5.0, "none"), (0.0, "none")])
+def test_node_seconds_are_clamped(reported: float, believed: str) -> None:
     nodes = Scripted()
-    nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
+    nodes.breaks("two", "answer_query", responding(2 * X.flatten(1)[:, :2], seconds=reported))
     nodes.query()
     meter = nodes.federation.link_costs
     assert 0 <= meter.waiting <= meter.nodes <= meter.seconds
@@ -656,33 +656,33 @@ def test_node_seconds_are_clamped(said: float, believed: str) -> None:
         assert "two" not in nodes.federation.excluded
 
 
-@pytest.mark.parametrize("said", [float("nan"), 1e300, 10**400, "1", True, None])
-def test_rejects_non_numeric_seconds(said: Any) -> None:
+@pytest.mark.parametrize("reported", [float("nan"), 1e300, 10**400, "1", True, None])
+def test_rejects_non_numeric_seconds(reported: Any) -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
+    nodes.breaks("two", "answer_query", responding(2 * X.flatten(1)[:, :2], seconds=reported))
     assert nodes.query().nodes == ("one", "three")
     assert "seconds is" in nodes.federation.excluded["two"].reason
 
 
 @pytest.mark.parametrize(
-    ("price", "fault"),
+    ("cost", "fault"),
     [
         ({"gaussian(1e+300)": 1}, "noise of an event"),
         ({"gaussian(2.0)": 2**53}, "expected numbers up to"),
         (functools.reduce(lambda inner, _: [inner], range(600), 1), "deeper than 20"),
     ],
 )
-def test_rejects_invalid_release_cost(price: Any, fault: str) -> None:
+def test_rejects_invalid_release_cost(cost: Any, fault: str) -> None:
     with pytest.raises(DataError, match=fault):
-        parse_release_cost({"privacy": {"mechanism": "pate", "cost": price}})
+        parse_release_cost({"privacy": {"mechanism": "pate", "cost": cost}})
 
 
-@pytest.mark.parametrize("asked", [("one", "two", "three"), ("two",)])
-def test_absent_seconds_are_not_link_costs(asked: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("queried", [("one", "two", "three"), ("two",)])
+def test_absent_seconds_are_not_link_costs(queried: tuple[str, ...]) -> None:
     nodes = Scripted(quorum=0.6, wait=0.4)
     nodes.breaks("two", "answer_query", nodes.lost)
-    with nullcontext() if len(asked) > 1 else pytest.raises(NodeFault):
-        nodes.federation.query("weigh", nodes=asked, x=X)
+    with nullcontext() if len(queried) > 1 else pytest.raises(NodeFault):
+        nodes.federation.query("weigh", nodes=queried, x=X)
     meter = nodes.federation.link_costs
     metrics = meter.costs(meter.seconds, 0.0)
     assert metrics["absent"] > 0.3
@@ -825,7 +825,9 @@ def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch
         over.set()
 
 
-SAID = dataclasses.asdict(Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)))
+SAID = dataclasses.asdict(
+    PrivacyStatement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",))
+)
 ABOUT = {"refused_queries": {}, "max_queries": None, "is_trained": True, "checkpoints": [], "last_query": -1}
 
 
@@ -852,7 +854,7 @@ def test_validates_node_replies(do: str, expected: Any, reason: str) -> None:
     nodes.breaks("two", do, lambda: pack({"body": expected, "seconds": 0.0}))
     nodes.federation.join()
     assert reason in nodes.federation.excluded["two"].reason
-    nodes.federation.check_policies(["weigh"])
+    nodes.federation.exclude_refusing_nodes(["weigh"])
     assert nodes.query().nodes == ("one", "three")
 
 

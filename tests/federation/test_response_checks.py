@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fedstill.core.errors import NodeFault
 from fedstill.federation.response_checks import (
     find_faults,
-    find_non_finite,
     invalid_dtype_fault,
-    mismatched_gradients,
-    oversized_gradients,
+    mismatched_gradient_faults,
+    non_finite_faults,
+    oversized_gradient_faults,
 )
 from fedstill.protocol.queries import Query
 
@@ -33,7 +33,7 @@ def sound(seed: int, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def found(outlier: float = 100.0, **responses: Any) -> dict[str, str]:
+def faults_of(outlier: float = 100.0, **responses: Any) -> dict[str, str]:
     return find_faults(responses, ASKED, outlier)
 
 
@@ -44,13 +44,13 @@ def test_finds_non_finite_tensors(wrong: float, name: str) -> None:
     bad[name].view(-1)[0] = wrong
     numbers = bad[name].numel()
     result = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
-    assert found(a=sound(0), b=bad, c=sound(2)) == result
-    assert find_non_finite({"a": sound(0), "b": bad}) == result
-    assert found(b=bad) == result  # also where nobody is there to compare with
+    assert faults_of(a=sound(0), b=bad, c=sound(2)) == result
+    assert non_finite_faults({"a": sound(0), "b": bad}) == result
+    assert faults_of(b=bad) == result  # also where nobody is there to compare with
 
 
 def test_large_finite_numbers_are_valid() -> None:
-    assert find_non_finite({"a": {"logits": torch.tensor([1e30, -3e38])}}) == {}
+    assert non_finite_faults({"a": {"logits": torch.tensor([1e30, -3e38])}}) == {}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_large_finite_numbers_are_valid() -> None:
     ],
 )
 def test_finds_shape_and_dtype_outliers(changes: dict[str, Any], what: str) -> None:
-    faults = found(a=sound(0), b=sound(1, **changes), c=sound(2))
+    faults = faults_of(a=sound(0), b=sound(1, **changes), c=sound(2))
     assert list(faults) == ["b"]
     assert re.search(what, faults["b"])
 
@@ -87,46 +87,46 @@ def test_finds_oversized_logits() -> None:
 
 @pytest.mark.parametrize("kind", ["critic", "parameters"])
 def test_finds_oversized_scores_and_weights(kind: str) -> None:
-    asked = Query("tell", lambda group, number: {}, releases={"w": kind})
+    query = Query("tell", lambda group, number: {}, releases={"w": kind})
     responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
     }
     # The others' median is 2.25, so 225 is the most.
-    assert list(find_faults(responses, asked, 100.0)) == ["c"]
-    assert find_faults(responses, asked, 120.0) == {}
+    assert list(find_faults(responses, query, 100.0)) == ["c"]
+    assert find_faults(responses, query, 120.0) == {}
     # Others that say next to nothing make no outlier of one that says as much as is usual.
     responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (1e-6, 1e-3, 99.0), strict=True)
     }
-    assert find_faults(responses, asked, 100.0) == {}
+    assert find_faults(responses, query, 100.0) == {}
     responses["c"]["w"] *= 2
-    assert list(find_faults(responses, asked, 100.0)) == ["c"]
-    assert find_faults({"c": responses["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
+    assert list(find_faults(responses, query, 100.0)) == ["c"]
+    assert find_faults({"c": responses["c"]}, query, 100.0) == {}  # alone there is nobody to compare with
 
 
 def test_two_differing_nodes_stop_run() -> None:
     small, large = sound(0, logits=torch.ones(B, C)), sound(1, logits=torch.full((B, C), 1e3))
     message = "logits of b are 1e+03 times as large as those of a: link.outlier is 100"
     with pytest.raises(NodeFault, match=re.escape(message)) as caught:
-        found(a=small, b=large)
+        faults_of(a=small, b=large)
     assert caught.value.node == "a, b"
     with pytest.raises(NodeFault, match="unknown which one is wrong"):
-        found(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
-    assert found(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
+        faults_of(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
+    assert faults_of(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
     with pytest.raises(NodeFault, match="it is not known which") as caught:
-        found(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
+        faults_of(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
     assert caught.value.node == "a, b"
 
 
 def test_zero_responses_are_no_outliers() -> None:
     nothing = torch.zeros(B, C)
-    assert found(a=sound(0, logits=nothing), b=sound(1, logits=nothing), c=sound(2)) == {}
+    assert faults_of(a=sound(0, logits=nothing), b=sound(1, logits=nothing), c=sound(2)) == {}
 
 
 @given(st.integers(0, 2), st.sampled_from([float("nan"), float("inf"), 1e5]), st.integers(0, B * C - 1))
-def test_names_only_faulty_node(row: int, wrong: float, place: int) -> None:
+def test_names_only_faulty_node(row: int, wrong: float, index: int) -> None:
     responses = {name: sound(seed) for seed, name in enumerate("abc")}
-    responses["abc"[row]]["logits"].view(-1)[place] = wrong
+    responses["abc"[row]]["logits"].view(-1)[index] = wrong
     assert list(find_faults(responses, ASKED, 100.0)) == ["abc"[row]]
 
 
@@ -146,12 +146,12 @@ def test_names_only_faulty_node(row: int, wrong: float, place: int) -> None:
     ],
 )
 def test_finds_inconsistent_counts(counts: list[float], size: float, wrong: str | None) -> None:
-    asked = Query(
+    query = Query(
         "count", lambda group, number: {}, releases={"counts": "label counts", "sizes": "label counts"}
     )
     good = {"counts": torch.tensor([1.0, 2.0, 3.0]), "sizes": torch.tensor(6.0)}
     faults = find_faults(
-        {"a": good, "b": {"counts": torch.tensor(counts), "sizes": torch.tensor(size)}}, asked, 100.0
+        {"a": good, "b": {"counts": torch.tensor(counts), "sizes": torch.tensor(size)}}, query, 100.0
     )
     assert list(faults) == (["b"] if wrong else [])
     assert (wrong or "") in faults.get("b", "")
@@ -159,12 +159,12 @@ def test_finds_inconsistent_counts(counts: list[float], size: float, wrong: str 
 
 def test_sizes_without_counts_are_integers() -> None:
     kinds = {"counts": "label counts", "sizes": "data sizes"}
-    asked = Query("count", lambda group, number: {}, releases=kinds)
+    query = Query("count", lambda group, number: {}, releases=kinds)
     responses = {
         "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
         "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},
     }
-    assert find_faults(responses, asked, 100.0) == {"b": "sizes are not whole numbers"}
+    assert find_faults(responses, query, 100.0) == {"b": "sizes are not whole numbers"}
 
 
 def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -174,28 +174,28 @@ def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
 def test_finds_oversized_gradients_only() -> None:
     pulls = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
     # The limit is 100 x 100 times the others' median, which is 1.5.
-    assert list(oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask")) == ["c"]
-    assert oversized_gradients(gradients(1, 2, 14e3), pulls, 100.0, "ask") == {}
-    assert oversized_gradients(gradients(1, 1e-9, 2), pulls, 100.0, "ask") == {}
-    assert oversized_gradients(gradients(0, 0, 2), pulls, 100.0, "ask") == {}
-    assert oversized_gradients(gradients(1, 2, 1e30), pulls, float("inf"), "ask") == {}
+    assert list(oversized_gradient_faults(gradients(1, 2, 16e3), pulls, 100.0, "ask")) == ["c"]
+    assert oversized_gradient_faults(gradients(1, 2, 14e3), pulls, 100.0, "ask") == {}
+    assert oversized_gradient_faults(gradients(1, 1e-9, 2), pulls, 100.0, "ask") == {}
+    assert oversized_gradient_faults(gradients(0, 0, 2), pulls, 100.0, "ask") == {}
+    assert oversized_gradient_faults(gradients(1, 2, 1e30), pulls, float("inf"), "ask") == {}
     # Of whom more was asked, more may come.
     pulls["c"] = {"logits": torch.full((2, 2), 1e5)}
-    assert oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask") == {}
+    assert oversized_gradient_faults(gradients(1, 2, 16e3), pulls, 100.0, "ask") == {}
     # Who was asked for nothing may say as much as the others, and no more.
     pulls["c"] = {"logits": torch.zeros(2, 2)}
-    assert oversized_gradients(gradients(1, 2, 3), pulls, 100.0, "ask") == {}
-    assert list(oversized_gradients(gradients(1, 2, 1e30), pulls, 100.0, "ask")) == ["c"]
+    assert oversized_gradient_faults(gradients(1, 2, 3), pulls, 100.0, "ask") == {}
+    assert list(oversized_gradient_faults(gradients(1, 2, 1e30), pulls, 100.0, "ask")) == ["c"]
     with pytest.raises(NodeFault, match="gradients of b") as caught:
-        oversized_gradients(gradients(1, 1e30), pulls, 100.0, "ask")
+        oversized_gradient_faults(gradients(1, 1e30), pulls, 100.0, "ask")
     assert caught.value.node == "a, b"
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int8])
 def test_gradients_are_floating_point(dtype: torch.dtype) -> None:
     x = {"x": torch.zeros(2, 3)}
-    assert mismatched_gradients({"a": {"d/dx": torch.zeros(2, 3).half()}}, x) == {}
-    assert list(mismatched_gradients({"a": {"d/dx": torch.zeros(2, 3).to(dtype)}}, x)) == ["a"]
+    assert mismatched_gradient_faults({"a": {"d/dx": torch.zeros(2, 3).half()}}, x) == {}
+    assert list(mismatched_gradient_faults({"a": {"d/dx": torch.zeros(2, 3).to(dtype)}}, x)) == ["a"]
 
 
 def test_finds_invalid_dtypes() -> None:

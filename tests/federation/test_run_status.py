@@ -23,7 +23,7 @@ def stopped(folder: Path, error: str, at: float = 1000.0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         ("QueryRefused", "refused: node 'a' says no"),
         ("MethodRefused", "refused: node 'a' says no"),
@@ -31,17 +31,17 @@ def stopped(folder: Path, error: str, at: float = 1000.0) -> None:
         ("NodeFault", f"stopped: node 'a' says no{RESUME_HINT}"),
     ],
 )
-def test_stopped_run_reports_reason(error: str, said: str, tmp_path: Path) -> None:
+def test_stopped_run_reports_reason(error: str, message: str, tmp_path: Path) -> None:
     stopped(tmp_path, error)
-    assert run_status_line(tmp_path, COMPLETED, 999.0) == run_status_line(tmp_path) == said
+    assert run_status_line(tmp_path, COMPLETED, 999.0) == run_status_line(tmp_path) == message
     (tmp_path / "result.json").write_text("{}")
     assert run_status_line(tmp_path, COMPLETED, 999.0) == run_status_line(tmp_path) == "done"
 
 
 def test_ignores_stop_reason_of_earlier_job(tmp_path: Path) -> None:
     stopped(tmp_path, "NodeFault")
-    said = run_status_line(tmp_path, "FINISHED:FAILED_TO_RUN", 1001.0)
-    assert said == f"no result, for an unknown reason (FLARE's status: FAILED_TO_RUN){RESUME_HINT}"
+    line = run_status_line(tmp_path, "FINISHED:FAILED_TO_RUN", 1001.0)
+    assert line == f"no result, for an unknown reason (FLARE's status: FAILED_TO_RUN){RESUME_HINT}"
 
 
 def test_only_job_with_lock_is_running(tmp_path: Path) -> None:
@@ -58,9 +58,9 @@ def test_only_job_with_lock_is_running(tmp_path: Path) -> None:
             "running, distillation 31 of 400, waits for north for "
         )
         noted.set_waiting([])
-    gone = f"the server ended before the run did, distillation 31 of 400{RESUME_HINT}"
+    ended = f"the server ended before the run did, distillation 31 of 400{RESUME_HINT}"
     assert (
-        run_status_line(tmp_path, "RUNNING") == run_status_line(tmp_path) == gone
+        run_status_line(tmp_path, "RUNNING") == run_status_line(tmp_path) == ended
     )  # FLARE takes it for running for ever
     os.utime(tmp_path / "job.lock", (1000.0, 1000.0))  # an earlier job's
     assert run_status_line(tmp_path, "RUNNING", 1001.0) == "starting"
@@ -72,5 +72,5 @@ def test_ignores_jobs_with_invalid_names(tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "stopped.json").write_text(json.dumps({"error": "X", "text": "of another folder"}))
     job = {"submit_time": 0.0, "status": "FINISHED:COMPLETED", "job_id": "1"}
-    found = _runs(tmp_path / "runs", [{**job, "name": name} for name in ("one", "../secret", "/etc")])
-    assert [run.folder.name for run in found] == ["one"]
+    runs = _runs(tmp_path / "runs", [{**job, "name": name} for name in ("one", "../secret", "/etc")])
+    assert [run.folder.name for run in runs] == ["one"]

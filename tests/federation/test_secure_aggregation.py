@@ -54,7 +54,7 @@ class Four:
     """
 
     def __init__(self, config: RunConfig, folder: Path, change: Change | None = None, **policy: bool) -> None:
-        self.config, self.folder, self.seen = config, folder, list[tuple[str, str, dict[str, Any]]]()
+        self.config, self.folder, self.responses = config, folder, list[tuple[str, str, dict[str, Any]]]()
         folder.mkdir()
         authority = Authority()
         local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
@@ -74,7 +74,7 @@ class Four:
         def reply(message: bytes) -> bytes:
             header, _ = unpack(message)
             response = self._change(node, header, serve, message)
-            self.seen.append((node, header["operation"], unpack(response)[1]))
+            self.responses.append((node, header["operation"], unpack(response)[1]))
             return response
 
         return reply
@@ -92,7 +92,7 @@ def test_masks_change_no_bit_and_hide_responses(method: str, tmp_path: Path) -> 
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert (result["accuracy"], result["bytes"]) == (metrics["accuracy"], metrics["bytes"])
     assert result["notes"][0] == metrics["notes"][0] == SECURE_AGGREGATION_NOTE
-    for _, do, tensors in four.seen:
+    for _, do, tensors in four.responses:
         for tensor in tensors.values() if do in ("answer_query", "compute_gradients") else ():
             # Numbers that are all below a thousand; a masked one is, once in two million times.
             assert from_ring(tensor).abs().median() > 1e3
@@ -119,9 +119,9 @@ def test_reads_sum_without_failed_and_late_nodes(tmp_path: Path) -> None:
     live.run()
 
     assert list(live.federation.excluded) == ["node-3"]
-    left = NAMES[:3]
-    mean = torch.stack([sizes[name] * models[name] for name in left]).sum(0) / sum(
-        sizes[name] for name in left
+    remaining = NAMES[:3]
+    mean = torch.stack([sizes[name] * models[name] for name in remaining]).sum(0) / sum(
+        sizes[name] for name in remaining
     )
     torch.testing.assert_close(to_vector(live.student).double(), mean, rtol=0, atol=1e-6)
     assert from_ring(unpack(late[0])[1]["parameters"]).abs().median() > 1e6
@@ -194,12 +194,12 @@ def test_keys_are_exchanged_once(tmp_path: Path) -> None:
     experiment, _ = here(replace(config, link=replace(config.link, quorum=1.0)))
     cards: list[str] = []
 
-    def begun(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+    def record_keys(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] in ("send_keys", "receive_keys"):
             cards.append(f"{header['operation']} {node}")
         return serve(message)
 
-    four = Four(config, tmp_path / "away", begun, sums_may_differ=True)
+    four = Four(config, tmp_path / "away", record_keys, sums_may_differ=True)
     live = four.live()
     live.run()
 
@@ -256,7 +256,7 @@ def test_inconsistent_queries_make_sums_unreadable(
     with suppress(FedstillError):  # what it reads may be beyond all bounds
         four.live().run()
     part = {"initialize_nodes": "parameters", "predict_logits": "d/dx"}[when]
-    later = [tensors for node, _, tensors in four.seen if part in tensors]
+    later = [tensors for node, _, tensors in four.responses if part in tensors]
     sums = from_ring(add_contributions(later[: len(NAMES)])[part])
     assert sums.abs().median() > 1e3
 
@@ -381,7 +381,7 @@ def test_unsummed_query_keeps_exchange(tmp_path: Path) -> None:
     four = Four(summed("fedper"), tmp_path / "away", bent)
     with suppress(FedstillError):  # what it reads may be beyond all bounds
         four.live().run()
-    later = [tensors["parameters"] for _, _, tensors in four.seen if "parameters" in tensors]
+    later = [tensors["parameters"] for _, _, tensors in four.responses if "parameters" in tensors]
     assert from_ring(torch.stack(later[: len(NAMES)]).sum(0)).abs().median() > 1e3
 
 
@@ -409,7 +409,7 @@ def test_failed_query_keeps_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyP
         four.live().run()
     sent = [
         tensors["parameters"]
-        for _, do, tensors in four.seen
+        for _, do, tensors in four.responses
         if do == "answer_query" and "parameters" in tensors
     ]
     assert len(sent) == len(NAMES)
@@ -439,20 +439,20 @@ def test_rejects_other_weighting_of_equal_responses(
     (run := tmp_path / "again.toml").write_text(to_toml(again), encoding="utf-8")
     result = " ".join(command("node", "check", four.hosts[NAMES[0]].folder, run)[1].split())
     assert (f"sums: it {rule}" in result) is bool(rule)  # as its owner knows beforehand
-    asked: list[str] = []
+    operations: list[str] = []
 
     def recorded(serve: Serve) -> Serve:
-        return lambda message: asked.append(unpack(message)[0]["operation"]) or serve(message)  # type: ignore[func-returns-value]
+        return lambda message: operations.append(unpack(message)[0]["operation"]) or serve(message)  # type: ignore[func-returns-value]
 
     serve = {name: recorded(host.serve) for name, host in four.hosts.items()}
     live = Live(again, Loopback(serve), "two", tmp_path / "again")
     if rule:
         with pytest.raises(FedstillError, match=rule):
             live.run()
-        assert "train_locally" not in asked  # nobody trains for what is refused
+        assert "train_locally" not in operations  # nobody trains for what is refused
     else:
         live.run()
-        assert "train_locally" in asked
+        assert "train_locally" in operations
 
 
 def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_reads_files_from_allowed_folders_only(tmp_path: Path, monkeypatch: pyte
 
     def refused(part: str, key: str, text: str) -> bool:
         try:
-            rules.check({"name": "here", part: {key: text}}, file)
+            rules.require_allowed({"name": "here", part: {key: text}}, file)
         except ArgumentError as error:
             return error.name == f"{part}.{key}"
         return False
@@ -108,16 +108,16 @@ def test_downloads_need_permission(tmp_path: Path) -> None:
     data = {"data": {"name": "cifar10", "download": True}}
     for table in (hub, data, {"public": {"download": True}}, {"data": {"vocabulary": "hf:gpt2"}}):
         with pytest.raises(ArgumentError, match="downloads = false"):
-            ServerRules().check(table, tmp_path / FILE)
-        ServerRules(downloads=True).check(table, tmp_path / FILE)
+            ServerRules().require_allowed(table, tmp_path / FILE)
+        ServerRules(downloads=True).require_allowed(table, tmp_path / FILE)
     with pytest.raises(ArgumentError, match="`modules`"):  # which is a network's name there alone
-        ServerRules(downloads=True).check({"method": {"name": "hf:Boom"}}, tmp_path / FILE)
+        ServerRules(downloads=True).require_allowed({"method": {"name": "hf:Boom"}}, tmp_path / FILE)
 
 
 @pytest.mark.parametrize("preset", presets.names())
 def test_presets_need_no_rules(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ServerRules().check(toml.parse(server_config_toml(load(preset))), tmp_path / FILE)
+    ServerRules().require_allowed(toml.parse(server_config_toml(load(preset))), tmp_path / FILE)
 
 
 def test_server_refuses_extends(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_server_refuses_extends(tmp_path: Path) -> None:
 def test_rejects_unknown_rules(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("folders = ['/']\n")
     with pytest.raises(FedstillError, match=f"{FILE}.*folders"):
-        server_rules.read(tmp_path)
+        server_rules.read_server_rules(tmp_path)
     (tmp_path / FILE).unlink()
-    assert server_rules.read(tmp_path) == ServerRules()
+    assert server_rules.read_server_rules(tmp_path) == ServerRules()
 
 
 def test_rules_for_run_allow_its_resources(tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_rules_for_run_allow_its_resources(tmp_path: Path) -> None:
     result = json.loads((job / "app/config/config_fed_server.json").read_text())["components"][0]["args"]
     assert result["config"] == plain
     table = {"method": {"name": "fedkd"}, "data": {"root": str(tmp_path)}, "track": ["a:B"]}
-    rules = server_rules.rules_for_run({**table, "plugins": [str(tmp_path)]})
+    rules = server_rules.rules_allowing_run({**table, "plugins": [str(tmp_path)]})
     assert rules == ServerRules(
         (str(tmp_path.resolve()),), ("a:B",), (str(tmp_path.resolve()),), downloads=True
     )
-    rules.check(table, tmp_path / FILE)
+    rules.require_allowed(table, tmp_path / FILE)
     with pytest.raises(ArgumentError):
-        ServerRules().check(table, tmp_path / FILE)
+        ServerRules().require_allowed(table, tmp_path / FILE)

@@ -28,7 +28,7 @@ def test_creates_private_and_public_key_once(tmp_path: Path) -> None:
     key = signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key"))
     assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
     assert signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key")) == key
-    assert signed_files.read_public(tmp_path / "a.pub") == key
+    assert signed_files.read_public_key(tmp_path / "a.pub") == key
     assert signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "b.key")) != key
     assert len(signed_files.fingerprint(key).replace(" ", "")) == 32
 
@@ -65,7 +65,7 @@ def test_replaces_stale_public_key(tmp_path: Path) -> None:
     other.write_bytes(swapped[1])
     for name, key in keys.items():
         signed_files.load_or_create_key(tmp_path / f"{name}.key")
-        assert signed_files.read_public(tmp_path / f"{name}.pub") == key
+        assert signed_files.read_public_key(tmp_path / f"{name}.pub") == key
 
 
 def test_rejects_key_readable_by_others(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_rejects_files_without_key(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(BundleError, match="holds no private key"):
         signed_files.load_or_create_key(tmp_path / "a.key")
     with pytest.raises(BundleError, match="holds no public key"):
-        signed_files.read_public(tmp_path / "a.pub")
+        signed_files.read_public_key(tmp_path / "a.pub")
 
 
 def test_reads_signed_file_of_expected_key(file: Path) -> None:
@@ -102,7 +102,7 @@ def test_reads_signed_file_of_expected_key(file: Path) -> None:
 
 
 def test_parses_fingerprint_or_key_file(file: Path) -> None:
-    mine = signed_files.fingerprint(signed_files.read_public(file.with_name("a.pub")))
+    mine = signed_files.fingerprint(signed_files.read_public_key(file.with_name("a.pub")))
     for spoken in (mine, mine.upper(), mine.replace(" ", ""), mine.replace(" ", "-")):
         assert signed_files.parse_fingerprint(spoken) == mine
     for wrong in (mine[:-1], "g" + mine[1:], "", str(file.with_name("c.pub"))):

@@ -165,10 +165,10 @@ def test_stacked_equals_one_by_one(task: str, method: str, tmp_path: Path) -> No
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
     first = build.build_simulation(tiny(task, method, tmp_path))[0].student
-    way, apart = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
+    way, difference = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
     # Engines part by 1e-5 of the way gone, unless a number lies on an edge: that of a ReLU, or of an absolute
     # error, from which reconstruction learns. Nodes exchanged part them by 0.17 and more.
-    assert apart.norm() <= (0.1 if task == "reconstruction" else 0.025) * way.norm()
+    assert difference.norm() <= (0.1 if task == "reconstruction" else 0.025) * way.norm()
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -81,10 +81,10 @@ def test_ragged_responses_match_on_every_engine(tmp_path: Path) -> None:
     assert here.server.state.words == {
         name: {"n": int(n), "of": 1} for name, n in zip(NAMES, counts[:, 1], strict=True)
     }
-    there = Away(config(), tmp_path).live()
-    there.run()
-    assert [line["losses"] for line in there.records.metrics] == losses
-    sizes = [audit.summary()["by_kind"] for audit in (here.audit, there.audit)]
+    remote = Away(config(), tmp_path).live()
+    remote.run()
+    assert [line["losses"] for line in remote.records.metrics] == losses
+    sizes = [audit.traffic_totals()["by_kind"] for audit in (here.audit, remote.audit)]
     assert sizes[0] == sizes[1]
     result = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
     assert sizes[0]["tests: words"]["up"] == sum(len(json_to_tensor(each)) for each in result)
@@ -95,12 +95,12 @@ def test_rejects_list_for_undeclared_ragged_output(declared: str) -> None:
     run = build_simulation(config())[0]
     tell = run.side.queries["tell"]
     part = {"some": "ragged", "words": "json_values"}[declared]
-    kept = tuple(name for name in getattr(tell, part) if name != declared)
-    side = replace(run.side, queries={"tell": replace(tell, **{part: kept})})
+    remaining = tuple(name for name in getattr(tell, part) if name != declared)
+    side = replace(run.side, queries={"tell": replace(tell, **{part: remaining})})
     handler = RequestHandler(NodeGroup(run.nodes[:1]), side, run.compute)
     with pytest.raises(ArgumentError, match=rf"^invalid {declared} of query tell = 'a list of 1'"):
         handler.respond("tell", 0, {"wish": json_to_tensor({"class": 0})}, False)
-    assert run.audit.summary()["queries"] == 0
+    assert run.audit.traffic_totals()["queries"] == 0
 
 
 def test_excludes_node_with_malformed_json(tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ def test_excludes_node_with_malformed_json(tmp_path: Path) -> None:
 
 
 def test_rejects_ragged_tensors_of_other_ndim_or_dtype() -> None:
-    asked = Query("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
+    query = Query("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
     ones = {f"{n}": {"some": torch.ones(n, 3)} for n in (2, 3, 4)}
-    assert find_faults(ones, asked, 100.0) == {}
+    assert find_faults(ones, query, 100.0) == {}
     flat = {**ones, "4": {"some": torch.ones(4)}}
-    assert "float32 of shape (-1,)" in find_faults(flat, asked, 100.0)["4"]
+    assert "float32 of shape (-1,)" in find_faults(flat, query, 100.0)["4"]
     with pytest.raises(NodeFault, match="it is not known which"):
-        find_faults({"2": ones["2"], "4": flat["4"]}, asked, 100.0)
+        find_faults({"2": ones["2"], "4": flat["4"]}, query, 100.0)
 
 
 @pytest.mark.parametrize("value", [None, {"b": [1, 2.5], "a": "é"}, [], "text", 0])
@@ -160,7 +160,7 @@ def test_invalid_json_value_is_not_charged() -> None:
     node.gate.policy = replace(node.gate.policy, max_header=20)
     with pytest.raises(QueryRefused, match="max_header: 20, and wish has 30"):
         handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1, "why": "x" * 10})}, False)
-    assert run.audit.summary()["queries"] == run.audit.spending(node.name, "run").total_queries == 0
+    assert run.audit.traffic_totals()["queries"] == run.audit.spending(node.name, "run").total_queries == 0
     (result,) = handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1})}, False)
     assert json_from_tensor(result["words"])["of"] == 1
 
@@ -169,20 +169,22 @@ def test_invalid_json_value_is_not_charged() -> None:
 def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
     """Under a budget the query is refused; without one, nothing is claimed of it."""
     kind = PayloadKind("some", category=of)
-    for apart in ({"ragged": ("some",)}, {"json_values": ("some",)}):
-        asked = Query("tell", None, releases={"some": kind}, depends_on_records=("some",), times=1, **apart)  # type: ignore[arg-type]
+    for declaration in ({"ragged": ("some",)}, {"json_values": ("some",)}):
+        query = Query(
+            "tell", None, releases={"some": kind}, depends_on_records=("some",), times=1, **declaration
+        )  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
-        side = NodeSide({"tell": asked})
+        side = NodeSide({"tell": query})
         made = PrivacyMechanism("n", privacy, side, LocalConfig(), 50, Classification(3), secret=1)
-        assert isinstance(made.rule(asked, "some"), Exact)
-        assert no_guarantee_reason(made, asked) is None  # no budget is set
+        assert isinstance(made.rule(query, "some"), Exact)
+        assert no_guarantee_reason(made, query) is None  # no budget is set
         tight = PrivacyMechanism(
             "n", replace(privacy, epsilon=3.0), side, LocalConfig(), 50, Classification(3), secret=1
         )
-        assert "no guarantee" in str(no_guarantee_reason(tight, asked))
+        assert "no guarantee" in str(no_guarantee_reason(tight, query))
 
 
 def test_rejects_undeclared_outputs() -> None:
-    for apart in ({"ragged": ("sme",)}, {"json_values": ("wsh",)}):
+    for declaration in ({"ragged": ("sme",)}, {"json_values": ("wsh",)}):
         with pytest.raises(ArgumentError, match="expected"):
-            Query("tell", None, {"wish": WISH}, {"some": SOME}, **apart)  # type: ignore[arg-type]
+            Query("tell", None, {"wish": WISH}, {"some": SOME}, **declaration)  # type: ignore[arg-type]

@@ -60,11 +60,11 @@ def vgg(width: int = 3) -> VGGFeatures:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         channels, convolutions = 3, {}
-        for place in CONV_INDICES["VGG-16"]:
+        for index in CONV_INDICES["VGG-16"]:
             layer = nn.Conv2d(channels, width, 3, padding=1, device="meta")  # draws nothing
             layer.weight = nn.Parameter(0.5 * torch.randn(width, channels, 3, 3))
             layer.bias = nn.Parameter(0.1 * torch.randn(width))
-            convolutions[place], channels = layer, width
+            convolutions[index], channels = layer, width
     return VGGFeatures(convolutions, OUTPUT_INDICES["VGG-16"], (0.5,), (0.5,))
 
 
@@ -101,7 +101,9 @@ def everything(world: World) -> torch.Tensor:
 
 def up(world: World) -> Mapping[str, int]:
     """Bytes that left the nodes, by kind."""
-    return {kind: sizes["up"] for kind, sizes in world.audit.summary()["by_kind"].items() if sizes["up"]}
+    return {
+        kind: sizes["up"] for kind, sizes in world.audit.traffic_totals()["by_kind"].items() if sizes["up"]
+    }
 
 
 RECONSTRUCTION = Reconstruction(acceleration=2, center=0.25)

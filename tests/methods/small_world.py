@@ -73,14 +73,14 @@ def make_nodes(
 ) -> list[Node]:
     """Nodes n0, n1, ... with these models and ``data``, or with data of unlike sizes in so many classes."""
 
-    def drawn(index: int) -> TensorData:
+    def random_data(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(sizes[index], *SHAPE, generator=generator)
         return TensorData(inputs, torch.randint(classes(index), (sizes[index],), generator=generator))
 
     audit = AuditLog()
     return [
-        Node(f"n{index}", (data or drawn)(index), model, Gate(f"n{index}", policy, audit), SEED)
+        Node(f"n{index}", (data or random_data)(index), model, Gate(f"n{index}", policy, audit), SEED)
         for index, model in enumerate(models)
     ]
 
@@ -111,8 +111,8 @@ class World:
 
     def states(self) -> list[torch.Tensor]:
         """Everything that has been learned."""
-        kept = [module for module in vars(self.server.state).values() if isinstance(module, nn.Module)]
-        return [to_vector(module) for module in (self.server.student, *kept, *self.networks())]
+        modules = [module for module in vars(self.server.state).values() if isinstance(module, nn.Module)]
+        return [to_vector(module) for module in (self.server.student, *modules, *self.networks())]
 
     def state_dict(self) -> dict[str, Any]:
         """What a run remembers, to go on."""
@@ -155,16 +155,16 @@ def world(
     federation = InProcess(
         nodes, group_nodes(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
     )
-    place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
-    return World(nodes, Server(method, *place, **setting), side)
+    arguments = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
+    return World(nodes, Server(method, *arguments, **setting), side)
 
 
 def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
     """The nodes' names by architecture, each with a network of it."""
-    found: dict[Any, list[Node]] = {}
+    groups: dict[Any, list[Node]] = {}
     for node in nodes:
-        found.setdefault(stacking_key(node.model), []).append(node)
-    return tuple((tuple(node.name for node in same), same[0].model) for same in found.values())
+        groups.setdefault(stacking_key(node.model), []).append(node)
+    return tuple((tuple(node.name for node in same), same[0].model) for same in groups.values())
 
 
 def run(here: World, turns: int | None = None) -> World:
@@ -174,20 +174,20 @@ def run(here: World, turns: int | None = None) -> World:
     return here
 
 
-def answering(here: World, change: Callable[..., Any]) -> None:
+def change_responses(here: World, change: Callable[..., Any]) -> None:
     """From now on nodes' answers are what ``change`` makes of them.
 
     It gets the query, who is asked, what is sent and, by calling the last argument, what they answer.
     """
     response = here.federation._collect_responses
 
-    def changed(asked: tuple[str, ...], sent: SentQuery) -> Any:
-        return change(sent.query, asked, sent.tensors, partial(response, asked, sent))
+    def changed(nodes: tuple[str, ...], sent: SentQuery) -> Any:
+        return change(sent.query, nodes, sent.tensors, partial(response, nodes, sent))
 
     here.federation._collect_responses = changed
 
 
-def gone_on(make: Callable[[], World], turns: int, folder: Path) -> World:
+def resumed(make: Callable[[], World], turns: int, folder: Path) -> World:
     """A world that begins from what another remembered after so many turns."""
     first, second = run(make(), turns), make()
     save_state(folder / "state", first.state_dict())
@@ -211,7 +211,7 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
 
 def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeGroup:
     """A group of one whose networks of some roles learn."""
-    group = NodeGroup([node]).for_query(setting)
+    group = NodeGroup([node]).set_query(setting)
     for role in node.modules:
         group.module(role).train(role in roles)
     return group

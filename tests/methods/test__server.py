@@ -92,12 +92,12 @@ def made() -> Server:
     nodes = make_nodes(nets[:2], data=lambda index: data)
     side = build_node_side(method, NodeSetting(task, LocalConfig(), compute))
     federation = InProcess(nodes, [[node] for node in nodes], side, compute)
-    place = (federation, nets[2], task, (1, 2, 2), (0.5,), (0.5,), compute, 0, LocalConfig())
-    return Server(method, *place)
+    arguments = (federation, nets[2], task, (1, 2, 2), (0.5,), (0.5,), compute, 0, LocalConfig())
+    return Server(method, *arguments)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3])
-def test_all_of_a_state_is_kept_and_taken_up(stop: int, tmp_path: Path) -> None:
+def test_saves_and_restores_whole_state(stop: int, tmp_path: Path) -> None:
     whole, first = made(), made()
     expected = [whole.step() for _ in range(4)]
     assert [first.step() for _ in range(stop)] == expected[:stop]

@@ -184,7 +184,7 @@ def test_parallel_nodes_give_the_metrics_of_sequential_nodes(name: str) -> None:
     at_once = Ran(one, experiment, {key: metrics[key] for key in alone.metrics})
     assert at_once.metrics == alone.metrics
     same_networks(at_once, alone)
-    assert experiment.audit.summary() == alone.experiment.audit.summary()
+    assert experiment.audit.traffic_totals() == alone.experiment.audit.traffic_totals()
     assert [kind for kind, draws in experiment.compute.workers._uses_rng.items() if draws] == []
 
 
@@ -220,12 +220,12 @@ class Moments:
     """Count answered queries and saved states of a run, and stop it after a number of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[str] = []
+        self.events: list[str] = []
         self.last = math.inf
         self.counted = ""
         call, save = Federation.query, RunWriter.save
 
-        def asked(federation: Federation, query: str, **given: Any) -> Any:
+        def record_query(federation: Federation, query: str, **given: Any) -> Any:
             responses = call(federation, query, **given)
             self.happened(f"asked {query}")
             return responses
@@ -236,17 +236,17 @@ class Moments:
 
         monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
         monkeypatch.setattr(RunWriter, "save", saved)
-        monkeypatch.setattr(Federation, "query", asked)
+        monkeypatch.setattr(Federation, "query", record_query)
         monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 3)
 
     def happened(self, what: str) -> None:
-        self.seen.append(what)
-        if sum(self.counted in one for one in self.seen) >= self.last:
+        self.events.append(what)
+        if sum(self.counted in one for one in self.events) >= self.last:
             raise KeyboardInterrupt
 
     def stop(self, after: float = math.inf, counted: str = "") -> None:
         """Stop after so many further events whose name contains ``counted``."""
-        self.seen, self.last, self.counted = [], after, counted
+        self.events, self.last, self.counted = [], after, counted
 
 
 def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
@@ -267,16 +267,18 @@ def test_resumed_run_reaches_equal_metrics(
     counted = ran(setting(name, options), tmp_path / "count")
     assert counted.metrics == whole.metrics  # the same seed; and saving changes nothing
     same_networks(counted, whole)
-    seen = list(moments.seen)
-    saves = [at for at, what in enumerate(seen, 1) if what == "saved"]
-    asked = [at for at, what in enumerate(seen, 1) if what != "saved" and any(at > save for save in saves)]
-    ends = {saves[(len(saves) - 1) // 2]} | ({asked[3 * len(asked) // 4]} if asked else set())
+    events = list(moments.events)
+    saves = [at for at, what in enumerate(events, 1) if what == "saved"]
+    queries = [
+        at for at, what in enumerate(events, 1) if what != "saved" and any(at > save for save in saves)
+    ]
+    ends = {saves[(len(saves) - 1) // 2]} | ({queries[3 * len(queries) // 4]} if queries else set())
     for end in sorted(ends):
         out = tmp_path / f"after {end}"
         out.mkdir()
         stopped(moments, end, setting(name, options), out)
         back = ran(setting(name, options), out)
-        what = f"stopped after {seen[end - 1]} ({end} of {len(seen)})"
+        what = f"stopped after {events[end - 1]} ({end} of {len(events)})"
         assert back.metrics == whole.metrics, what
         same_networks(back, whole)
         assert len(releases(out)) == len(releases(tmp_path / "count")), what
@@ -371,8 +373,8 @@ def test_audit_log_holds_only_declared_kinds(name: str, options: dict[str, Any])
     assert down <= {kind for query in side.queries.values() for kind in query.sends.values()} | {"gradients"}
     assert one.metrics["releases"] == sorted(side.released_kinds())
     # A declared but unused kind would make policies refuse the method needlessly.
-    asked = {name for name, times in one.metrics["queries_by_name"].items() if times}
-    released = {kind for name in asked for kind in side.queries[name].releases.values()}
+    queried = {name for name, times in one.metrics["queries_by_name"].items() if times}
+    released = {kind for name in queried for kind in side.queries[name].releases.values()}
     assert released <= up
 
 
@@ -381,12 +383,12 @@ def test_each_query_is_sent_as_often_as_declared(name: str, options: dict[str, A
     """A node with a query limit refuses a run in advance by this number."""
     one = plain(name, options)
     declared = {query.name: query.times for query in one.experiment.side.queries.values() if query.times}
-    asked = one.metrics["queries_by_name"]
-    assert set(asked) <= set(declared)
+    sent_counts = one.metrics["queries_by_name"]
+    assert set(sent_counts) <= set(declared)
     for node in one.experiment.nodes:
         assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries <= sum(declared.values())
     if "participation" not in options and name != "centralized":
-        assert asked == declared
+        assert sent_counts == declared
         for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which sends its target other queries
             assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries == sum(declared.values())
 
@@ -401,12 +403,12 @@ def test_no_response_is_larger_than_approved(name: str, options: dict[str, Any])
         InputSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
         public=public_fingerprint(given),
     )
-    asked = describe(plan, given).queries
+    queries = describe(plan, given).queries
     sizes: Counter[tuple[str, int, str]] = Counter()
     for entry in one.experiment.audit.entries():
         sizes[entry["node"], entry["number"], entry["query"]] += sum(entry["up"].values())
     for (_, _, query), size in sizes.items():
-        assert size <= (asked[query]["bytes"] or size)
+        assert size <= (queries[query]["bytes"] or size)
 
 
 def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
@@ -446,12 +448,12 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
     method: Method = METHODS[name]
     one = setting(name, options, MIXED)
     if not one.method.needs().same_architecture:
-        found = ran(one)
-        models = [node["model"] for node in found.metrics["nodes"]]
+        outcome = ran(one)
+        models = [node["model"] for node in outcome.metrics["nodes"]]
         split = one.method.needs().split_models
         assert models == (["Split"] * 3 if split else ["MLP", "SmallCNN", "MLP"])
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
-        for mine, theirs in zip(stacked.networks(), found.networks(), strict=True):
+        for mine, theirs in zip(stacked.networks(), outcome.networks(), strict=True):
             outputs, expected = (model.eval()(one.test.inputs) for model in (mine, theirs))
             torch.testing.assert_close(outputs, expected, rtol=0.0, atol=NEAR)
         return

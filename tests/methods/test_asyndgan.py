@@ -14,7 +14,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.methods._label_maps import map_order
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
-from tests.methods.small_world import answering, gone_on
+from tests.methods.small_world import change_responses, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -28,8 +28,8 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         number = 1 + 3 + k  # after the sizes and three nodes' maps
         batch = plain.server.state.source.sample(ASYN.batch, "w", 0, node.name, node=node.name)
         x = plain.server.state.generator(TASK.encode_maps(batch.maps))
-        D, drawn = node.modules["critic"].train(), node.sample(ASYN.batch, "critic", number)
-        real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
+        D, sampled = node.modules["critic"].train(), node.sample_batch(ASYN.batch, "critic", number)
+        real = torch.cat([TASK.encode_maps(TASK.label_maps(sampled)), sampled.inputs], 1)
         fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
         optimizer = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
         (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
@@ -81,7 +81,7 @@ def test_sampled_maps_give_all_nodes_the_same_images() -> None:
     for _ in range(4):
         one.server.step()
     assert set(up(one)) == {"data sizes", "critic", "gradients"}
-    assert one.audit.summary()["queries_by_name"] == {"count_samples": 1, "score_with_critic": 2}
+    assert one.audit.traffic_totals()["queries_by_name"] == {"count_samples": 1, "score_with_critic": 2}
 
 
 def test_reconstructs_from_label_maps() -> None:
@@ -102,7 +102,7 @@ def test_reconstructs_from_label_maps() -> None:
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_resumed_training_equals_uninterrupted(stop: int, tmp_path: Path) -> None:
-    whole, second = world(ASYN), gone_on(lambda: world(ASYN), stop, tmp_path)
+    whole, second = world(ASYN), resumed(lambda: world(ASYN), stop, tmp_path)
     expected = [whole.server.step() for _ in range(4)]
     assert [second.server.step() for _ in range(4 - stop)] == expected[stop:]
     assert torch.equal(everything(second), everything(whole))
@@ -113,22 +113,22 @@ def test_stacked_and_single_nodes_give_equal_metrics() -> None:
         stacked, alone = world(ASYN, **options), world(ASYN, **options, stacked=False)
         for _ in range(4):
             assert stacked.server.step() == pytest.approx(alone.server.step(), rel=1e-3, abs=1e-5)
-        assert stacked.audit.summary() == alone.audit.summary()
+        assert stacked.audit.traffic_totals() == alone.audit.traffic_totals()
 
 
 def away(one: World, *names: str) -> None:
     """Let nodes be away when maps are sent, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
 
-    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
-        if query == "send_label_maps" and asked[0] in names:
+    def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
+        if query == "send_label_maps" and nodes[0] in names:
             one.federation.exclude(
-                asked[0], query, "no answer", may_rejoin=True, since_query=response.args[1].number
+                nodes[0], query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
             return {}
         return response()
 
-    answering(one, respond)
+    change_responses(one, respond)
 
 
 def test_returning_node_without_maps_is_not_queried_about_its_own() -> None:
@@ -139,7 +139,9 @@ def test_returning_node_without_maps_is_not_queried_about_its_own() -> None:
     for _ in range(3):
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")
-    assert one.audit.summary()["queries_by_name"]["score_with_critic"] == 2 * 2, "of two nodes in two steps"
+    assert one.audit.traffic_totals()["queries_by_name"]["score_with_critic"] == 2 * 2, (
+        "of two nodes in two steps"
+    )
 
 
 def test_run_stops_without_nodes_that_sent_maps() -> None:

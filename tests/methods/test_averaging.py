@@ -25,7 +25,7 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, TASK, World, answering, made, make_nodes, run
+from tests.methods.small_world import CLASSES, SEED, TASK, World, change_responses, made, make_nodes, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -103,8 +103,8 @@ def mean_of(models: Sequence[nn.Module], sizes: Sequence[int]) -> torch.Tensor:
     return total.float()
 
 
-def near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
+def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-6)
 
 
 # --- FedAvg ----------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> No
     run(one)
     states = [node.model.state_dict() for node in one.nodes]
     assert not torch.equal(states[0]["1.running_mean"], states[1]["1.running_mean"])
-    for name, found in one.server.student.state_dict().items():
+    for name, value in one.server.student.state_dict().items():
         mean = sum(size / 42 * state[name].double() for size, state in zip(UNEQUAL, states, strict=True))
-        expected = mean if found.is_floating_point() else mean.round()
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+        expected = mean if value.is_floating_point() else mean.round()
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
     # Batches by hand: 2 epochs of 6, 24, 12 examples by 5 are 3, 10, 5 steps, of which the second round
     # continues from the first one's mean: 1, 5, 2 to 5 (3.57 rounded: 4), then 2, 5, 3 more.
     first = round((6 * 1 + 24 * 5 + 12 * 2) / 42)
@@ -152,7 +152,7 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     node = one.nodes[0]
     twin = Node(node.name, node.data, copy.deepcopy(node.model), node.gate, SEED)
     twin.modules["model"].load_state_dict(one.server.student.state_dict())
-    local_training.make_optimizers([twin], local)
+    local_training.attach_optimizers([twin], local)
     local_training.train([twin], TASK, local, Compute())
     run(one)
     near(to_vector(one.server.student), to_vector(twin.model))
@@ -201,13 +201,13 @@ def test_momentum_carries_parameters_but_no_buffers() -> None:
     mean = copy.deepcopy(one.server.student)
     training_places = {name for name, _ in mean.named_parameters()}
     states = [node.model.state_dict() for node in one.nodes]
-    for name, found in one.server.student.state_dict().items():
+    for name, value in one.server.student.state_dict().items():
         average = sum(size / 42 * state[name].double() for size, state in zip(UNEQUAL, states, strict=True))
         if name in training_places:
-            assert not torch.allclose(found.double(), average, rtol=1e-5, atol=1e-6), name
+            assert not torch.allclose(value.double(), average, rtol=1e-5, atol=1e-6), name
         else:
-            expected = average if found.is_floating_point() else average.round()
-            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+            expected = average if value.is_floating_point() else average.round()
+            torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 # --- a part of the network stays personal ----------------------------------------------------------
@@ -222,8 +222,8 @@ def occurs(needle: torch.Tensor, hay: torch.Tensor) -> bool:
     """Return whether three neighboring values of one vector occur in another one."""
     if hay.numel() < 3 or not hay.is_floating_point():
         return False
-    here, there = needle.flatten().unfold(0, 3, 1), hay.flatten().unfold(0, 3, 1)
-    return bool((here[:, None] == there[None]).all(2).any())
+    here, windows = needle.flatten().unfold(0, 3, 1), hay.flatten().unfold(0, 3, 1)
+    return bool((here[:, None] == windows[None]).all(2).any())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -234,14 +234,14 @@ def test_a_personal_part_never_appears_in_any_message(
     one = world(config(rounds=3), descent(6), engine=engine)
     crossed: list[torch.Tensor] = []
 
-    def record(query: str, asked: Any, sent: Any, response: Any) -> Any:
+    def record(query: str, nodes: Any, sent: Any, response: Any) -> Any:
         up = response()
         crossed.extend(
             [*sent.values(), *(tensor for response in up.values() for tensor in response.values())]
         )
         return up
 
-    answering(one, record)
+    change_responses(one, record)
     secrets: list[torch.Tensor] = []  # every state that a node's personal part was in between rounds
     for _ in range(3):
         one.server.step()
@@ -251,7 +251,7 @@ def test_a_personal_part_never_appears_in_any_message(
     values = to_vector(one.nodes[0].model.get_submodule(shared)).numel()
     whole = to_vector(one.nodes[0].model).numel()
     kind = f"{shared} parameters"
-    assert one.audit.summary()["by_kind"] == {
+    assert one.audit.traffic_totals()["by_kind"] == {
         "data sizes": {"up": 3 * 4, "down": 0},
         kind: {"up": 3 * 3 * 4 * values, "down": 3 * 3 * 4 * values},
         "parameters": {"up": 0, "down": 3 * 4 * whole},  # the same first weights for all
@@ -291,11 +291,11 @@ def test_only_participants_are_queried_and_train(config: Any, engine: str) -> No
     one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
     queried: list[tuple[str, ...]] = []
 
-    def listening(query: str, asked: tuple[str, ...], sent: Any, response: Any) -> Any:
-        queried.append(asked)
+    def record_nodes(query: str, nodes: tuple[str, ...], sent: Any, response: Any) -> Any:
+        queried.append(nodes)
         return response()
 
-    answering(one, listening)
+    change_responses(one, record_nodes)
     part = config.shared_part
     names = [node.name for node in one.nodes]
     teams = []
@@ -304,19 +304,19 @@ def test_only_participants_are_queried_and_train(config: Any, engine: str) -> No
         if round == 0:  # what they begin with
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
-        asked = queried[-1]
-        assert list(asked) == FedAvg(participation=0.5).sample_participants(names, SEED, round)
-        assert len(asked) == 2
+        participants = queried[-1]
+        assert list(participants) == FedAvg(participation=0.5).sample_participants(names, SEED, round)
+        assert len(participants) == 2
         moved = [
             name for name, old, new in zip(names, before, vectors(one), strict=True) if (old != new).any()
         ]
-        assert moved == list(asked)
-        rows = [names.index(name) for name in asked]
+        assert moved == list(participants)
+        rows = [names.index(name) for name in participants]
         mean = mean_of(
             [one.nodes[row].model.get_submodule(part) for row in rows], [sizes[row] for row in rows]
         )
         near(to_vector(one.server.student.get_submodule(part)), mean)
-        teams.append(asked)
+        teams.append(participants)
     assert len(set(teams)) > 1
 
 

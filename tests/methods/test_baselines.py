@@ -40,7 +40,7 @@ ENGINES = ["stacked", "one-by-one"]
 LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
 
 
-def asked_about(experiment: Simulation, x: torch.Tensor) -> torch.Tensor | None:
+def ensemble_outputs(experiment: Simulation, x: torch.Tensor) -> torch.Tensor | None:
     """A use of the ensemble."""
     server = experiment.server
     outputs: torch.Tensor | None = server.ensemble_responses(server.query("predict", x=x))
@@ -75,7 +75,7 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
     """Local training of one node, plainly."""
     node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), AuditLog()), 0)
-    local_training.make_optimizers([node], LOCAL)
+    local_training.attach_optimizers([node], LOCAL)
     local_training.train([node], Classification(CLASSES), LOCAL, Compute())
     return node.model
 
@@ -117,7 +117,7 @@ def test_ensemble_is_weighted_by_class_counts(how: Any, engine: Any) -> None:
         z = torch.stack([model.eval()(x) for model in one.models])
         counts = torch.stack([torch.bincount(part.targets, minlength=CLASSES) for part in one.parts]).float()
         expected = one.task.ensemble(z, one.task.importance_weights(counts), how)
-        torch.testing.assert_close(asked_about(experiment, x), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ensemble_outputs(experiment, x), expected, rtol=1e-4, atol=1e-5)
     accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
     assert metrics["accuracy"] == metrics["ensemble"]["accuracy"] == pytest.approx(accuracy)
     assert metrics["evaluated_model"] == "ensemble"
@@ -160,8 +160,8 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     }
     assert metrics["queries_by_name"] == {"count_labels": 1}
     x = torch.zeros(5, *SHAPE)
-    asked_about(experiment, x)
-    kinds = experiment.audit.summary()["by_kind"]
+    ensemble_outputs(experiment, x)
+    kinds = experiment.audit.traffic_totals()["by_kind"]
     assert kinds["logits"] == {"up": 3 * 5 * CLASSES * 4, "down": 0}
     assert kinds["inputs"] == {"up": 0, "down": 3 * 5 * math.prod(SHAPE) * 4}
 

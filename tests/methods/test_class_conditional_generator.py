@@ -28,7 +28,7 @@ from tests.methods.small_world import (
     SEED,
     SHAPE,
     World,
-    answering,
+    change_responses,
     disagreeing,
     few,
     made,
@@ -85,7 +85,7 @@ class Plain:
 
     def bn(self, x: torch.Tensor) -> torch.Tensor:
         """L_BN, mean over nodes; the last one has no such layers."""
-        found = torch.zeros(())
+        loss = torch.zeros(())
         for model in self.f:
             h, total = [], torch.zeros(())
             layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
@@ -93,16 +93,16 @@ class Plain:
                 layer.register_forward_pre_hook(lambda _, given, h=h: h.append(given[0])) for layer in layers
             ]
             model(x)
-            for layer, seen, hook in zip(layers, h, hooks, strict=True):
+            for layer, features, hook in zip(layers, h, hooks, strict=True):
                 hook.remove()
-                mean, var = torch.zeros(seen.shape[1]), torch.zeros(seen.shape[1])
-                for c in range(seen.shape[1]):
-                    mean[c] = seen[:, c].mean()
-                    var[c] = (seen[:, c] - seen[:, c].mean()).square().mean()
+                mean, var = torch.zeros(features.shape[1]), torch.zeros(features.shape[1])
+                for c in range(features.shape[1]):
+                    mean[c] = features[:, c].mean()
+                    var[c] = (features[:, c] - features[:, c].mean()).square().mean()
                 total = total + (mean - layer.running_mean).square().sum().sqrt()
                 total = total + (var - layer.running_var).square().sum().sqrt()
-            found = found + total / len(self.f)
-        return found
+            loss = loss + total / len(self.f)
+        return loss
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         draw = torch_generator(SEED, "w", 0)
@@ -129,8 +129,8 @@ class Plain:
             z = (self.f[0](x) + self.f[1](x) + self.f[2](x)) / 3
             z_S = self.S.eval()(x)
             L_CE = sum(-z[b].log_softmax(0)[y[b]] for b in range(4)) / 4
-            apart = self.kl(z, z_S)
-            L_div = -sum(apart[b] for b in range(4) if z[b].argmax() != z_S[b].argmax()) / 4
+            divergence = self.kl(z, z_S)
+            L_div = -sum(divergence[b] for b in range(4) if z[b].argmax() != z_S[b].argmax()) / 4
             L_BN = self.bn(x)
             self.descend(L_CE + 0.5 * L_div + 0.3 * L_BN)
         losses = {"recognized": L_CE.item(), "sought": L_div.item(), "statistics": L_BN.item()}
@@ -175,14 +175,16 @@ def test_step_equals_plain_implementation(config: Any, step: Any, models: Any) -
 @pytest.mark.parametrize("config", [DENSER, BOOSTING])
 def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
     """Answers and gradients at each step, or the model once and nothing else."""
-    asked, uploaded = (world(replace(config, models=models)) for models in ("queried", "uploaded"))
-    for one in (asked, uploaded):
+    queried, uploaded = (world(replace(config, models=models)) for models in ("queried", "uploaded"))
+    for one in (queried, uploaded):
         for _ in range(3):
             one.server.step()
-    released = [{kind for entry in one.audit.entries() for kind in entry["up"]} for one in (asked, uploaded)]
+    released = [
+        {kind for entry in one.audit.entries() for kind in entry["up"]} for one in (queried, uploaded)
+    ]
     further = {"batch norm distance"} if config is DENSER else set()
     assert released == [{"logits", "gradients", *further}, {"parameters"}]
-    assert [len({entry["number"] for entry in one.audit.entries()}) for one in (asked, uploaded)] == [
+    assert [len({entry["number"] for entry in one.audit.entries()}) for one in (queried, uploaded)] == [
         config.steps * config.queries_per_step,
         1,
     ]
@@ -209,10 +211,14 @@ def test_weights_favor_nodes_that_recognize_the_inputs() -> None:
     one = world(replace(BOOSTING, mu=0.6), specs=("mlp:8",) * 2)
     y = torch.tensor([0, 1, 2, 1])
     right = 4.0 * F.one_hot(y, CLASSES).float()
-    BOOSTING.boost(one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), 0)
+    BOOSTING.update_node_weights(
+        one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), 0
+    )
     torch.testing.assert_close(one.server.state.w, torch.tensor([0.55, 0.45]))
     for t in range(60):
-        BOOSTING.boost(one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), t)
+        BOOSTING.update_node_weights(
+            one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), t
+        )
     torch.testing.assert_close(one.server.state.w, torch.tensor([1.0, 0.0]))
 
 
@@ -235,14 +241,14 @@ def test_returning_node_without_counts_has_no_weight(models: Any) -> None:
     here = world(config)
     here.federation.link = LinkConfig(quorum=0.3)
 
-    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
+    def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
         if query == "count_labels":
             here.federation.exclude(
                 "n1", query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
         return {name: value for name, value in response().items() if name not in here.federation.excluded}
 
-    answering(here, respond)
+    change_responses(here, respond)
     losses = [here.server.step()]
     here.federation.excluded.pop("n1", None)  # it is back
     losses.append(here.server.step())

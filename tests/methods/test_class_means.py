@@ -60,10 +60,10 @@ def test_fd_target_is_the_mean_of_other_holders() -> None:
         mine = [each if each is not None else torch.zeros(CLASSES) for each in sent[-1]]
         close(get_buffers(node, "sent")["F"], torch.stack(mine))
     for index, node in enumerate(here.nodes):
-        found = mean_of_others(F_sum, get_buffers(node, "sent"), 1)
+        target = mean_of_others(F_sum, get_buffers(node, "sent"), 1)
         for label in range(CLASSES):
             rest = [each[label] for at, each in enumerate(sent) if at != index and each[label] is not None]
-            close(found[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
+            close(target[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
     assert sent[0][2] is sent[1][2] is None  # so the third is alone with class 2
     assert not mean_of_others(F_sum, get_buffers(here.nodes[2], "sent"), 1)[2].any()
     # Who did not tell in the round before takes nothing away.
@@ -93,7 +93,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
         optimizer.step()
     here.server.step()
     same(node.model, model, rtol=1e-3, atol=1e-5)
-    assert here.audit.summary()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
+    assert here.audit.traffic_totals()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
 
 
 def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_noise() -> None:
@@ -205,6 +205,6 @@ def test_fedtgp_prototypes_move_apart_and_are_sent() -> None:
     here = world(FedTGP(rounds=2, server_epochs=400, tau=2.0, server_lr=0.05))
     sent = run(here, 1).server.state.C
     mean = run(world(FedProto(rounds=2)), 1).server.state.C
-    apart, before = (torch.pdist(C).min() for C in (sent, mean))
-    assert apart > 2 * before
+    distance, before = (torch.pdist(C).min() for C in (sent, mean))
+    assert distance > 2 * before
     here.server.step()

@@ -52,20 +52,20 @@ def test_batch_of_dreams_equals_plain_implementation() -> None:
     x = torch.randn(4, *SHAPE, generator=torch_generator(SEED, "dreams", 0)).requires_grad_()
     adam = torch.optim.Adam([x], 0.3)
     for _ in range(3):
-        gradients, found = [], []
+        gradients, terms = [], []
         for f_k in f:
             z, R_bn = outputs_and_batch_norm_loss(f_k, x)
             p, q = z.softmax(1), S(x).softmax(1)
             JS = entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
             each = torch.stack([entropy(p).mean(), -JS.mean(), R_bn])
             gradients.append(torch.autograd.grad(each @ torch.tensor([1.0, 0.7, 0.2]), x)[0])
-            found.append(each.detach())
+            terms.append(each.detach())
         x.grad = sum(gradients) / 3
         adam.step()
         with torch.no_grad():
             x.clamp_(-2, 2)  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
     assert x.abs().max() == 2, "some would have left the range of pixels"
-    means = (sum(found) / 3).tolist()
+    means = (sum(terms) / 3).tolist()
     y = sum(f_k(x) for f_k in f) / 3
     L_S = F.kl_div(S(x.detach()).log_softmax(1), y.detach().softmax(1), reduction="batchmean")
     s_adam = torch.optim.Adam(S.parameters(), SMALL.student_lr)

@@ -16,7 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import tables
-from fedstill.methods.column_sums import ColumnSums, scaled, sums
+from fedstill.methods.column_sums import ColumnSums, compute_column_sums, schema_with_scales
 from fedstill.models import Linear
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
@@ -48,7 +48,7 @@ def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
     return tables.encode_rows(cells, schema, "clinic", lambda row: f"row {row}")
 
 
-def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
+def column_sums_query(schema: Schema = SCHEMA) -> tuple[Query, Any]:
     """The query, and its setting at a node."""
     at = SimpleNamespace(task=TASK, schema=schema, secure_aggregation=False)
     (query,) = declared_queries(ColumnSums(), at)
@@ -57,9 +57,9 @@ def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
 
 def sums_of(data: TensorData) -> torch.Tensor:
     """Return the tensors that the query's handler computes from a node's records."""
-    query, _ = asked()
+    query, _ = column_sums_query()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.for_query = lambda setting, number: SimpleNamespace(**vars(group), setting=setting)
+    group.set_query = lambda setting, number: SimpleNamespace(**vars(group), setting=setting)
     return query.handler(group, 0)["moments"][0]
 
 
@@ -71,7 +71,7 @@ def test_sums_by_hand() -> None:
 @given(seed=st.integers(0, 2**31), count=st.integers(3, 30), group=st.integers(1, 2))
 @settings(max_examples=25, deadline=None)
 def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count: int, group: int) -> None:
-    query, _ = asked()
+    query, _ = column_sums_query()
     config = DPSGD(sums_noise=3.0, group_size=group)
     made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, TASK)
     rule = made.rule(query, "moments")
@@ -102,20 +102,20 @@ def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count
 def test_scales_by_hand() -> None:
     # 100 rows: age has mean -0.5 and variance 0.01; of 50 doses the mean is 0 and the variance 0.04.
     exact = [100.0, -50.0, 26.0, 50.0, 0.0, 2.0]
-    made = scaled(SCHEMA, exact, 0.0, 2.0)
+    made = schema_with_scales(SCHEMA, exact, 0.0, 2.0)
     assert [column.scale for column in made.columns] == [
         pytest.approx((30.0, 70.0)),
         (),
         pytest.approx((2.4, 5.6)),
         (),
     ]
-    assert scaled(SCHEMA, exact, 0.0, 20.0).columns[0].scale == (), "never beyond the range"
+    assert schema_with_scales(SCHEMA, exact, 0.0, 20.0).columns[0].scale == (), "never beyond the range"
     # Noise of 2: means of 100 are off by 0.04, so 2 sqrt(0.01 + 0.04) + 0.04 to both sides.
-    low, high = scaled(SCHEMA, exact, 2.0, 2.0).columns[0].scale
+    low, high = schema_with_scales(SCHEMA, exact, 2.0, 2.0).columns[0].scale
     reach = 2 * math.sqrt(0.05) + 0.04
     assert (low, high) == pytest.approx((100 * (0.5 - reach), 100 * (0.5 + reach)))
     # Of noise as large as the sums no scale can be computed: the ranges stay.
-    assert scaled(SCHEMA, [20.0, 90.0, -7.0, -3.0, 60.0, 0.5], 40.0, 3.0) == SCHEMA
+    assert schema_with_scales(SCHEMA, [20.0, 90.0, -7.0, -3.0, 60.0, 0.5], 40.0, 3.0) == SCHEMA
 
 
 def setting(policy: PolicyConfig, parts: list[TensorData], **changes: Any) -> Setting:
@@ -171,5 +171,5 @@ def test_long_sums_change_by_one_row_at_most() -> None:
     """In float32 a sum of three million would move by a quarter at a time."""
     x = torch.full((3_000_000, 1), 0.9)
     schema = Schema("ill", (AGE, ILL))
-    with_one, without = sums(x, schema), sums(x[1:], schema)
+    with_one, without = compute_column_sums(x, schema), compute_column_sums(x[1:], schema)
     assert (with_one - without).abs().max().item() == pytest.approx(1.0, abs=1e-6)

@@ -13,7 +13,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._critics import Critics, with_data
+from fedstill.methods._critics import Critics, copy_with_data
 from fedstill.methods._label_maps import map_order, owner_id
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.critics import PatchGAN
@@ -81,15 +81,15 @@ def test_critics_see_whole_images_in_reconstruction() -> None:
     one = world(task=RECONSTRUCTION)
     critics = critics_of(task=RECONSTRUCTION)
     real = critics.sample_real(NodeGroup(one.nodes[:1]), 0, 5)[0]
-    drawn = one.nodes[0].sample(5, "critic", 0)
-    assert torch.equal(real[:, 2:], drawn.targets)
-    assert not torch.equal(real[:, 2:], drawn.inputs)
+    batch = one.nodes[0].sample_batch(5, "critic", 0)
+    assert torch.equal(real[:, 2:], batch.targets)
+    assert not torch.equal(real[:, 2:], batch.inputs)
 
 
 def test_a_critic_of_pairs_learns_privately() -> None:
     one = world(specs=("unet:2",))
     node = one.nodes[0]
-    node.private_steps = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
     critics = critics_of()
     critics.prepare([node])
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
@@ -100,18 +100,18 @@ def test_a_critic_of_pairs_learns_privately() -> None:
     assert node.data is data
 
 
-def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
+def test_patchgan_needs_large_enough_images() -> None:
     config = replace(FIOD, critic_form="patchgan")
     node, critics = world().nodes[0], critics_of(config)
     allowed = r"invalid method.critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels"
     with pytest.raises(ArgumentError, match=allowed):
         critics.prepare([node])  # 16 x 16
-    rows = with_data(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))
+    rows = copy_with_data(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))
     with pytest.raises(ArgumentError, match=allowed):
         critics_of(FedIOD(critic_form="patchgan"), TabularClassification(2)).prepare([rows])
     images, maps = node.data.inputs, node.data.targets
     large = TensorData(images.repeat(1, 1, 2, 2), maps.repeat(1, 2, 2))
-    node = with_data(node, large)
+    node = copy_with_data(node, large)
     critics.prepare([node])
     critic = node.modules["critic"]
     assert isinstance(critic, PatchGAN)
@@ -122,9 +122,9 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     assert not torch.equal(to_vector(critic), before)
 
 
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("private", [False, True])
-def test_critic_learning_rate_follows_cosine_after_resume(private: bool, drawn: bool) -> None:
+def test_critic_learning_rate_follows_cosine_after_resume(private: bool, sampled: bool) -> None:
     config = replace(FIOD, pretrain=2, steps=3, critic_lr=0.01, critic_schedule="cosine")
     nodes, critics = world(config, specs=("unet:2",) * 2).nodes, critics_of(config)
     rates = []
@@ -134,15 +134,15 @@ def test_critic_learning_rate_follows_cosine_after_resume(private: bool, drawn: 
             node.load_state_dict(first.state_dict())
             nodes = [node]
         for node in nodes:
-            node.private_steps = (
+            node.dp_sgd_parameters = (
                 {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
             )
-            before = critics.sample_inputs(NodeGroup([node]), number, X) if drawn else {}
+            before = critics.sample_real_and_set_rates(NodeGroup([node]), number, X) if sampled else {}
             critics.train_and_score(NodeGroup([node]), number, X, MAPS, **before)
         rates.append([node.optimizers["critic"].param_groups[0]["lr"] for node in nodes])
     expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)]  # of 2 + 3 steps
-    for found, rate in zip(rates, expected, strict=True):
-        assert found == pytest.approx([rate] * len(found))
+    for actual, rate in zip(rates, expected, strict=True):
+        assert actual == pytest.approx([rate] * len(actual))
 
 
 def test_asyndgans_critics_learn_while_the_generator_does() -> None:

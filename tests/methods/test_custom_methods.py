@@ -13,7 +13,7 @@ import torch
 from fedstill.compare.comparison_file import plan_comparison
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._label_histogram import CountsLabels
+from fedstill.methods._label_histogram import LabelCountQuery
 from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol.local_config import LocalConfig
@@ -83,7 +83,7 @@ def test_accepts_state_that_can_be_saved() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hasty(CountsLabels, Idle):
+class Hasty(LabelCountQuery, Idle):
     """Asks before its first turn, when nodes have learned nothing and nothing is charged for that."""
 
     def init_state(self, server: Server) -> Any:
@@ -105,7 +105,7 @@ def test_a_method_without_a_round_is_refused(rounds: int) -> None:
 
 def test_comparison_labels_custom_method_by_class() -> None:
     comparison = plan_comparison([f"{__name__}:Idle", "fedavg"])
-    assert [place.folder for place in comparison.planned_runs()] == ["Idle-seed0", "fedavg-seed0"]
+    assert [planned_run.folder for planned_run in comparison.planned_runs()] == ["Idle-seed0", "fedavg-seed0"]
     assert comparison.run_config(comparison.planned_runs()[0]).method == Idle()
 
 
@@ -142,14 +142,14 @@ def test_false_module_name_does_not_make_a_builtin() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counting(CountsLabels, Idle):
+class Counting(LabelCountQuery, Idle):
     """Counts labels by the package's own query, or by one of its own that is called so."""
 
     own: bool = False
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        for asked in super().queries(setting):
-            yield replace(asked, handler=lambda *given, **sent: {}) if self.own else asked
+        for query in super().queries(setting):
+            yield replace(query, handler=lambda *given, **sent: {}) if self.own else query
 
 
 def test_only_sealed_queries_keep_their_kinds() -> None:

@@ -19,7 +19,7 @@ from tests.methods.small_world import (
     CLASSES,
     TASK,
     World,
-    answering,
+    change_responses,
     made,
     make_nodes,
     public_data,
@@ -47,12 +47,12 @@ def record_queries(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]
     """What is asked and answered from now on."""
     log = []
 
-    def noted(query: str, asked: Any, sent: Any, response: Any) -> Any:
+    def record(query: str, nodes: Any, sent: Any, response: Any) -> Any:
         result = response()
         log.append((query, dict(sent), result))
         return result
 
-    answering(here, noted)
+    change_responses(here, record)
     return log
 
 
@@ -65,7 +65,7 @@ def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta
     here = world(replace(CONFIG, T=T, beta=beta))
     log = record_queries(here)
     here.server.step()
-    (_, asked, responses), (_, sent, _) = log
+    (_, request, responses), (_, sent, _) = log
     z = torch.stack([response["logits"] for response in responses.values()])
     labels = sent["t_g"].softmax(1)
     for row in range(11):
@@ -73,8 +73,8 @@ def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta
         sharp = [each**beta for each in p] if beta else torch.tensor([each / T for each in p]).exp().tolist()
         expected = torch.tensor([each / sum(sharp) for each in sharp])
         torch.testing.assert_close(labels[row], expected, rtol=1e-4, atol=1e-6)
-    assert torch.equal(sent["rows"], asked["rows"])
-    assert len(set(asked["rows"].tolist())) == 11
+    assert torch.equal(sent["rows"], request["rows"])
+    assert len(set(request["rows"].tolist())) == 11
 
 
 def test_weights_by_class_counts() -> None:
@@ -98,7 +98,7 @@ def test_distillation_at_a_node_by_hand() -> None:
     here.federation.query("distill", rows=rows, t_g=t_g, round=torch.tensor(0))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for epoch in range(2):
-        order = torch.randperm(N, generator=node.generator("distil", 0, epoch))
+        order = torch.randperm(N, generator=node.random_generator("distil", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
             log_q = model(here.public.inputs[part]).log_softmax(1)
             loss = -(t_g[part].softmax(1) * log_q).sum(1).mean()
@@ -119,10 +119,10 @@ def test_label_is_queried_again_only_after_cache_rounds() -> None:
     for query, sent, _ in log:
         if query != "distill":
             continue
-        t, new, kept = int(sent["round"]), sent["rows"].tolist(), sent["kept"].tolist()
-        assert len({*new, *kept}) == 11
+        t, new, cached = int(sent["round"]), sent["rows"].tolist(), sent["kept"].tolist()
+        assert len({*new, *cached}) == 11
         assert all(row not in since or since[row] + 2 < t for row in new)
-        assert all(since[row] + 2 >= t for row in kept)
+        assert all(since[row] + 2 >= t for row in cached)
         since |= dict.fromkeys(new, t)
     assert here.server.state.since.tolist() == [since.get(row, -1) for row in range(N)]
     for node in here.nodes:  # and everybody has the same ones
@@ -131,17 +131,17 @@ def test_label_is_queried_again_only_after_cache_rounds() -> None:
 
 def test_cached_labels_are_free_and_unchanged() -> None:
     """All public data each time: from the second round on nobody is asked about anything."""
-    kept, plain = run(world(replace(ALL, cache_rounds=3))), world(ALL)
+    cached, plain = run(world(replace(ALL, cache_rounds=3))), world(ALL)
     first = record_queries(plain)
     run(plain)
     t_g = next(sent["t_g"] for query, sent, _ in first if query == "distill")
     labels = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
     for row, label in labels.items():
-        assert torch.equal(get_buffers(kept.nodes[0], "labels")["t_g"][row], label)
+        assert torch.equal(get_buffers(cached.nodes[0], "labels")["t_g"][row], label)
     size = len(MIXED) * N * CLASSES * 4
-    assert kept.audit.summary()["by_kind"]["logits"] == {"up": size, "down": size}
-    assert plain.audit.summary()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}
-    assert kept.audit.summary()["queries_by_name"] == {"predict": 3, "distill": 3}
+    assert cached.audit.traffic_totals()["by_kind"]["logits"] == {"up": size, "down": size}
+    assert plain.audit.traffic_totals()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}
+    assert cached.audit.traffic_totals()["queries_by_name"] == {"predict": 3, "distill": 3}
 
 
 def test_returning_node_gets_all_labels() -> None:

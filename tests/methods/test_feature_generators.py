@@ -31,7 +31,7 @@ from fedstill.methods._local_generators import (
     ensemble_distillation_loss,
     kl,
 )
-from fedstill.methods.fedcg import FedCG, ramp
+from fedstill.methods.fedcg import FedCG, gamma_share
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models.generators import FeatureGenerator, append_one_hot
@@ -70,7 +70,7 @@ def prepared(config: Method) -> Node:
     """A node with what it trains, outside a federation."""
     nodes = nodes_of()
     config.node_side(SETTING).prepare(nodes)
-    local_training.make_optimizers(nodes, LOCAL)
+    local_training.attach_optimizers(nodes, LOCAL)
     return nodes[0]
 
 
@@ -93,11 +93,11 @@ def received(config: Any, node: Node, t: int = 1) -> GlobalGenerator:
     )
 
 
-def stepped(node: Node, roles: tuple[str, ...], work: Callable[[NodeGroup], Any]) -> float:
+def stepped(node: Node, roles: tuple[str, ...], make_train_step: Callable[[NodeGroup], Any]) -> float:
     """The loss that a step on four of a node's own examples is said to have."""
     x, y = batch(node)
     group = in_training(node, SETTING, *roles)
-    loss: float = work(group)(group, 7, x.unsqueeze(0), y.unsqueeze(0)).item()
+    loss: float = make_train_step(group)(group, 7, x.unsqueeze(0), y.unsqueeze(0)).item()
     return loss
 
 
@@ -155,9 +155,9 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
     E, D = model.extractor, model.head
-    z = torch.randn(4, config.noise, generator=node.generator("z", 1, 0))
-    z_hat = torch.randn(4, config.noise, generator=node.generator("z", 1, "resampled", 0))
-    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.generator("y", 1, 0))
+    z = torch.randn(4, config.noise, generator=node.random_generator("z", 1, 0))
+    z_hat = torch.randn(4, config.noise, generator=node.random_generator("z", 1, "resampled", 0))
+    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.random_generator("y", 1, 0))
     f, f_hat = E(x), G(append_one_hot(z, y, CLASSES)).detach()
     plain = F.cross_entropy(D(f), y, label_smoothing=0.1)  # Eq. 1, smoothed on real data only
     transfer = config.lambda2 * ((f - f_hat) ** 2).mean()  # Eq. 2, per value
@@ -180,15 +180,15 @@ def test_stage_a_is_plain_training_in_the_first_round() -> None:
     G = received(MDCG, one, 0)
     for _ in range(3):
         stepped(one, ("model",), lambda group: MDCG.make_model_step(group, G))
-        stepped(other, ("model",), lambda group: local_training.task_loss_step(TASK, LOCAL))
+        stepped(other, ("model",), lambda group: local_training.make_task_loss_step(TASK, LOCAL))
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
 
 def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> None:
-    config = replace(CG, gamma=0.6 / ramp(1, CG.rounds))
+    config = replace(CG, gamma=0.6 / gamma_share(1, CG.rounds))
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
-    z = torch.randn(4, config.noise, generator=node.generator("z", 1, 0))
+    z = torch.randn(4, config.noise, generator=node.random_generator("z", 1, 0))
     f = model.extractor(x)
     plain = F.cross_entropy(model.head(f), y, label_smoothing=0.1)
     plain = plain + 0.6 * F.mse_loss(f, G(append_one_hot(z, y, CLASSES)).detach())
@@ -205,9 +205,10 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     config = replace(GEN, alpha=0.3, beta=beta, decay=decay)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
-    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.generator("y", 2, 0))
+    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.random_generator("y", 2, 0))
     z, z_same = (
-        torch.randn(4, config.noise, generator=node.generator("z", 2, *of)) for of in ((0,), ("same", 0))
+        torch.randn(4, config.noise, generator=node.random_generator("z", 2, *of))
+        for of in ((0,), ("same", 0))
     )
     imagined, same = (
         model.head(G(append_one_hot(*of, CLASSES)).detach()) for of in ((z, y_hat), (z_same, y))
@@ -288,7 +289,7 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
         kinds = {"head parameters": head}
         if method.shares == "model":
             kinds = {"parameters": to_vector(model).numel()}
-    up = here.audit.summary()["by_kind"]
+    up = here.audit.traffic_totals()["by_kind"]
     expected = {kind: 4 * size * 2 * method.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
     assert {kind: size["up"] for kind, size in up.items() if size["up"]} == {
         **expected,
@@ -309,9 +310,9 @@ def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
     with torch.no_grad():
         for w in (*student.parameters(), *server.state.G.parameters()):
             w.add_(1.0)
-    marked, kept = to_vector(student.head), [to_vector(node.model.extractor) for node in nodes]
+    marked, extractors = to_vector(student.head), [to_vector(node.model.extractor) for node in nodes]
     server.step()
-    for node, extractor in zip(nodes, kept, strict=True):
+    for node, extractor in zip(nodes, extractors, strict=True):
         assert torch.equal(to_vector(node.model.head), marked)
         assert torch.equal(to_vector(node.model.extractor), extractor)
         assert not node.modules["generator"].get_parameter("1.bias").any()  # 1 in the global one
@@ -429,7 +430,7 @@ def test_averages_are_weighted_by_data_and_include_buffers() -> None:
 
 def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -> None:
     here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
-    found = here.server.step()["consistency"]
+    consistency = here.server.step()["consistency"]
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     z, y = sample_noise_and_labels(Compute(), counts, 512, 4, SEED, "consistency")
     expected = 0.0
@@ -438,7 +439,7 @@ def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -
             logits = node.model.head(node.modules["generator"](append_one_hot(z, y, CLASSES)))
         each = F.cross_entropy(logits, y, reduction="none")
         expected += float((own[y] / counts.sum(0)[y] * each).mean())
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert consistency == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("shares", ["head", "model"])
@@ -457,9 +458,9 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
             share = counts[:, y[b]] / counts[:, y[b]].sum()
             logits = share[0] * nodes[0].model.head(f[b]) + share[1] * nodes[1].model.head(f[b])
             expected -= float(logits.softmax(0)[y[b]].log()) / 6
-        found = config.generator_loss(TASK, G, uploads, z, y, counts)
-    assert found[0].item() == pytest.approx(expected, rel=1e-4)
-    assert found[1].item() == pytest.approx(diversity_loss("div0", f, z, y).item(), rel=1e-5)
+        losses = config.generator_loss(TASK, G, uploads, z, y, counts)
+    assert losses[0].item() == pytest.approx(expected, rel=1e-4)
+    assert losses[1].item() == pytest.approx(diversity_loss("div0", f, z, y).item(), rel=1e-5)
 
 
 def test_only_fedgens_generator_learns_at_the_server() -> None:

@@ -31,7 +31,7 @@ from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, gone_on, make_nodes, run
+from tests.methods.small_world import SEED, SHAPE, World, make_nodes, resumed, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -82,11 +82,12 @@ def responses_of(made: World) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "place"), [("unet:4", "extractor"), ("small-cnn:4", "10"), ("lenet5", "5"), ("resnet8:4", "5")]
+    ("spec", "expected"),
+    [("unet:4", "extractor"), ("small-cnn:4", "10"), ("lenet5", "5"), ("resnet8:4", "5")],
 )
-def test_uses_the_last_spatial_layer(spec: str, place: str) -> None:
+def test_uses_the_last_spatial_layer(spec: str, expected: str) -> None:
     model = build(spec, SHAPE, 3, 0).train()
-    assert find_attention_layer(model, SHAPE, "model") == place
+    assert find_attention_layer(model, SHAPE, "model") == expected
     assert model.training
     assert not any(layer._forward_hooks for layer in model.modules())
 
@@ -139,14 +140,14 @@ def test_equal_weights_need_no_counts() -> None:
     torch.testing.assert_close(
         made.server.state.targets["outputs"], responses_of(made)[0].mean(0), rtol=1e-4, atol=1e-5
     )
-    assert made.audit.summary()["queries_by_name"] == {"predict": 1}
+    assert made.audit.traffic_totals()["queries_by_name"] == {"predict": 1}
 
 
 def test_each_image_is_queried_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(world(), 1)
     monkeypatch.setattr(fedad, "CHUNK", 5)
     made = run(world())
-    summary = made.audit.summary()
+    summary = made.audit.traffic_totals()
     assert summary["queries_by_name"] == {"count_labels": 1, "predict": 3}
     assert made.side.queries["predict"].times == 3
     assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
@@ -195,10 +196,10 @@ def test_stacked_and_single_nodes_give_equal_metrics() -> None:
     torch.testing.assert_close(
         to_vector(stacked.server.student), to_vector(alone.server.student), rtol=1e-3, atol=1e-4
     )
-    assert stacked.audit.summary() == alone.audit.summary()
+    assert stacked.audit.traffic_totals() == alone.audit.traffic_totals()
 
 
 def test_resumed_run_reaches_equal_student_without_queries(tmp_path: Path) -> None:
-    straight, rest = run(world()), run(gone_on(world, 2, tmp_path), 1)
+    straight, rest = run(world()), run(resumed(world, 2, tmp_path), 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
-    assert rest.audit.summary()["queries_by_name"] == {}
+    assert rest.audit.traffic_totals()["queries_by_name"] == {}

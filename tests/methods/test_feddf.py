@@ -29,12 +29,12 @@ from tests.methods.small_world import (
     SEED,
     TASK,
     World,
-    answering,
-    gone_on,
+    change_responses,
     kinds_of,
     made,
     make_nodes,
     public_data,
+    resumed,
     run,
     same,
 )
@@ -78,7 +78,7 @@ def firsts(here: World) -> dict[str, nn.Module]:
 def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
     """What a node makes of a model in round t, without a federation."""
     alone = Node(node.name, node.data, copy.deepcopy(model), node.gate, node.seed)
-    local_training.make_optimizers([alone], LOCAL)
+    local_training.attach_optimizers([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(t, t + 1, rounds))
     return alone.model
 
@@ -132,7 +132,7 @@ def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
     run(here, 1)
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     assert torch.equal(here.server.state.histogram.counts, counts)
-    summary = here.audit.summary()
+    summary = here.audit.traffic_totals()
     assert "count_samples" not in summary["queries_by_name"]
     assert summary["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in here.nodes}
@@ -148,15 +148,15 @@ def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
 
 
 def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, seen = world(replace(CONFIG, steps=50)), []
+    here, sizes = world(replace(CONFIG, steps=50)), []
 
     def counted(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
-        seen.append(len(inputs))
+        sizes.append(len(inputs))
         return local_training.predict(model, inputs, compute)
 
     monkeypatch.setattr("fedstill.methods.feddf.predict", counted)
     run(here, 1)
-    assert seen == [N] * 4
+    assert sizes == [N] * 4
 
 
 def test_batch_norm_keeps_the_averaged_statistics() -> None:
@@ -205,15 +205,15 @@ def without(here: World, away: set[str]) -> None:
     """Let nodes be away as others train."""
     here.federation.link = LinkConfig(quorum=0.2)
 
-    def respond(query: str, asked: Any, sent: Any, response: Any) -> Any:
-        gone = away & set(asked) if query == "train" else set()
-        for name in gone:
+    def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
+        excluded = away & set(nodes) if query == "train" else set()
+        for name in excluded:
             here.federation.exclude(
                 name, query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
-        return {name: value for name, value in response().items() if name not in gone}
+        return {name: value for name, value in response().items() if name not in excluded}
 
-    answering(here, respond)
+    change_responses(here, respond)
 
 
 def test_distills_architecture_whose_nodes_are_excluded() -> None:
@@ -244,6 +244,6 @@ def test_rejects_student_of_other_architecture() -> None:
 
 def test_resumed_run_reaches_equal_students(tmp_path: Path) -> None:
     straight = run(world(COUNTS, specs=MIXED))
-    rest = run(gone_on(lambda: world(COUNTS, specs=MIXED), 1, tmp_path), 2)
+    rest = run(resumed(lambda: world(COUNTS, specs=MIXED), 1, tmp_path), 2)
     for one, other in zip(students(rest), students(straight), strict=True):
         same(one, other)

@@ -117,10 +117,10 @@ class Plain:
                 for k, data in enumerate(self.data):
                     one = float(len(data) if how in ("size", "odds") else (data.targets == c).sum())
                     if how in ("fakeness", "realness"):
-                        here, there = d[k][b].sigmoid().mean(), reals[k].sigmoid().mean()
+                        here, real_score = d[k][b].sigmoid().mean(), reals[k].sigmoid().mean()
                         if how == "realness":
-                            here, there = 1 - here, 1 - there
-                        one *= (here / there).item()
+                            here, real_score = 1 - here, 1 - real_score
+                        one *= (here / real_score).item()
                     if how == "odds":
                         real = (-d[k][b].double()).sigmoid()  # of real images, patch by patch
                         one *= (real / (1 - real)).log().mean().exp().item()
@@ -155,7 +155,7 @@ class Plain:
 
     def draw(self) -> list[torch.Tensor]:
         size = self.config.batch
-        reals = [node.sample(size, "critic", self.number).inputs for node in self.nodes]
+        reals = [node.sample_batch(size, "critic", self.number).inputs for node in self.nodes]
         self.number += 1
         return reals
 
@@ -169,7 +169,9 @@ class Plain:
         w = torch.randn(config.batch, config.noise, generator=torch_generator(SEED, "w", self.t))
         x = self.G(w)
         some = config.critic_batch or config.batch
-        own = [node.sample(min(some, config.batch), "critic", self.number).inputs for node in self.nodes]
+        own = [
+            node.sample_batch(min(some, config.batch), "critic", self.number).inputs for node in self.nodes
+        ]
         reals = self.draw()
         for D, optimizer, real in zip(self.D, self.d_opt, own, strict=False):
             real_loss, fake_loss = D(real), D(x.detach()[:some])
@@ -266,24 +268,24 @@ def test_step_equals_algorithm_1(config: FedIOD) -> None:
 # --- options -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("importance", "drawn"), [("counts", 0), ("realness", 1)])
+@pytest.mark.parametrize(("importance", "samples"), [("counts", 0), ("realness", 1)])
 def test_private_critic_samples_real_inputs_only_for_ratings(
-    importance: Any, drawn: int, monkeypatch: pytest.MonkeyPatch
+    importance: Any, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world(replace(SMALL, importance=importance))
-    times, sample = [0], Node.sample
+    times, sample = [0], Node.sample_batch
 
     def counted(*args: Any) -> TensorData:
         times[0] += 1
         return sample(*args)
 
-    monkeypatch.setattr(Node, "sample", counted)
+    monkeypatch.setattr(Node, "sample_batch", counted)
     node, x = one.nodes[0], torch.zeros(1, 5, *SHAPE)
-    node.private_steps = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
     one.side.prepare([node])
     before = to_vector(node.modules["critic"])
     one.side.queries["predict_logits"].handler(NodeGroup([node]), 0, x=x)
-    assert times[0] == drawn
+    assert times[0] == samples
     assert not torch.equal(to_vector(node.modules["critic"]), before)
 
 
@@ -305,7 +307,7 @@ def test_frozen_student_parameters_stay_frozen() -> None:
 def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
     one = world(replace(SMALL, importance=importance))
     one.server.step()
-    before, audit = copy.deepcopy([node.state_dict() for node in one.nodes]), one.audit.summary()
+    before, audit = copy.deepcopy([node.state_dict() for node in one.nodes]), one.audit.traffic_totals()
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in one.nodes])
@@ -317,7 +319,7 @@ def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
-    assert one.audit.summary() == audit
+    assert one.audit.traffic_totals() == audit
     expected = {"counts": set(), "realness": {"critic", "critic_real"}, "odds": {"critic"}}
     assert set(response) == {"logits"} | expected[importance]
     together = one.server.ensemble_responses(Responses(-1, one.server.federation.nodes, response))

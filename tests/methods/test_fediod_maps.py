@@ -32,7 +32,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import SEED, answering, gone_on
+from tests.methods.small_world import SEED, change_responses, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -61,8 +61,8 @@ def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds
     number = 1 + len(plain.nodes)  # the counts were query 0, then each node was asked for its maps
     gan, unlike, z = torch.zeros(()), torch.zeros(()), []
     for k, node in enumerate(plain.nodes):
-        D, drawn = node.modules["critic"].train(), node.sample(config.batch, "critic", number)
-        real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
+        D, sampled = node.modules["critic"].train(), node.sample_batch(config.batch, "critic", number)
+        real = torch.cat([TASK.encode_maps(TASK.label_maps(sampled)), sampled.inputs], 1)
         fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
         D_loss = F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()
         optimizer = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
@@ -70,9 +70,9 @@ def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds
         optimizer.step()
         gan = gan + pi[k] * F.softplus(D(fake)).flatten(1).sum(1).mean()
         z.append(node.model(x))
-        for row, (owner, place, pose) in enumerate(batch.source.tolist()):
+        for row, (owner, index, pose) in enumerate(batch.source.tolist()):
             if owner == owner_id(node.name):
-                target = real_of(node, place, pose)
+                target = real_of(node, index, pose)
                 unlike = unlike + 2.0 * (x[row] - target).abs().mean() / config.batch
                 far = perceptual_loss(features, x[row : row + 1], target.unsqueeze(0))
                 unlike = unlike + 0.5 * far.sum() / config.batch
@@ -111,7 +111,7 @@ def test_released_bytes() -> None:
         "difference": 2 * batch * 4,
         "gradients": 2 * batch * pixels * 4,
     }
-    kinds = one.audit.summary()["by_kind"]
+    kinds = one.audit.traffic_totals()["by_kind"]
     assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
 
 
@@ -140,7 +140,7 @@ def test_pretraining_trains_generator_and_critics_only() -> None:
     assert "logits" not in up(one)
     one.server.step()
     assert not torch.equal(weights(one.server.student), student)
-    assert one.audit.summary()["queries_by_name"] == {
+    assert one.audit.traffic_totals()["queries_by_name"] == {
         "count_labels": 1, "send_label_maps": 3, "score_with_critic": 2, "predict_logits": 1,
     }  # fmt: skip
 
@@ -159,7 +159,7 @@ def test_pretraining_weights_critics_as_training_does() -> None:
                 )
             return responses
 
-        answering(one, respond)
+        change_responses(one, respond)
         losses[how] = one.server.step()["gan"]
         n = torch.tensor([len(node.data) for node in one.nodes]).float()
         pi = n / n.sum() if how == "size" else torch.full((3,), 1 / 3)
@@ -215,12 +215,12 @@ def test_replayed_maps_are_augmented_with_images(augment: Any) -> None:
 def test_shift_flip_mirrors_half_of_the_images() -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
     ways: tuple[Augment, ...] = ("shift", "shift-flip")
-    drawn = []
+    samples = []
     for augment in ways:
         memory = Replay(200, augment, TASK, SHAPE, SEED)
         memory.add(x.repeat(20, 1, 1, 1), torch.zeros(160, 2, *SHAPE[1:]))
-        drawn.append(memory.sample(100, 0)[0])
-    same, mirrored = drawn[1] == drawn[0], drawn[1] == drawn[0].flip(-1)
+        samples.append(memory.sample(100, 0)[0])
+    same, mirrored = samples[1] == samples[0], samples[1] == samples[0].flip(-1)
     assert (same.flatten(1).all(1) ^ mirrored.flatten(1).all(1)).all()
     assert 30 < mirrored.flatten(1).all(1).sum() < 70
 
@@ -246,22 +246,24 @@ def test_label_shift_corrects_targets_to_the_nodes_class_shares() -> None:
     z = student.replay._z[: len(student.replay)]  # as the ensemble said it
     square = sum(node.data.targets.double().mean((1, 2)).sum() for node in one.nodes)
     held = square / sum(len(node.data) for node in one.nodes)
-    seen = z.argmax(1).double().mean()
-    moved = (held / (1 - held)).log() - (seen / (1 - seen)).log()  # of the second class against the first
+    share = z.argmax(1).double().mean()
+    moved = (held / (1 - held)).log() - (share / (1 - share)).log()  # of the second class against the first
     assert abs(moved) > 0.5, "else nothing is shown"
-    drawn, target = student.replay.sample(FIOD.student_batch, 1, 0)[1], learned[1]
-    apart = (target[:, 1] - target[:, 0]) - (drawn[:, 1] - drawn[:, 0])
-    torch.testing.assert_close(apart, torch.full_like(apart, moved.item()), rtol=1e-3, atol=1e-3)
+    stored, target = student.replay.sample(FIOD.student_batch, 1, 0)[1], learned[1]
+    difference = (target[:, 1] - target[:, 0]) - (stored[:, 1] - stored[:, 0])
+    torch.testing.assert_close(difference, torch.full_like(difference, moved.item()), rtol=1e-3, atol=1e-3)
 
 
 def test_label_shift_ignores_absent_classes() -> None:
     """Neither of a class that was never decided for, nor by counts that noise has taken below 0."""
     shift = LabelShift(3, torch.device("cpu"))
-    shift.expect(torch.tensor([3.0, 1.0, -2.0]))
-    shift.count(torch.eye(3)[[0, 0, 2]])
-    torch.testing.assert_close(shift.corrected(torch.zeros(1, 3)), torch.tensor([[9 / 8, 1.0, 1.0]]).log())
-    shift.expect(torch.tensor([0.0, -1.0, -2.0]))
-    assert torch.equal(shift.corrected(torch.zeros(1, 3)), torch.zeros(1, 3))
+    shift.set_real_counts(torch.tensor([3.0, 1.0, -2.0]))
+    shift.count_decisions(torch.eye(3)[[0, 0, 2]])
+    torch.testing.assert_close(
+        shift.correct_logits(torch.zeros(1, 3)), torch.tensor([[9 / 8, 1.0, 1.0]]).log()
+    )
+    shift.set_real_counts(torch.tensor([0.0, -1.0, -2.0]))
+    assert torch.equal(shift.correct_logits(torch.zeros(1, 3)), torch.zeros(1, 3))
 
 
 def test_label_shift_is_for_classes() -> None:
@@ -292,7 +294,7 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
     torch.testing.assert_close(
         stacked.server.preview_samples(3), alone.server.preview_samples(3), rtol=0.02, atol=0.01
     )
-    assert stacked.audit.summary() == alone.audit.summary()
+    assert stacked.audit.traffic_totals() == alone.audit.traffic_totals()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
 )
 def test_resumed_training_equals_uninterrupted(options: dict[str, Any], tmp_path: Path) -> None:
     whole = world(**options, features=vgg())
-    second = gone_on(lambda: world(**options, features=vgg()), 2, tmp_path)
+    second = resumed(lambda: world(**options, features=vgg()), 2, tmp_path)
     expected = [whole.server.step() for _ in range(3)]
     assert second.server.step() == expected[2]
     assert torch.equal(everything(second), everything(whole))
@@ -327,17 +329,17 @@ def test_preview_responses_need_no_maps() -> None:
 
 def test_models_get_measured_images() -> None:
     one = world(task=RECONSTRUCTION, stacked=False, student_steps=1)
-    seen: list[torch.Tensor] = []
+    batches: list[torch.Tensor] = []
     models = [node.model for node in one.nodes] + [one.server.student]
     for model in models:
-        model.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+        model.register_forward_pre_hook(lambda _, args: batches.append(args[0].detach()))
     losses = one.server.step()
     assert set(losses) >= {"gan", "difference", "mimic", "student"}
-    assert len(seen) >= 4
-    asked = one.server.state.student.replay.sample(100, 0)[0]  # all of this one query
-    measured = RECONSTRUCTION.observe(asked)
-    assert (measured - asked).abs().max() > 0.01, "which is less than the whole image"
-    for x in seen:
+    assert len(batches) >= 4
+    inputs = one.server.state.student.replay.sample(100, 0)[0]  # all of this one query
+    measured = RECONSTRUCTION.observe(inputs)
+    assert (measured - inputs).abs().max() > 0.01, "which is less than the whole image"
+    for x in batches:
         torch.testing.assert_close(x, measured)
 
 

@@ -119,7 +119,7 @@ def test_quantization_error_is_below_one_step_and_upward() -> None:
 def test_fixed_bound_needs_no_query_and_clips() -> None:
     here = run(world(replace(CLEAR, levels=200, z_max=0.5, weights="equal")), 1)
     assert "max_logit" not in here.federation.queries
-    assert "logit range" not in here.audit.summary()["by_kind"]
+    assert "logit range" not in here.audit.traffic_totals()["by_kind"]
     assert targets(here).abs().max() <= 0.5
     agreed = run(world(replace(CLEAR, levels=200)), 1)
     assert ("run", "n0", "up", "logit range") in agreed.audit.totals.bytes
@@ -157,7 +157,7 @@ def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
     expected = (noisy.clamp(-30, 30) - clamped(here)).abs().mean().item()
     assert wide.abs().mean().item() == pytest.approx(expected, rel=0.2)
     assert short.unique().numel() > 50, "noise is not quantized away"
-    assert here.audit.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
+    assert here.audit.traffic_totals()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
 
 
 def test_released_range_has_no_guarantee() -> None:
@@ -174,7 +174,7 @@ def test_released_range_has_no_guarantee() -> None:
 @pytest.mark.parametrize(("levels", "size"), [(200, 1), (254, 1), (255, 2), (65535, 4), (0, 4)])
 def test_bytes_of_logits_are_examples_times_classes_times_nodes(levels: int, size: int) -> None:
     here = run(world(replace(CONFIG, levels=levels, predictions=3)))
-    up = here.audit.summary()["by_kind"]["logits"]
+    up = here.audit.traffic_totals()["by_kind"]["logits"]
     assert up == {"up": N * CLASSES * len(SPECS) * 3 * size, "down": 0}
 
 
@@ -182,10 +182,10 @@ def test_each_example_is_queried_once_by_row_number(monkeypatch: pytest.MonkeyPa
     whole = run(world(CONFIG), 1)
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     here = run(world(CONFIG))
-    asked = here.audit.summary()
-    assert asked["queries_by_name"] == {"count_labels": 1, "predict": 3, "max_logit": 1}
-    assert asked["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
-    assert set(asked["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
+    summary = here.audit.traffic_totals()
+    assert summary["queries_by_name"] == {"count_labels": 1, "predict": 3, "max_logit": 1}
+    assert summary["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
+    assert set(summary["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
     assert here.federation.queries["predict"].times == 3
     torch.testing.assert_close(targets(here), targets(whole))
 

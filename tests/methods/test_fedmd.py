@@ -49,7 +49,7 @@ def responses(here: World, x: torch.Tensor | None = None) -> torch.Tensor:
 # --- communicate, aggregate ----------------------------------------------------------------------
 
 
-def asked(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, torch.Tensor]]]:
+def record_queries(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, torch.Tensor]]]:
     """Queries as the server asks them."""
     log, call = [], here.federation.query
 
@@ -63,7 +63,7 @@ def asked(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[
 
 def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG)
-    log = asked(here, monkeypatch)
+    log = record_queries(here, monkeypatch)
     before = responses(here)
     here.server.step()
     (first, sent), (second, digested) = log
@@ -81,7 +81,7 @@ def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.Monke
 
 def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(replace(CONFIG, weights="counts"))
-    log = asked(here, monkeypatch)
+    log = record_queries(here, monkeypatch)
     before = responses(here)
     here.server.step()
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
@@ -93,13 +93,13 @@ def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_query_per_round_and_its_bytes() -> None:
     here = run(world(CONFIG))
-    summary = here.audit.summary()
+    summary = here.audit.traffic_totals()
     assert summary["queries_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
     logits = len(MIXED) * 11 * CLASSES * 4 * 3
     assert summary["by_kind"]["logits"] == {"up": logits, "down": logits}
     assert set(summary["by_kind"]) == {"indices", "logits", "schedule"}
     single = run(world(replace(CONFIG, rounds=1)))
-    assert single.audit.summary()["queries_by_name"] == {"communicate": 1, "digest": 1}
+    assert single.audit.traffic_totals()["queries_by_name"] == {"communicate": 1, "digest": 1}
 
 
 # --- digest, revisit -----------------------------------------------------------------------------
@@ -129,14 +129,14 @@ def test_digest_and_revisit_by_hand() -> None:
 
     optimizer = torch.optim.Adam(model.parameters(), config.digest_lr)
     for epoch in range(config.digest_epochs):
-        order = torch.randperm(N, generator=node.generator("digest", 0, epoch))
+        order = torch.randperm(N, generator=node.random_generator("digest", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
             loss = (model(here.public.inputs[part]) - consensus[part]).abs().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     alone = Node(node.name, node.data, model, node.gate, node.seed)
-    local_training.make_optimizers([alone], LOCAL)
+    local_training.attach_optimizers([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(2, 3, 3))
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
@@ -169,7 +169,7 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     assert labels is not None
     assert (responses(here).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
-    assert whole.audit.summary()["queries_by_name"]["transfer"] == 1
+    assert whole.audit.traffic_totals()["queries_by_name"]["transfer"] == 1
     assert whole.side.initial_training is None  # the first part of local training follows in the same query
 
 
@@ -179,7 +179,7 @@ def test_transfer_includes_the_first_part_of_local_training() -> None:
     for one in (here, only):
         one.federation.query("transfer")
     node = only.nodes[0]
-    local_training.make_optimizers([node], LOCAL)
+    local_training.attach_optimizers([node], LOCAL)
     local_training.train([node], TASK, LOCAL, Compute(), span=Span(0, 2, 5))
     same(here.nodes[0].model, node.model, rtol=1e-4, atol=1e-6)
 

@@ -67,12 +67,12 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
     x = torch.randn(inputs, d, generator=draw).double().requires_grad_()
     u = directions(q, x, draw).double()
     assert torch.allclose(u.norm(dim=2), torch.ones(q, inputs).double(), atol=1e-6)
-    asked = torch.cat([x.detach(), (x.detach() + 0.1 * u).flatten(0, 1)])
-    z = linearize((asked @ A.double()).unsqueeze(0), x, u, 0.1)
+    points = torch.cat([x.detach(), (x.detach() + 0.1 * u).flatten(0, 1)])
+    z = linearize((points @ A.double()).unsqueeze(0), x, u, 0.1)
     torch.testing.assert_close(z[0], x @ A.double(), msg="its value is the answer")
-    (found,) = torch.autograd.grad((g * z).sum(), x)
+    (estimate,) = torch.autograd.grad((g * z).sum(), x)
     true = g[0].double() @ A.T.double()
-    error = (found - true).square().sum(1) / true.square().sum(1)
+    error = (estimate - true).square().sum(1) / true.square().sum(1)
     assert error.mean().item() == pytest.approx((d - 1) / q, rel=0.1)
 
 
@@ -144,10 +144,12 @@ def test_step_equals_plain_implementation() -> None:
         return sum(omega[k] * f[k](inputs) for k in range(3))
 
     def L(inputs: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
-        apart = torch.zeros(())
+        distances = torch.zeros(())
         for i in range(4):
             for j in range(4):
-                apart = apart + (inputs[i] - inputs[j]).square().mean() * (w[i] - w[j]).square().mean() / 16
+                distances = (
+                    distances + (inputs[i] - inputs[j]).square().mean() * (w[i] - w[j]).square().mean() / 16
+                )
         p, kl = z.softmax(1).mean(0), torch.zeros(())
         for b in range(4):
             log_z, log_S = z[b].log_softmax(0), S(inputs)[b].log_softmax(0)
@@ -156,7 +158,7 @@ def test_step_equals_plain_implementation() -> None:
         return {
             "fidelity": fidelity,
             "adversary": -kl,
-            "diversity": torch.exp(-apart),
+            "diversity": torch.exp(-distances),
             "balance": (p * p.log()).sum(),
         }
 
@@ -171,8 +173,8 @@ def test_step_equals_plain_implementation() -> None:
     L_G(terms).backward()
     for b in range(4):
         for j in range(2):
-            there = ensemble((x[b] + 0.01 * u[j, b]).detach().unsqueeze(0))[0]
-            slope = (z.grad[b] * (there - z[b])).sum() / 0.01  # of the loss, along u_j
+            shifted = ensemble((x[b] + 0.01 * u[j, b]).detach().unsqueeze(0))[0]
+            slope = (z.grad[b] * (shifted - z[b])).sum() / 0.01  # of the loss, along u_j
             leaf.grad[b] += 64 / 2 * slope.detach() * u[j, b]
     x.backward(leaf.grad)
     adam.step()

@@ -15,7 +15,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent_module
+from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent_module_name
 from fedstill.models import build
 from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import to_vector
@@ -26,7 +26,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SHAPE, World, answering, make_nodes, run, same
+from tests.methods.small_world import SHAPE, World, change_responses, make_nodes, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -66,7 +66,7 @@ def test_target_releases_features_of_the_servers_network() -> None:
     features = made.federation.query("send_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
         "features"
     ]
-    own = made.nodes[1].sample(6, "target", 1).inputs
+    own = made.nodes[1].sample_batch(6, "target", 1).inputs
     assert features.shape == (1, 6, 16 * 2 * 2)
     torch.testing.assert_close(
         features[0], server.eval().get_submodule("extractor.encoder")(own).flatten(1).detach()
@@ -82,7 +82,7 @@ def test_other_nodes_refuse_features_with_named_target() -> None:
 
 def test_queries_and_bytes_of_features() -> None:
     made = run(world())  # the target is the first node
-    summary = made.audit.summary()
+    summary = made.audit.traffic_totals()
     assert summary["queries_by_name"] == {"count_samples": 1, "send_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
     # Up once a round, and down to both sources.
@@ -130,7 +130,7 @@ def test_a_step_at_a_source_by_hand() -> None:
     features = torch.randn(9, 16 * 2 * 2)
     x, y = node.data.inputs[:4], node.data.targets[:4]
 
-    z_t = features[torch.randint(9, (4,), generator=node.generator("target's", 5, 0))]
+    z_t = features[torch.randint(9, (4,), generator=node.random_generator("target's", 5, 0))]
     z = model.get_submodule("extractor.encoder")(x).flatten(1)
     ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
     fooled = F.binary_cross_entropy_with_logits
@@ -144,11 +144,11 @@ def test_a_step_at_a_source_by_hand() -> None:
         for parameter, slope in zip(model.parameters(), slopes, strict=True):
             parameter.sub_(rate * slope)
 
-    group = NodeGroup([node]).for_query(NodeSetting(TASK, local, Compute()))
+    group = NodeGroup([node]).set_query(NodeSetting(TASK, local, Compute()))
     group.module("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
-    work = config.make_align_step(group, features, 5)
-    loss_k = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
+    train_step = config.make_align_step(group, features, 5)
+    loss_k = train_step(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss_k.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
     same(node.modules["identifier"], C, rtol=1e-4, atol=1e-5)
     same(node.model, model, rtol=1e-4, atol=1e-5)
@@ -156,7 +156,7 @@ def test_a_step_at_a_source_by_hand() -> None:
 
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
 def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
-    assert latent_module(split_model(build(spec, SHAPE, 1, 0), "model")) == part
+    assert latent_module_name(split_model(build(spec, SHAPE, 1, 0), "model")) == part
 
 
 # --- those who leave ---------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_sources_use_last_features_of_excluded_target() -> None:
     made.federation.exclude("n0", "train", "gone", may_rejoin=False)
     run(made, 1)
     assert made.server.state.features is features
-    assert made.audit.summary()["queries_by_name"]["align"] == 2
+    assert made.audit.traffic_totals()["queries_by_name"]["align"] == 2
 
 
 @pytest.mark.parametrize("query", ["send_features", "train"])
@@ -178,13 +178,13 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     made = world()
     made.federation.link = LinkConfig(quorum=quorum)
 
-    def faulty(name: str, asked: Any, sent: Any, response: Any) -> Any:
+    def faulty(name: str, nodes: Any, sent: Any, response: Any) -> Any:
         given = response()
         if name == query and "n0" in given:
             return {**given, "n0": {part: each * torch.nan for part, each in given["n0"].items()}}
         return given
 
-    answering(made, faulty)
+    change_responses(made, faulty)
     if quorum == 1.0:
         with pytest.raises(NodeFault, match=r"n0.*hold NaN"):
             run(made)
@@ -194,20 +194,20 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     assert made.server.completed_steps == 2
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
-    asked = made.audit.summary()["queries_by_name"]
-    assert asked.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
+    counts = made.audit.traffic_totals()["queries_by_name"]
+    assert counts.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
 
 
 def test_run_stops_without_any_response() -> None:
     made = world(replace(CONFIG, participation=0.34))  # one node a round
     made.federation.link = LinkConfig(quorum=0.3)
 
-    def faulty(name: str, asked: Any, sent: Any, response: Any) -> Any:
+    def faulty(name: str, nodes: Any, sent: Any, response: Any) -> Any:
         if name in ("train", "align"):
             return {node: {"parameters": sent["parameters"] * torch.nan} for node, sent in response().items()}
         return response()
 
-    answering(made, faulty)
+    change_responses(made, faulty)
     with pytest.raises(NodeFault, match="all queried nodes are excluded"):
         made.server.step()
     assert len(made.federation.present) == 2

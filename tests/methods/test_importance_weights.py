@@ -29,7 +29,7 @@ def best(critic: Any) -> torch.Tensor:
 def learned(own: Normal) -> torch.Tensor:
     """The same of a critic that learned from samples; the log of a ratio of Gaussians is quadratic."""
 
-    def seen(x: torch.Tensor) -> torch.Tensor:
+    def quadratic_features(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([torch.ones_like(x), x, x**2], 1)
 
     real, fake = own.sample((20000,)), MADE.sample((20000,))
@@ -38,12 +38,15 @@ def learned(own: Normal) -> torch.Tensor:
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
-        total = real_loss(seen(real) @ weights, "bce").mean() + fake_loss(seen(fake) @ weights, "bce").mean()
+        total = (
+            real_loss(quadratic_features(real) @ weights, "bce").mean()
+            + fake_loss(quadratic_features(fake) @ weights, "bce").mean()
+        )
         total.backward()
         return total
 
     optimizer.step(loss)  # type: ignore[arg-type]
-    return (seen(X) @ weights).detach()
+    return (quadratic_features(X) @ weights).detach()
 
 
 @pytest.mark.parametrize(("critic", "near"), [(best, 1e-5), (learned, 0.03)])

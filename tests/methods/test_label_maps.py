@@ -12,13 +12,13 @@ import torch
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.federation.link_config import LinkConfig
-from fedstill.methods._label_maps import GeneratesFromMaps, MapSource, map_order, owner_id
+from fedstill.methods._label_maps import MapGeneratorOptions, MapSource, map_order, owner_id
 from fedstill.methods._server import Server
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import TASK, World, blobs, up, world
-from tests.methods.small_world import answering
+from tests.methods.small_world import change_responses
 
 
 def at(one: World, **changes: Any) -> Server:
@@ -30,7 +30,7 @@ def at(one: World, **changes: Any) -> Server:
 
 
 def gathered(one: World, **options: Any) -> MapSource:
-    maps = MapSource(GeneratesFromMaps(**options), one.server)
+    maps = MapSource(MapGeneratorOptions(**options), one.server)
     maps.fetch(one.server)
     return maps
 
@@ -54,11 +54,11 @@ def test_samples_carry_owner_row_and_pose(augment: Any) -> None:
     maps = gathered(one, map_augment=augment)
     batch = maps.sample(60, "w", 3)
     by_name = {owner_id(node.name): node for node in one.nodes}
-    for drawn, (owner, row, pose) in zip(batch.maps, batch.source.tolist(), strict=True):
+    for sampled, (owner, row, pose) in zip(batch.maps, batch.source.tolist(), strict=True):
         node = by_name[owner]
         real = TASK.label_maps(node.data)[map_order(node)][row]
         real = real.flip(-1) if pose % 2 else real
-        assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
+        assert torch.equal(sampled, torch.rot90(real, pose // 2, (0, 1)))
     assert set(batch.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
     assert torch.equal(batch.generator_input, TASK.encode_maps(batch.maps))
     again, other = maps.sample(60, "w", 3), maps.sample(60, "w", 4)
@@ -79,20 +79,20 @@ def test_sampled_maps_need_no_query() -> None:
 def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
     public = PublicData("held-out", data.inputs, data.targets)
-    maps = MapSource(GeneratesFromMaps(conditions="public"), at(one, public=public))
+    maps = MapSource(MapGeneratorOptions(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.label_maps(data))
     for lacking in (None, PublicData("noise", data.inputs)):
         with pytest.raises(
             ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"
         ):
-            MapSource(GeneratesFromMaps(conditions="public"), at(one, public=lacking))
+            MapSource(MapGeneratorOptions(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid method\.map_augment = 'turn' \(expected none or mirror"
     ):
-        MapSource(GeneratesFromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
+        MapSource(MapGeneratorOptions(map_augment="turn"), at(world(), shape=(1, 16, 24)))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ def test_difference_is_refused_by_default() -> None:
     one = world()
     predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
     assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: no difference, unless its owner")
-    apart = world(pixel=0.0, perceptual=0.0).side.queries["predict_logits"]
-    assert gate.refusal_reason(apart) is None
-    assert (predict_logits.depends_on_records, apart.depends_on_records) == (("difference",), ()), (
+    query = world(pixel=0.0, perceptual=0.0).side.queries["predict_logits"]
+    assert gate.refusal_reason(query) is None
+    assert (predict_logits.depends_on_records, query.depends_on_records) == (("difference",), ()), (
         "it comes of the records themselves"
     )
 
@@ -127,36 +127,36 @@ def test_policy_label_maps_allows_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (torch.zeros(4, 8, 8, dtype=torch.uint8), r"maps are torch\.uint8"),
         (torch.full((4, 16, 16), 200, dtype=torch.uint8), r"maps hold 200 \(expected 0\.\.2"),
         (torch.full((4, 16, 16), 3, dtype=torch.uint8), r"maps hold 3 \(expected 0\.\.2"),
     ],
 )
-def test_node_with_invalid_maps_is_excluded(wrong: torch.Tensor, said: str) -> None:
+def test_node_with_invalid_maps_is_excluded(wrong: torch.Tensor, message: str) -> None:
     def broken(link: LinkConfig) -> World:
         one = world()
         one.federation.link = link
 
-        def lying(query: str, asked: Any, sent: Any, response: Any) -> Any:
+        def corrupt(query: str, nodes: Any, sent: Any, response: Any) -> Any:
             return {name: {"maps": wrong} if name == "n1" else each for name, each in response().items()}
 
-        answering(one, lying)
+        change_responses(one, corrupt)
         return one
 
     one = broken(LinkConfig(quorum=0.5))
     maps = gathered(one)
     assert one.federation.present == ("n0", "n2")
     assert set(maps.owner.tolist()) == {owner_id("n0"), owner_id("n2")}
-    with pytest.raises(NodeFault, match=said):
+    with pytest.raises(NodeFault, match=message):
         gathered(broken(LinkConfig(quorum=1.0)))
 
 
 def test_fetched_maps_are_saved() -> None:
     one = world()
     maps = gathered(one)
-    other = MapSource(GeneratesFromMaps(), one.server)
+    other = MapSource(MapGeneratorOptions(), one.server)
     assert not other.is_ready
     other.load_state_dict(maps.state_dict(), torch.device("cpu"))
     assert torch.equal(other.sample(9, "w").maps, maps.sample(9, "w").maps)

@@ -59,7 +59,7 @@ def elsewhere() -> list[Path]:
     ]
 
 
-def found(pattern: str, *, whole: bool = False, names: bool = False) -> list[str]:
+def code_matches(pattern: str, *, whole: bool = False, names: bool = False) -> list[str]:
     """Where a text of the code, or a name in it, matches a pattern, or is it from beginning to end."""
     match = re.compile(pattern).fullmatch if whole else re.compile(pattern).search
     return [
@@ -71,15 +71,15 @@ def found(pattern: str, *, whole: bool = False, names: bool = False) -> list[str
 
 
 def test_no_method_is_known_by_name() -> None:
-    classes = [place.rpartition(":")[2] for place in METHODS.builtin.values()]
+    classes = [path.rpartition(":")[2] for path in METHODS.builtin.values()]
     names = {*METHODS.builtin, *classes} - FIGURES - {"Centralized", "Standalone"}
     # A preset's name holds a method's.
-    assert found(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(names)))})(?![\w-])", names=True) == []
+    assert code_matches(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(names)))})(?![\w-])", names=True) == []
 
 
 def test_no_option_of_a_method_is_known_by_name() -> None:
     options = {field.name for method in METHODS.importable().values() for field in dataclasses.fields(method)}
-    assert found(rf"\bmethod\.({'|'.join(sorted(options))})\b") == []
+    assert code_matches(rf"\bmethod\.({'|'.join(sorted(options))})\b") == []
 
 
 def test_no_tensor_of_a_method_is_known_by_name() -> None:
@@ -91,10 +91,10 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
             method = METHODS[name]()
             if unmet_need(method.needs(), task) is None:
                 try:
-                    asked = build_node_side(method, setting).queries.values()
+                    queries = build_node_side(method, setting).queries.values()
                 except ArgumentError:  # an option that is not for this task
                     continue
-                tensors |= {part for each in asked for part in (*each.sends, *each.releases)}
+                tensors |= {part for each in queries for part in (*each.sends, *each.releases)}
     assert {"logits", "counts", "x"} <= tensors
     # Audits of gates ask queries of their own, `methods/audit_method.py`, and read the answers; an approval's
     # document has keys of its own.
@@ -102,11 +102,11 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
     # Roles, and keys of files, results and batches.
     tensors -= {"critic", "inputs", "targets", "round", "view"}
     packages = ("node", "federation", "privacy", "protocol", "runs", "attacks")
-    places = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in packages]
-    places = [path for path in places if path.name not in others]
+    paths = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in packages]
+    paths = [path for path in paths if path.name not in others]
     looked_up = [
         f"{path.relative_to(PACKAGE)}:{line}: {key}"
-        for path in places
+        for path in paths
         for line, key in keys(path)
         if key in tensors
     ]

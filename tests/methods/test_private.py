@@ -113,15 +113,15 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
         critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 queries
-        price = PrivacyCost({model: steps, critic: 3, Event("laplace", 10.0): 1})
-        assert total_charged(experiment.audit, node.name) == (cost_to_dict(price), 0)
+        cost = PrivacyCost({model: steps, critic: 3, Event("laplace", 10.0): 1})
+        assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
 def test_fediod_under_pate_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {"gan": 0.0}, [privately("pate")] * 3))
-    price = cost_from_dict(total_charged(experiment.audit, "node-1")[0])
-    counts, (votes, *more) = Event("laplace", 10.0), sorted(set(price) - {Event("laplace", 10.0)}, key=str)
-    assert (price[counts], price[votes]) == (1, 3)
+    cost = cost_from_dict(total_charged(experiment.audit, "node-1")[0])
+    counts, (votes, *more) = Event("laplace", 10.0), sorted(set(cost) - {Event("laplace", 10.0)}, key=str)
+    assert (cost[counts], cost[votes]) == (1, 3)
     noises = sorted(event.noise for event in (votes, *more))
     # 8 rows: 0.5 x 4 / (2 sqrt(8)) of gradients, and 2 / sqrt(2 x 8) of votes
     assert noises == pytest.approx([2 / (2 * 8**0.5), 2 / 4])
@@ -130,8 +130,8 @@ def test_fediod_under_pate_by_hand() -> None:
 def test_fedavg_charges_each_round_its_part() -> None:
     experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
-        price = PrivacyCost({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
-        assert total_charged(experiment.audit, node.name) == (cost_to_dict(price), 0)
+        cost = PrivacyCost({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
+        assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
 def test_nodes_may_differ_in_how_they_protect() -> None:

@@ -167,8 +167,8 @@ def test_large_images_use_smaller_queries() -> None:
     pictures = PublicData("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
     assert fedkd.query_size(pictures) == 2**24 // (3 * 256 * 256) == 85
     assert fedkd.query_size(PublicData("made", torch.zeros(5, 3, 32, 32))) == 2000
-    asked = FedKD(weights="equal", z_max=1.0).planned_queries(pictures, 0)
-    assert [call.tensors["rows"].tolist() for call in asked] == [[0, 85], [85, 100]]
+    calls = FedKD(weights="equal", z_max=1.0).planned_queries(pictures, 0)
+    assert [call.tensors["rows"].tolist() for call in calls] == [[0, 85], [85, 100]]
 
 
 @pytest.mark.parametrize(

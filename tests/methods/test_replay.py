@@ -26,12 +26,12 @@ def pairs(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def held(memory: Replay) -> set[float]:
     """All that is remembered, seen through many draws; checks that pairs stay together."""
-    seen: set[float] = set()
+    values: set[float] = set()
     for turn in range(200):
         inputs, targets = memory.sample(1, turn)
         assert torch.equal(10 * inputs[:, 0, 0, 0], targets[:, 0])
-        seen |= set(inputs[:, 0, 0, 0].tolist())
-    return seen
+        values |= set(inputs[:, 0, 0, 0].tolist())
+    return values
 
 
 def test_replay_overwrites_the_oldest_when_full() -> None:

@@ -167,7 +167,7 @@ def test_two_nodes_are_too_few() -> None:
         )
 
 
-def asked(name: str) -> str:
+def summed_outputs(name: str) -> str:
     """What a method asks in sums; or why it cannot."""
     method = METHODS[name]()
     own = {part.name for part in fields(method)}
@@ -194,7 +194,7 @@ def test_secure_aggregation_support_equals_documentation() -> None:
     named = {line.split("`")[1]: line.split("|")[2].strip() for line in lines}
 
     says = {"": "no", "sums": "yes"}
-    assert named == {name: says.get(asked(name), asked(name)) for name in METHODS.builtin}
+    assert named == {name: says.get(summed_outputs(name), summed_outputs(name)) for name in METHODS.builtin}
 
 
 # --- what the sums of a method leave open of a node's response -----------------------------------------
@@ -243,22 +243,22 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
     return here
 
 
-def seen(here: World, gradients: bool = False) -> torch.Tensor:
+def server_view(here: World, gradients: bool = False) -> torch.Tensor:
     """Return everything that the server reads about one input, with the gradients of each class."""
-    found = []
-    for name, asked in here.side.queries.items():
-        if not asked.sums_outputs or "consensus" in asked.sends:  # which is the other query once more
+    outputs = []
+    for name, query in here.side.queries.items():
+        if not query.sums_outputs or "consensus" in query.sends:  # which is the other query once more
             continue
         x = torch.zeros(1, *small_world.SHAPE, requires_grad=gradients)
         view = next(VIEWS)  # of which nothing is cached; the input is zero in all of them
-        given = {"x": x, "rows": [0, 1] if "view" in asked.sends else [0], "view": view, "round": 0}
-        sent = {part: given[part] for part in asked.sends}
+        given = {"x": x, "rows": [0, 1] if "view" in query.sends else [0], "view": view, "round": 0}
+        sent = {part: given[part] for part in query.sends}
         for each in range(here.server.task.classes if gradients else 1):
             logits = here.server.query(name, nodes=(SUM,), **sent)["logits"]
-            found.append(logits.detach().flatten())
+            outputs.append(logits.detach().flatten())
             if gradients:
-                found.append(torch.autograd.grad(logits[0, 0, each], x)[0].flatten())
-    return torch.cat(found).double()
+                outputs.append(torch.autograd.grad(logits[0, 0, each], x)[0].flatten())
+    return torch.cat(outputs).double()
 
 
 def derivatives(here: World, of: str, **how: bool) -> torch.Tensor:
@@ -266,12 +266,12 @@ def derivatives(here: World, of: str, **how: bool) -> torch.Tensor:
     columns = []
     for node in here.nodes:
         parameter = node.model.get_parameter(of)
-        for place in range(parameter.numel()):
+        for index in range(parameter.numel()):
             sides = []
             for step in (STEP, -2 * STEP, STEP):
                 with torch.no_grad():
-                    parameter.view(-1)[place] += step
-                sides.append(seen(here, **how))
+                    parameter.view(-1)[index] += step
+                sides.append(server_view(here, **how))
             columns.append((sides[0] - sides[1]) / (2 * STEP))
     return torch.stack(columns, 1)
 

@@ -162,7 +162,7 @@ def test_initial_weights_follow_from_seed_and_names() -> None:
 
 
 @pytest.fixture
-def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def custom_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("my_networks")
     module.linear = lambda shape, classes: nn.Sequential(  # type: ignore[attr-defined]
         nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes)

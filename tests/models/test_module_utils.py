@@ -53,13 +53,13 @@ def test_vector_keeps_batch_counts_as_integers() -> None:
 def test_vector_is_a_copy_and_loading_is_in_place() -> None:
     model = nn.Linear(2, 3)
     vector = to_vector(model)
-    kept, place = vector.clone(), model.weight.data_ptr()
+    original, address = vector.clone(), model.weight.data_ptr()
     load_vector(model, vector + 1)
-    assert torch.equal(vector, kept)
-    assert model.weight.data_ptr() == place
-    assert torch.equal(to_vector(model), kept + 1)
+    assert torch.equal(vector, original)
+    assert model.weight.data_ptr() == address
+    assert torch.equal(to_vector(model), original + 1)
     vector.zero_()
-    assert torch.equal(to_vector(model), kept + 1)
+    assert torch.equal(to_vector(model), original + 1)
     assert not vector.requires_grad
     assert model.weight.requires_grad
 

@@ -63,12 +63,12 @@ def test_group_norm_equals_torch(dtype: torch.dtype, last: bool, shape: tuple[in
 
 def test_bfloat16_is_never_computed_channels_last() -> None:
     x = torch.randn(5, 6, 4, 3, dtype=torch.bfloat16).contiguous(memory_format=LAST).requires_grad_()
-    with Layouts() as seen, torch.autocast("cpu", torch.bfloat16):
+    with Layouts() as layouts, torch.autocast("cpu", torch.bfloat16):
         norms()[0](x).sum().backward()
-    assert seen.last == [False, False]
-    with Layouts() as seen, torch.autocast("cpu", torch.bfloat16):
+    assert layouts.last == [False, False]
+    with Layouts() as layouts, torch.autocast("cpu", torch.bfloat16):
         norms()[1](x).sum().backward()
-    assert seen.last == [True, True]  # as torch does by itself
+    assert layouts.last == [True, True]  # as torch does by itself
 
 
 def test_input_without_gradient_does_not_crash() -> None:

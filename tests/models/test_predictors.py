@@ -28,7 +28,7 @@ from fedstill.models.model_config import ModelConfig
 from fedstill.models.predictors import Predictor
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import make_optimizers, predict
+from fedstill.node.local_training import attach_optimizers, predict
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, group_by_architecture
 from fedstill.node.policy import PolicyConfig
@@ -100,14 +100,14 @@ def test_decision_function_scores_are_logits() -> None:
 
 
 def test_function_receives_images_and_returns_logits() -> None:
-    seen = []
+    calls = []
 
     def scores(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        seen.append((images.shape, images.dtype))
+        calls.append((images.shape, images.dtype))
         return images.reshape(len(images), -1)[:, :10]
 
     logits = Predictor(scores, DIGITS)(IMAGES[:3])
-    assert seen == [((3, 1, 8, 8), np.float32)]
+    assert calls == [((3, 1, 8, 8), np.float32)]
     assert torch.equal(logits, IMAGES[:3].flatten(1)[:, :10])
     probabilities = Predictor(lambda images: np.full((len(images), 10), 0.1), DIGITS, PROBABILITIES)
     torch.testing.assert_close(probabilities(IMAGES[:3]), torch.full((3, 10), math.log(0.1)))
@@ -207,7 +207,7 @@ def test_predictor_is_accepted_as_model_of_a_node(regression: Any) -> None:
     assert compute.to_device(predictor) is predictor
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
-    make_optimizers([node], LocalConfig())
+    attach_optimizers([node], LocalConfig())
     assert node.optimizers == {}  # nothing to train
     model = NodeGroup([node]).module("model")
     model.train(False)

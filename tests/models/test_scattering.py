@@ -40,9 +40,9 @@ def wavelet(j: int, turn: int) -> list[list[complex]]:
 
 def modulus(u: list[list[float]], psi: list[list[complex]]) -> list[list[float]]:
     """|u * psi|, a circular convolution."""
-    places = [(y, x) for y in range(H) for x in range(W)]
+    positions = [(y, x) for y in range(H) for x in range(W)]
     return [
-        [abs(sum(u[b][a] * psi[(y - b) % H][(x - a) % W] for b, a in places)) for x in range(W)]
+        [abs(sum(u[b][a] * psi[(y - b) % H][(x - a) % W] for b, a in positions)) for x in range(W)]
         for y in range(H)
     ]
 

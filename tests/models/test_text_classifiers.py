@@ -64,9 +64,9 @@ def test_attention_equals_torch() -> None:
         theirs.out_proj.weight.copy_(ours.outside.weight)
         theirs.out_proj.bias.copy_(ours.outside.bias)
     x = torch.randn(3, 5, 8, dtype=torch.float64)
-    seen = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
-    expected = theirs(x, x, x, key_padding_mask=seen == 0, need_weights=False)[0]
-    torch.testing.assert_close(ours(x, seen.double()), expected)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    expected = theirs(x, x, x, key_padding_mask=mask == 0, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, mask.double()), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

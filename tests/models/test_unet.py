@@ -88,8 +88,8 @@ def test_batch_norm_unet_uses_running_statistics_in_evaluation() -> None:
     x = torch.randn(4, 1, 16, 16)
     model(x)
     met = model.get_submodule("extractor.encoder.blocks.0.0")(x)
-    kept = model.get_submodule("extractor.encoder.blocks.0.1")
-    assert torch.allclose(kept.running_mean, 0.1 * met.mean((0, 2, 3)), atol=1e-6)  # type: ignore[arg-type]
+    norm = model.get_submodule("extractor.encoder.blocks.0.1")
+    assert torch.allclose(norm.running_mean, 0.1 * met.mean((0, 2, 3)), atol=1e-6)  # type: ignore[arg-type]
     # Group norm removes an image's contrast; batch norm's running statistics do not.
     model.eval()
     assert torch.allclose(plain(10 * x), plain(x), atol=1e-2)

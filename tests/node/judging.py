@@ -30,4 +30,4 @@ class Judging(FedIOD):
         trains=("critic",),
     )
     def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x)
+        return self.make_critics(nodes.setting).train_and_score(nodes, nodes.query_number, x)

@@ -137,7 +137,7 @@ def test_no_training_or_response_outside_hours(tmp_path: Path, monkeypatch: pyte
     for do in ("train_locally", "answer_query", "compute_gradients"):
         reply = clinic.say(do, seconds=1, query="predict_logits", number=0, differentiable=True)
         assert reply["rule"].startswith(f"hours: {soon}-{later}")
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 # --- classes, and values of tensors ---------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_refusal_does_not_reveal_classes(tmp_path: Path) -> None:
         clinics.append(clinic)
     named, anybody = clinics
     for each, classes in enumerate((("common", "other"), ("rare", "common"), ("common", "rare", "other"))):
-        for asked in clinics:
-            asked.plan = replace(PLAN, run=f"run-{each}", spec=replace(PLAN.spec, classes=classes))
+        for each_clinic in clinics:
+            each_clinic.plan = replace(PLAN, run=f"run-{each}", spec=replace(PLAN.spec, classes=classes))
         assert refused(named) == "classes: the run's classes differ from the owner's"
         assert joined(anybody) is ("rare" in classes), "where the owner names none, it would be learned"
     (named.folder / "data.npz").unlink()
@@ -188,8 +188,8 @@ def test_declared_normalization_does_not_reveal_largest_value(tmp_path: Path) ->
         spec = replace(PLAN.spec, mean=(mean,), std=(std,))
         clinic.plan = replace(PLAN, run=f"run-{each}", spec=spec)
         assert joined(clinic)
-    found = owner_folder.check_folder(clinic.folder, clinic.plan.spec)
-    assert any("has values from 0.4 to 0.4 in channel 0" in fault for fault in found.faults)
+    report = owner_folder.check_folder(clinic.folder, clinic.plan.spec)
+    assert any("has values from 0.4 to 0.4 in channel 0" in fault for fault in report.faults)
 
 
 def test_request_names_classes(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ def test_refusal_does_not_reveal_column_ranges(tmp_path: Path) -> None:
     """Whether another schema would fit the rows or not, its refusal is the same, with the data away, too."""
     clinic, anybody = ward(tmp_path / "own"), ward(tmp_path / "any", "")
     for each, schema in enumerate(OTHERS):
-        for asked in (clinic, anybody):
-            asked.plan = replace(table_plan(schema), run=f"run-{each}")
+        for node in (clinic, anybody):
+            node.plan = replace(table_plan(schema), run=f"run-{each}")
         assert refused(clinic) == "schema: the run's schema differs from the owner's"
         assert joined(anybody) is (schema != OTHERS[0]), "where the owner names none, it would be learned"
     (clinic.folder / "rows.csv").unlink()
@@ -262,8 +262,8 @@ def test_run_with_owners_schema_is_admitted_and_changes_are_logged(tmp_path: Pat
 def test_node_with_unreadable_schema_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.schema .*none\.toml"):
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
-    found = owner_folder.check_folder(tmp_path / "clinic", quick=True)
-    assert any("data.schema" in fault for fault in found.faults)
+    report = owner_folder.check_folder(tmp_path / "clinic", quick=True)
+    assert any("data.schema" in fault for fault in report.faults)
     with pytest.raises(
         ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"
     ):
@@ -527,7 +527,7 @@ def test_withdrawn_approval_stops_running_run(tmp_path: Path) -> None:
     decide(clinic, False)
     assert clinic.query(1)["rule"].endswith("is rejected by its owner")
     assert refused(clinic).endswith("is rejected by its owner")
-    assert clinic.left() == [(0, "response")]
+    assert clinic.charged_releases() == [(0, "response")]
     decide(clinic)
     assert isinstance(clinic.query(1), tuple)
 
@@ -577,7 +577,7 @@ def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
     assert approved is not None
     approved.table["queries"]["predict_logits"]["bytes"] = 4 * B * CLASSES  # the logits alone
     assert clinic.query(0)["rule"] == "approved: 160 bytes per response"
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,25 +616,25 @@ def test_tampered_request_file_is_refused(tmp_path: Path) -> None:
 
 def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH, replace(PLAN, min_nodes=3, student="mlp:8"))
-    found = describe(clinic.plan, None)
+    description = describe(clinic.plan, None)
     assert command("node", "requests", clinic.folder)[1] == "No run has asked for approval.\n"
     refused(clinic)
     code, out, _ = command("node", "requests", clinic.folder)
     assert code == 0
-    asked = ("predict_logits: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 queries")
-    for text in (*asked, "student mlp:8; continues with 3 nodes or more"):
+    facts = ("predict_logits: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 queries")
+    for text in (*facts, "student mlp:8; continues with 3 nodes or more"):
         assert text in " ".join(out.split())
-    assert command("node", "requests", clinic.folder, found.sha256)[1] == found.text
-    code, _, err = command("node", "approve", clinic.folder, found.sha256[:7])
+    assert command("node", "requests", clinic.folder, description.sha256)[1] == description.text
+    code, _, err = command("node", "approve", clinic.folder, description.sha256[:7])
     assert (code, "32 or more" in err) == (2, True)
-    spoken = " ".join(found.sha256[place : place + 4].upper() for place in range(0, 32, 4))
+    spoken = " ".join(description.sha256[start : start + 4].upper() for start in range(0, 32, 4))
     code, out, _ = command("node", "approve", clinic.folder, spoken, "--because", "board of 3 May")
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)
-    assert command("node", "reject", clinic.folder, found.sha256)[0] == 0
+    assert command("node", "reject", clinic.folder, description.sha256)[0] == 0
     [request] = json.loads(command("node", "requests", clinic.folder, "--json")[1])
     assert (request["sha256"], request["state"], request["description"]["student"]) == (
-        found.sha256,
+        description.sha256,
         "rejected",
         "mlp:8",
     )

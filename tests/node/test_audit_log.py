@@ -123,9 +123,9 @@ def test_entry_holds_release_and_totals_add_up(path: Path) -> None:
 def test_equal_release_is_charged_once(other: dict[str, Any], path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry())
-        asked: list[Spending] = []
-        assert audit.charge(entry(rule="another", cost={"laplace(1.0)": 9}), asked.append) == 1
-        assert asked == []  # not even the budget is asked
+        spendings: list[Spending] = []
+        assert audit.charge(entry(rule="another", cost={"laplace(1.0)": 9}), spendings.append) == 1
+        assert spendings == []  # not even the budget is asked
         assert sum(1 for _ in audit.entries()) == 1
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry()) == 1
@@ -189,23 +189,23 @@ def test_totals_match_naive_count(
     releases: list[tuple[str, str, int, dict[str, int], bool]],
 ) -> None:
     audit = AuditLog(None)
-    paid: dict[tuple[str, str, int], tuple[dict[str, int], bool]] = {}
-    for node, run, number, price, sure in releases:
-        fresh = (node, run, number) not in paid
+    charged: dict[tuple[str, str, int], tuple[dict[str, int], bool]] = {}
+    for node, run, number, cost, sure in releases:
+        fresh = (node, run, number) not in charged
         before = sum(1 for _ in audit.entries())
-        said = audit.charge(entry(number, node=node, run=run, cost=price, no_guarantee=int(not sure)))
-        assert (said > before) == fresh
-        paid.setdefault((node, run, number), (price, sure))
+        entry_id = audit.charge(entry(number, node=node, run=run, cost=cost, no_guarantee=int(not sure)))
+        assert (entry_id > before) == fresh
+        charged.setdefault((node, run, number), (cost, sure))
     audit.verify()
     for node in "ab":
         for run in "rs":
             here, total, bare_here, bare_total = Counter[str](), Counter[str](), 0, 0
-            mine = [run for whose, run, _ in paid if whose == node]
-            for (whose, where, _), (price, sure) in paid.items():
+            mine = [run for whose, run, _ in charged if whose == node]
+            for (whose, where, _), (cost, sure) in charged.items():
                 if whose == node:
-                    total.update(price)
+                    total.update(cost)
                     bare_total += not sure
-                    here.update(price if where == run else {})
+                    here.update(cost if where == run else {})
                     bare_here += not sure and where == run
             counted = mine.count(run), len(mine), 44 * len(mine)
             assert audit.spending(node, run) == Spending(here, total, bare_here, bare_total, *counted)
@@ -215,11 +215,11 @@ def test_totals_match_naive_count(
 def test_many_threads_share_a_log(path: Path) -> None:
     audit = AuditLog(path, durable=False)
 
-    def work(name: str) -> None:
+    def charge_entries(name: str) -> None:
         for number in range(25):
             assert audit.charge(entry(number, node=name))
 
-    threads = [threading.Thread(target=work, args=(f"node-{i}",)) for i in range(4)]
+    threads = [threading.Thread(target=charge_entries, args=(f"node-{i}",)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -293,12 +293,12 @@ def spend(path: Path, run: str, outputs: Path) -> None:
         if spent.total_events.get("laplace(1.0)", 0) + 3 > 200:
             raise OverflowError
 
-    paid = 0
+    charged = 0
     with closing(AuditLog(path, durable=False)) as audit, suppress(OverflowError):
         for number in range(1000):
             one = Entry(run, "n", "n", number, "q", "response", cost={"laplace(1.0)": 3})
-            paid += audit.charge(one, check) > 0
-    outputs.write_text(str(paid))
+            charged += audit.charge(one, check) > 0
+    outputs.write_text(str(charged))
 
 
 def test_concurrent_processes_cannot_overspend(path: Path) -> None:
@@ -310,13 +310,13 @@ def test_concurrent_processes_cannot_overspend(path: Path) -> None:
     for spender in spenders:
         spender.join(60)
     assert [spender.exitcode for spender in spenders] == [0] * 3
-    paid = [int(each.read_text()) for each in outputs]
-    assert sum(paid) == 66
+    charged = [int(each.read_text()) for each in outputs]
+    assert sum(charged) == 66
     with closing(AuditLog(path)) as audit:
         audit.verify()
         assert audit.spending("n", "run-0").total_events == {"laplace(1.0)": 198}
         rows = Counter(row["run"] for row in audit.entries())
-    assert [rows[f"run-{i}"] for i in range(3)] == paid
+    assert [rows[f"run-{i}"] for i in range(3)] == charged
     assert '"entry":66,' in head(path).read_text(encoding="utf-8")
 
 
@@ -357,12 +357,12 @@ def test_charge_recomputes_head_row_of_its_run_only(path: Path, monkeypatch: pyt
 def test_log_file_appears_complete(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link, met = os.link, []
 
-    def meet(made: Path, name: Path) -> None:
+    def record_link(made: Path, name: Path) -> None:
         met.append(name.exists())
         AuditLog(made, read_only=True).close()
         link(made, name)
 
-    monkeypatch.setattr(os, "link", meet)
+    monkeypatch.setattr(os, "link", record_link)
     AuditLog(path).close()
     assert met == [False]
 

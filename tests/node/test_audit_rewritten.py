@@ -128,11 +128,11 @@ def test_impossible_head_counts_as_damage(text: str, path: Path) -> None:
     assert settles(path, "its head audit.sqlite.head is damaged").total_events["gaussian(1.1)"] == 3
 
 
-@pytest.mark.parametrize(("head_count", "paid"), [(2, 3), (5, 5), (2**53 - 1, 2**53 - 1)])
-def test_larger_of_head_and_entry_totals_is_charged(head_count: int, paid: int, path: Path) -> None:
+@pytest.mark.parametrize(("head_count", "charged"), [(2, 3), (5, 5), (2**53 - 1, 2**53 - 1)])
+def test_larger_of_head_and_entry_totals_is_charged(head_count: int, charged: int, path: Path) -> None:
     replace(head(path), '"gaussian(1.1)":3', f'"gaussian(1.1)":{head_count}')
     spent = settles(path, "its entries up to 3 do not add up to the totals in its head")
-    assert spent.total_events == {"gaussian(1.1)": paid, "laplace(10.0)": 6}
+    assert spent.total_events == {"gaussian(1.1)": charged, "laplace(10.0)": 6}
 
 
 def test_older_head_is_compared_with_entries_up_to_it(path: Path) -> None:
@@ -149,9 +149,9 @@ def test_leftover_wal_is_not_applied_to_new_log(path: Path) -> None:
     log = path.with_name(f"{path.name}-wal")
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(3))
-        left = log.read_bytes()
+        leftover = log.read_bytes()
     path.unlink()
-    log.write_bytes(left)
+    log.write_bytes(leftover)
     assert settles(path, "ends at entry 0, and its head at 4").total_events["gaussian(1.1)"] == 4
 
 

@@ -43,7 +43,7 @@ def serve(folder: Path, ceiling: bool) -> None:
     """A node that serves messages in a process of its own, and what it cost."""
     host = NodeService(folder)
     if ceiling:
-        host.limit_process()
+        host.limit_process_memory()
     before, replies = peak(), []
     for path in sorted((folder / "messages").iterdir()):
         message, start = path.read_bytes(), time.monotonic()
@@ -108,7 +108,7 @@ def test_memory_limit_defaults_to_three_quarters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_limits, "_machine_memory", lambda: 1000)
-    assert [memory_limits.memory_limit(said, torch.device("cpu")) for said in (7, 0, None)] == [7, 0, 750]
+    assert [memory_limits.memory_limit(limit, torch.device("cpu")) for limit in (7, 0, None)] == [7, 0, 750]
 
 
 @linux
@@ -164,12 +164,12 @@ def test_text_length_or_vocabulary_beyond_memory_is_refused(tmp_path: Path) -> N
 def test_query_beyond_memory_is_refused(tmp_path: Path) -> None:
     """max_rows allows 100,000: in a small CNN they would take 4 GB."""
     folder, plan = tmp_path / "rows", PLAN.to_dict()
-    asked = {"run": "one", "query": "predict_logits", "differentiable": True}
+    header = {"run": "one", "query": "predict_logits", "differentiable": True}
     messages = [
         pack({"operation": "join", "plan": plan}),
         pack({"operation": "train_locally", "run": "one", "seconds": 60}),
-        pack({"operation": "answer_query", "number": 0, **asked}, {"x": torch.zeros(100_000, *SHAPE)}),
-        pack({"operation": "answer_query", "number": 0, **asked}, {"x": image(0)}),
+        pack({"operation": "answer_query", "number": 0, **header}, {"x": torch.zeros(100_000, *SHAPE)}),
+        pack({"operation": "answer_query", "number": 0, **header}, {"x": image(0)}),
     ]
     change = {"mlp:8": "small-cnn"}
     replies, grown = served(folder, *messages, policy=f"max_memory = {GIB}\n", change=change)
@@ -185,11 +185,11 @@ def test_repeated_public_rows_are_limited(tmp_path: Path) -> None:
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
     public = PublicData("ours", torch.zeros(4, *spec.shape), None, "")
     plan = dataclasses.replace(fedmd(initial_rounds=0)[0], spec=spec, public=public_fingerprint(public))
-    asked = {"operation": "answer_query", "run": "one", "query": "communicate", "differentiable": False}
+    header = {"operation": "answer_query", "run": "one", "query": "communicate", "differentiable": False}
     messages = [
         pack({"operation": "join", "plan": plan.to_dict()}, public_tensors(public)),
-        pack({**asked, "number": 0}, {"rows": torch.zeros(100_000, dtype=torch.int32)}),
-        pack({**asked, "number": 1}, {"rows": torch.zeros(4, dtype=torch.int32)}),
+        pack({**header, "number": 0}, {"rows": torch.zeros(100_000, dtype=torch.int32)}),
+        pack({**header, "number": 1}, {"rows": torch.zeros(4, dtype=torch.int32)}),
     ]
     folder, change = tmp_path / "named", {'path = "data.npz"': 'path = "data.npz"\nfit = true'}
     Clinic(folder)
@@ -236,11 +236,15 @@ def test_serving_processes_have_memory_limit(tmp_path: Path, monkeypatch: pytest
     assert GIB < limit < 3 * GIB
     flare = pytest.importorskip("fedstill.federation.flare")
     # Connections that other tests of this process had are none of this site's.
-    monkeypatch.setattr("fedstill.federation.flare_component.guard_job", lambda site, folder: None)
+    monkeypatch.setattr(
+        "fedstill.federation.flare_component.install_job_request_filter", lambda site, folder: None
+    )
     monkeypatch.setenv("FEDSTILL_NODE", str(clinic.folder))
     monkeypatch.setattr(flare, "collab", type("Site", (), {"site_name": "clinic"}))
     limited: list[str] = []
-    monkeypatch.setattr("fedstill.node.node_service.limit_process", lambda most, device: limited.append(most))
+    monkeypatch.setattr(
+        "fedstill.node.node_service.limit_process_memory", lambda most, device: limited.append(most)
+    )
     flare.NodeProgram().begin()
     assert limited == [GIB]
 
@@ -274,8 +278,8 @@ def test_header_within_limit_is_parsed(tmp_path: Path) -> None:
 def test_large_message_is_refused(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n").ready()
     clinic.query(0)[1]["logits"]
-    said = clinic.query(1, torch.zeros(100, *SHAPE))
-    assert said["rule"].startswith("max_message: 10000, and it has 2")
+    reply = clinic.query(1, torch.zeros(100, *SHAPE))
+    assert reply["rule"].startswith("max_message: 10000, and it has 2")
 
 
 def test_compressed_message_counts_as_float32(tmp_path: Path) -> None:
@@ -283,8 +287,8 @@ def test_compressed_message_counts_as_float32(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n", plan).ready()
     sent = plan.wire.compress({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
-    said = clinic.say("answer_query", sent, query="predict_logits", number=0, differentiable=True)
-    assert said["rule"] == "max_message: 10000, and in float32 it has 15360 bytes"
+    reply = clinic.say("answer_query", sent, query="predict_logits", number=0, differentiable=True)
+    assert reply["rule"] == "max_message: 10000, and in float32 it has 15360 bytes"
 
 
 def test_query_file_counts_as_message(tmp_path: Path) -> None:
@@ -304,7 +308,7 @@ def fedmd(**options: Any) -> tuple[RunPlan, PublicData]:
     return dataclasses.replace(PLAN, method=method, public=public_fingerprint(public)), public
 
 
-def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
+def query_digest(clinic: Clinic, number: int = 0) -> Any:
     rows = torch.arange(32).int()
     sent = {"rows": rows, "consensus": torch.zeros(32, CLASSES), "round": torch.tensor(0)}
     return clinic.say("answer_query", sent, query="digest", number=number, differentiable=False)
@@ -319,24 +323,24 @@ def test_slow_response_is_stopped(tmp_path: Path, private: bool) -> None:
     while not clinic.say("train_locally", seconds=60)[0]["is_trained"]:
         pass
     start = time.monotonic()
-    said = asked_to_digest(clinic)
+    reply = query_digest(clinic)
     assert 2 < time.monotonic() - start < 20
-    assert said["rule"] == "max_seconds: 2, and it takes longer"
-    assert clinic.lines()[-1]["rule"] == said["rule"]
+    assert reply["rule"] == "max_seconds: 2, and it takes longer"
+    assert clinic.lines()[-1]["rule"] == reply["rule"]
     if private:  # as after any query that fails while something is learned privately
-        assert "it failed at query 0 (digest)" in asked_to_digest(clinic, 1)["text"]
+        assert "it failed at query 0 (digest)" in query_digest(clinic, 1)["text"]
 
 
 def test_endless_rounds_are_refused(tmp_path: Path) -> None:
     plan, public = fedmd(initial_rounds=10**9)
-    said = Clinic(tmp_path / "clinic", "", plan).say("join", public_tensors(public), plan=plan.to_dict())
-    assert said["rule"].startswith("rounds: 100000 at most, and the plan's number of parts is 10000000")
+    reply = Clinic(tmp_path / "clinic", "", plan).say("join", public_tensors(public), plan=plan.to_dict())
+    assert reply["rule"].startswith("rounds: 100000 at most, and the plan's number of parts is 10000000")
 
 
 def test_cost_computation_respects_time_limit() -> None:
-    price = PrivacyCost({Event("gaussian", 1.2345, rate=0.0123): 10**5})
+    cost = PrivacyCost({Event("gaussian", 1.2345, rate=0.0123): 10**5})
     with timing.time_limit(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
-        compute_epsilon(price, 1e-5)
+        compute_epsilon(cost, 1e-5)
 
 
 def test_initial_training_stops_at_time_limit_and_resumes(tmp_path: Path) -> None:
@@ -362,8 +366,8 @@ def test_new_runs_are_limited_and_known_runs_continue(tmp_path: Path) -> None:
         clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run=run)).ready()
         clinic.say("leave")
     third = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run="three"))
-    said = third.say("join", plan=third.plan.to_dict())
-    assert said["rule"] == (
+    reply = third.say("join", plan=third.plan.to_dict())
+    assert reply["rule"] == (
         "max_runs: 2, and 2 are in runs/; the node's owner moves folders of finished runs out of runs/"
     )
     assert sorted(path.name for path in (clinic.folder / "runs").iterdir()) == ["one", "two"]
@@ -439,7 +443,7 @@ def test_out_of_memory_response_can_be_repeated(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.node.node_service.pack", full)
         assert clinic.query(0)["rule"] == "max_memory: it would take more than the node's owner allows"
-    assert clinic.left() == [(0, "response")], "it is charged"
+    assert clinic.charged_releases() == [(0, "response")], "it is charged"
     _, released = clinic.query(0)
     assert set(released) == {"logits", "critic"}
-    assert clinic.left() == [(0, "response")], "and once"
+    assert clinic.charged_releases() == [(0, "response")], "and once"

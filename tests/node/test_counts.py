@@ -46,7 +46,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
 def released(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
     """Return the tensors that the query's handler computes from a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.for_query = lambda setting, number: SimpleNamespace(
+    group.set_query = lambda setting, number: SimpleNamespace(
         **vars(group), setting=setting, query_number=number
     )
     response = count_labels(task).handler(group, 0)
@@ -86,7 +86,7 @@ def test_size_is_number_of_examples(name: str) -> None:
 def test_noisy_size_is_at_least_one(name: str) -> None:
     """With 0 from all nodes the server would divide zero by zero."""
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
-    least, seen = [], False
+    least, all_zero = [], False
     for query in (count_labels(task), count_samples()):
         config = DPSGD(counts_noise=SCALE)
         made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), 3, task)
@@ -96,11 +96,11 @@ def test_noisy_size_is_at_least_one(name: str) -> None:
                 each: made.rule(query, each).noise(blank[each], seeded(draw))
                 for each in query.depends_on_records or ()
             }
-            left = dict(query.postprocess(noised, {})) if query.postprocess else noised
-            least.append(left["sizes"].item())
-            seen = seen or ("counts" in left and not left["counts"].any())
+            released = dict(query.postprocess(noised, {})) if query.postprocess else noised
+            least.append(released["sizes"].item())
+            all_zero = all_zero or ("counts" in released and not released["counts"].any())
     assert min(least) == 1
-    assert seen or name == "reconstruction", "counts may all be 0, and sizes are not"
+    assert all_zero or name == "reconstruction", "counts may all be 0, and sizes are not"
 
 
 def test_class_share_sensitivity_matches_charge() -> None:

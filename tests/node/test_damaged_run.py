@@ -107,11 +107,11 @@ def test_salt_and_plan_are_on_disk_before_release(tmp_path: Path, monkeypatch: p
 
     replace = private_files.replace_file
 
-    def seen(path: Path, content: bytes, *, sync: bool = False) -> None:
+    def record_sync(path: Path, content: bytes, *, sync: bool = False) -> None:
         synced.extend([path.name] if sync else [])
         replace(path, content, sync=sync)
 
-    monkeypatch.setattr(private_files, "replace_file", seen)
+    monkeypatch.setattr(private_files, "replace_file", record_sync)
     Clinic(tmp_path / "clinic").say("join", plan=PLAN.to_dict())
     assert [name for name in synced if name in (SALT, PLAN_FILE)] == [SALT, PLAN_FILE]
 

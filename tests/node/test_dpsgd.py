@@ -27,7 +27,7 @@ from fedstill.node.dp_training import private_step
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.privacy import dpsgd, per_example
-from fedstill.privacy.dpsgd import DPParameters, clipped_sum
+from fedstill.privacy.dpsgd import DPParameters, clipped_sum_and_loss
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
@@ -74,7 +74,7 @@ def moved(
 def total(node: Node, clip: float, rows: Sequence[int] | None = None) -> torch.Tensor:
     data = node.data if rows is None else node.data.subset(torch.tensor(rows, dtype=torch.int64))
     trained = dict(node.model.named_parameters())
-    return clipped_sum(node.model, trained, entropy, data.inputs, data.targets, clip)[0]
+    return clipped_sum_and_loss(node.model, trained, entropy, data.inputs, data.targets, clip)[0]
 
 
 # --- clipping -------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def test_large_sum_sensitivity_is_at_most_the_clip(shortcut: bool) -> None:
     x = torch.cat([torch.full((2**10, 1), 2.0), torch.full((20_000, 1), 1.01 * 2.0**-14)])
 
     def summed(rows: torch.Tensor) -> torch.Tensor:
-        return clipped_sum(network, dict(layer.named_parameters()), slope, rows, torch.ones(len(rows)), 1.0)[
-            0
-        ]
+        return clipped_sum_and_loss(
+            network, dict(layer.named_parameters()), slope, rows, torch.ones(len(rows)), 1.0
+        )[0]
 
     assert 0.99 < (summed(x) - summed(x[1:])).norm() <= 1
 
@@ -178,8 +178,10 @@ def test_tiny_gradient_on_huge_features_is_clipped(shortcut: bool) -> None:
     layer.weight.data[0, 0] = 60e-30  # the other classes have a chance of e^-60
     network, x = layer if shortcut else Behind(layer), torch.tensor([[1e30, 0.0, 0.0, 0.0]])
     for clip in (1.0, 1e-3):
-        found, _ = clipped_sum(network, dict(layer.named_parameters()), entropy, x, torch.tensor([0]), clip)
-        assert 0.99 * clip < found.norm() <= clip
+        gradient, _ = clipped_sum_and_loss(
+            network, dict(layer.named_parameters()), entropy, x, torch.tensor([0]), clip
+        )
+        assert 0.99 * clip < gradient.norm() <= clip
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -194,11 +196,13 @@ def test_linear_layer_sum_matches_explicit_gradients(bias: bool) -> None:
     for clip in (0.1, 1.0, 30.0):
         for rows in (slice(0), slice(2, 3), slice(None)):
             args = (dict(layer.named_parameters()), entropy, f[rows], y[rows], clip)
-            quick, loss = clipped_sum(layer, *args)
-            written, as_written = clipped_sum(Behind(layer), *args)  # a kind of its own: no short cut
+            quick, loss = clipped_sum_and_loss(layer, *args)
+            written, as_written = clipped_sum_and_loss(
+                Behind(layer), *args
+            )  # a kind of its own: no short cut
             torch.testing.assert_close(quick, written, rtol=1e-5, atol=1e-5 * clip)
             assert loss == pytest.approx(as_written, rel=1e-4, nan_ok=True)
-        assert clipped_sum(layer, args[0], entropy, f[2:3], y[2:3], clip)[0].double().norm() <= clip
+        assert clipped_sum_and_loss(layer, args[0], entropy, f[2:3], y[2:3], clip)[0].double().norm() <= clip
 
 
 class Behind(nn.Linear):
@@ -215,7 +219,7 @@ class Fixed(nn.Module):
     asked = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        Fixed.asked += 1
+        Fixed.calls += 1
         x = x.flatten(1)
         return x - 0.5 * x.mean(0)
 
@@ -237,15 +241,15 @@ def test_fixed_layers_features_are_computed_once_per_example(
         torch.manual_seed(0)
         frozen = nn.Linear(64, 9).requires_grad_(False)
         node = made(kind(Fixed(), frozen, nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)), n=24)
-        local_training.make_optimizers([node], config)
-        before, Fixed.asked = vector(node.model), 0
+        local_training.attach_optimizers([node], config)
+        before, Fixed.calls = vector(node.model), 0
         assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3)) == 5
         moved = vector(node.model) - before
         assert not moved[: 64 * 9 + 9].any()
-        return moved, Fixed.asked
+        return moved, Fixed.calls
 
     monkeypatch.setattr(
-        per_example.PerExample, "_is_position_independent", lambda *given: True
+        per_example.PerExampleFunction, "_is_position_independent", lambda *given: True
     )  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
@@ -311,16 +315,16 @@ def test_augmentation_depends_on_secret_not_seed() -> None:
 
 def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
-    drawn = dp_training.augmentation_numbers(inputs, seeded(0, "a"))
-    assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
-    assert drawn.min() >= 0
+    numbers = dp_training.augmentation_numbers(inputs, seeded(0, "a"))
+    assert (numbers.shape, numbers.dtype) == ((4, 6000), torch.int64)
+    assert numbers.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
-    assert torch.equal(dp_training.augmentation_numbers(some, seeded(0, "a")), drawn[:, order])
-    assert not (dp_training.augmentation_numbers(inputs, seeded(0, "b")) == drawn).any()
-    places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
-    places = 4 * places + drawn[3] % 4
-    assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
+    assert torch.equal(dp_training.augmentation_numbers(some, seeded(0, "a")), numbers[:, order])
+    assert not (dp_training.augmentation_numbers(inputs, seeded(0, "b")) == numbers).any()
+    cells = 6 * (numbers[0] % 3) + 2 * (numbers[1] % 3) + numbers[2] % 2
+    cells = 4 * cells + numbers[3] % 4
+    assert stats.chisquare(torch.bincount(cells, minlength=72).numpy()).pvalue > 0.01
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -329,11 +333,11 @@ def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
 def test_samples_are_poisson() -> None:
     n, q, times = 12, 0.3, 4000
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
-    drawn = torch.zeros(times, n)
+    selected = torch.zeros(times, n)
     for turn in range(times):
-        drawn[turn, dp_training.poisson_sample(data, q, seeded(0, turn)).targets] += 1
-    assert drawn.max() == 1, "no record twice"
-    sizes = drawn.sum(1).long()
+        selected[turn, dp_training.poisson_sample(data, q, seeded(0, turn)).targets] += 1
+    assert selected.max() == 1, "no record twice"
+    sizes = selected.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
     expected = times * stats.binom(n, q).pmf(range(n + 1))
     few = expected < 5
@@ -341,21 +345,21 @@ def test_samples_are_poisson() -> None:
     expected = [*expected[~few], expected[few].sum()]
     assert stats.chisquare(counts, expected).pvalue > 0.01, "sizes are binomial, not one size"
     spread = math.sqrt(q * (1 - q) / times)
-    assert (drawn.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
-    covariance = drawn.T.cov() - q * (1 - q) * torch.eye(n)
+    assert (selected.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
+    covariance = selected.T.cov() - q * (1 - q) * torch.eye(n)
     assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, "each by itself"
 
 
 def test_step_divides_sample_sum_by_expected_size() -> None:
     node, dp = made(n=30), private(clip=0.5)
-    before = total(node, 0.5, rows := drawn_by(node, dp, 0.4, 3))
+    before = total(node, 0.5, rows := sampled_rows(node, dp, 0.4, 3))
     assert 0 < len(rows) < 30
     torch.testing.assert_close(
         moved(node, dp, 0.4, 3, batch=12.0), -before.float() / 12, rtol=1e-4, atol=1e-6
     )
 
 
-def drawn_by(node: Node, dp: DPParameters, q: float, number: int) -> list[int]:
+def sampled_rows(node: Node, dp: DPParameters, q: float, number: int) -> list[int]:
     chosen = dp.sampler(node.query_context_hash, number, "sample").uniform((len(node.data),)) < q
     return chosen.nonzero().flatten().tolist()
 
@@ -398,14 +402,14 @@ def test_different_sums_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> No
     one = noise()
     assert torch.equal(noise(), one)
     assert alike(noise(scale=2.0), one) < 0.1, "other records"
-    exact = dp_training.clipped_sum
+    exact = dp_training.clipped_sum_and_loss
 
     def rounded(*args: Any) -> tuple[torch.Tensor, float]:
-        found, loss = exact(*args)
-        found[-1] = torch.nextafter(found[-1], torch.full_like(found[-1], math.inf))
-        return found, loss
+        total, loss = exact(*args)
+        total[-1] = torch.nextafter(total[-1], torch.full_like(total[-1], math.inf))
+        return total, loss
 
-    monkeypatch.setattr(dp_training, "clipped_sum", rounded)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", rounded)
     assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
 
 
@@ -432,7 +436,7 @@ def test_step_without_noise_matches_opacus(model: str) -> None:
     node, dp = made(model, n=30), private(clip=0.4)
     theirs = made(model, n=30)
     for number in range(3):
-        rows = torch.tensor(drawn_by(node, dp, 0.5, number))
+        rows = torch.tensor(sampled_rows(node, dp, 0.5, number))
         opacus_step(theirs.model.train(), theirs.data.subset(rows), 0.0, 0.4, 15)
         moved(node, dp, 0.5, number, batch=15.0)
     assert (vector(node.model) - vector(build(model, SHAPE, 3, 0))).norm() > 0.1
@@ -479,7 +483,7 @@ def test_clipped_sums_do_not_depend_on_memory_layout(precision: Any, fixed: tupl
     def of(model: nn.Module) -> torch.Tensor:
         trained = {name: own for name, own in model.named_parameters() if name not in fixed}
         with compute.autocast():
-            return clipped_sum(model, trained, entropy, node.data.inputs, node.data.targets, 1.0)[0]
+            return clipped_sum_and_loss(model, trained, entropy, node.data.inputs, node.data.targets, 1.0)[0]
 
     for name in fixed:
         node.model.get_parameter(name).requires_grad_(False)
@@ -529,7 +533,7 @@ def test_stacked_network_gets_equal_private_step() -> None:
 
 def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> Node:
     node = made(COMPUTE.to_device(build(model, SHAPE, 3, 0)), n)
-    local_training.make_optimizers([node], config)
+    local_training.attach_optimizers([node], config)
     return node
 
 

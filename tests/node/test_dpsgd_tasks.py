@@ -17,7 +17,7 @@ from fedstill.models import build, dp_compatibility
 from fedstill.node import dp_training, local_training
 from fedstill.node.node import Node
 from fedstill.privacy import noise
-from fedstill.privacy.dpsgd import DPParameters, clipped_sum
+from fedstill.privacy.dpsgd import DPParameters, clipped_sum_and_loss
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import TASKS, Task
 
@@ -88,7 +88,7 @@ def test_per_example_gradients_match_loop(case: Case) -> None:
     expected = (each * (clip / lengths).clamp(max=1).unsqueeze(1)).sum(0)
     losses = dp_training._example_losses(task, LocalConfig(smoothing=0.1))
     trained = dict(model.named_parameters())
-    total, _ = clipped_sum(model, trained, losses, data.inputs, data.targets, clip)
+    total, _ = clipped_sum_and_loss(model, trained, losses, data.inputs, data.targets, clip)
     torch.testing.assert_close(total.float(), expected, rtol=1e-3, atol=1e-5)
 
 
@@ -98,9 +98,9 @@ def test_batch_loss_is_mean_of_example_losses(case: Case) -> None:
     with torch.no_grad():
         outputs = model.eval()(data.inputs).float()
     together = task.loss(outputs.unsqueeze(0), data.targets.unsqueeze(0))
-    apart = task.loss(outputs.unsqueeze(1), data.targets.unsqueeze(1))
-    assert apart.shape == (N,)
-    torch.testing.assert_close(together[0], apart.mean(), rtol=1e-5, atol=1e-6)
+    losses = task.loss(outputs.unsqueeze(1), data.targets.unsqueeze(1))
+    assert losses.shape == (N,)
+    torch.testing.assert_close(together[0], losses.mean(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
@@ -110,9 +110,9 @@ def test_private_training_is_reproducible(case: Case) -> None:
         dp_compatibility.check(model, "the model", data.inputs[:2])
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
-        node.private_steps = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
+        node.dp_sgd_parameters = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
         config = LocalConfig(epochs=1, min_steps=2, batch=3, optimizer="sgd", lr=0.1)
-        local_training.make_optimizers([node], config)
+        local_training.attach_optimizers([node], config)
         local_training.train([node], task, config, Compute())
         return torch.cat([own.detach().flatten() for own in model.parameters()])
 

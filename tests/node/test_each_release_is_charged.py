@@ -37,7 +37,7 @@ noise = 2.0
 """
 STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
 JUDGES = replace(PLAN, method={**FEDIOD, "name": NAME})  # critics alone are asked, too
-ORDINARY = dp_training.clipped_sum
+ORDINARY = dp_training.clipped_sum_and_loss
 
 
 def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
@@ -62,13 +62,13 @@ def released(clinic: Clinic) -> int:
 @pytest.mark.parametrize("query", ["predict_logits", "score_with_critic"])
 def test_query_with_another_number_changes_history(tmp_path: Path, query: str) -> None:
     clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
-    seen: set[bytes] = set()
+    releases: set[bytes] = set()
     for number in range(1, 5):
         clinic.say("load_checkpoint", checkpoint=0)
         clinic.query(number, image(0), query=query)
         for more in range(3):
-            seen.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
-    assert len(seen) == 12, "each had a critic of its own"
+            releases.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
+    assert len(releases) == 12, "each had a critic of its own"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
     assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
@@ -80,15 +80,15 @@ def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
     answered = 0
     for number in range(1, 6):
         clinic.say("load_checkpoint", checkpoint=0)
-        for asked in (number, 1001, 1002):
-            answered += isinstance(clinic.query(asked, image(asked)), tuple)
+        for query_number in (number, 1001, 1002):
+            answered += isinstance(clinic.query(query_number, image(query_number)), tuple)
     assert answered == released(clinic) == 6
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
     clinic = Clinic(tmp_path / "other", f"max_bytes = {3 * one}\n" + PRIVATE).ready()
     for number in range(1, 4):
         clinic.say("load_checkpoint", checkpoint=0)
-        for asked in (number, 1001, 1002):
-            clinic.query(asked, image(asked))
+        for query_number in (number, 1001, 1002):
+            clinic.query(query_number, image(query_number))
     assert clinic.session.audit.spending(NODE_DATA, "one").total_bytes == 3 * one
 
 
@@ -106,7 +106,7 @@ def test_second_gradient_counts_as_query(tmp_path: Path, private: str) -> None:
     same(replies[2][1], first)
     assert replies[1][1], "the second query"
     assert "max_queries: 2" in replies[3]["text"]
-    assert clinic.left() == [(0, "response"), (0, "gradient"), (0, "gradient")]
+    assert clinic.charged_releases() == [(0, "response"), (0, "gradient"), (0, "gradient")]
 
 
 @pytest.mark.parametrize("change", ["a run's folder is gone", "another name", "another run"])
@@ -151,12 +151,12 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     sample = dp_training.poisson_sample
 
     def watched(data: Any, rate: float, draws: Any) -> Any:
-        drawn = sample(data, rate, draws)
-        samples.append(tuple(drawn.inputs.flatten().tolist()))
-        return drawn
+        batch = sample(data, rate, draws)
+        samples.append(tuple(batch.inputs.flatten().tolist()))
+        return batch
 
     monkeypatch.setattr(dp_training, "poisson_sample", watched)
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
     reply, second = clinic.query(0)
@@ -168,7 +168,7 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     same(clinic.query(0)[1], second)
     assert learned(clinic) == 2
 
-    monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", ORDINARY)
     clinic.say("load_checkpoint", checkpoint=0)
     third = clinic.query(0)[1]
     assert len({x["critic"].numpy().tobytes() for x in (first, second, third)}) == learned(clinic) == 3
@@ -181,9 +181,9 @@ def test_response_after_differing_training_is_charged_again(
     clinic.query(0)
     before = clinic.query(1)[1]
     clinic.say("load_checkpoint", checkpoint=0)
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.query(0)
-    monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", ORDINARY)
     assert not torch.equal(clinic.query(1)[1]["critic"], before["critic"])
     assert learned(clinic) == 4
 
@@ -200,7 +200,7 @@ def test_unaffordable_second_attempt_releases_nothing(
     clinic.say("answer_query", **counts_labels)
     for number in range(1, 7):
         assert clinic.query(number)[1]
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     clinic.say("answer_query", **counts_labels)
     rows = released(clinic)
@@ -222,7 +222,7 @@ def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pyt
     clinic.say("load_checkpoint", checkpoint=0)
     assert isinstance(clinic.query(0), tuple), "the same again"
     assert released(clinic) == rows
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.query(0)["rule"] == "approved: 6 times, and an earlier response differed"
     assert released(clinic) == rows
@@ -253,14 +253,14 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
-    paid = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
+    charged = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
-    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == paid, "the same is the same"
-    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == charged, "the same is the same"
+    monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     twice = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
-    assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
+    assert sum((twice - charged).values()) == 1, "that it fails may follow from what was learned"
 
 
 @pytest.mark.parametrize(
@@ -342,28 +342,28 @@ def quick(folder: Path) -> Clinic:
 @given(OPERATIONS)
 def test_audit_log_covers_all_releases_property(operations: Any) -> None:
     """The model counts what anybody outside has seen: distinct bytes, and distinct critics behind them."""
-    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        clinic = quick(Path(place) / "clinic")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        clinic = quick(Path(folder) / "clinic")
         bytes_seen: set[bytes] = set()
         critics: set[bytes] = set()
         last, checkpoints, digits = -1, [0], False
         for what, one, two in operations:
             if what == "ask":
                 last += 1 + one
-                _, left = clinic.query(last, image(two))
+                _, reply = clinic.query(last, image(two))
             elif what == "pull":
-                left = clinic.pull(last, one)
-                if isinstance(left, dict):  # already pulled otherwise, or nothing to pull, or no number
-                    assert left["kind"] == ("ArgumentError" if last < 0 else "QueryMismatch")
+                reply = clinic.pull(last, one)
+                if isinstance(reply, dict):  # already pulled otherwise, or nothing to pull, or no number
+                    assert reply["kind"] == ("ArgumentError" if last < 0 else "QueryMismatch")
                     continue
-                left = left[1]
+                reply = reply[1]
             else:
                 if what == "remember":
                     checkpoints = [0, last + 1]
                     clinic.say("save_checkpoint", checkpoint=last + 1)
                 elif what == "digits":
                     digits = not digits
-                    patch.setattr(dp_training, "clipped_sum", off_by_a_digit if digits else ORDINARY)
+                    patch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit if digits else ORDINARY)
                 else:
                     if what == "restart":
                         clinic.again()
@@ -374,8 +374,8 @@ def test_audit_log_covers_all_releases_property(operations: Any) -> None:
                     last = checkpoint - 1
                 continue
             whole = hashlib.sha256()
-            for name in sorted(left):
-                whole.update(left[name].numpy().tobytes())
+            for name in sorted(reply):
+                whole.update(reply[name].numpy().tobytes())
             bytes_seen.add(whole.digest())
             critics.add(clinic.critic().numpy().tobytes())
         spent = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
@@ -383,8 +383,8 @@ def test_audit_log_covers_all_releases_property(operations: Any) -> None:
         assert released(clinic) >= len(bytes_seen)
         assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
         assert compute_epsilon(spent, 1e-5, "rdp") >= compute_epsilon(model, 1e-5, "rdp")
-        left = [line for line in clinic.lines() if line["part"] != "refused"]
-        costs = [cost_from_dict(line[name]) for line in left for name in ("cost", "training_cost")]
+        reply = [line for line in clinic.lines() if line["part"] != "refused"]
+        costs = [cost_from_dict(line[name]) for line in reply for name in ("cost", "training_cost")]
         assert sum(costs, PrivacyCost()) == spent, "the server gets the same costs"
         clinic.session.audit.verify()
         clinic.say("leave")

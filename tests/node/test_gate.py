@@ -44,7 +44,7 @@ def gate(audit: AuditLog | None = None, **policy: Any) -> Gate:
     return Gate("clinic", PolicyConfig(**policy), audit or AuditLog())
 
 
-def asked(number: int = 0, content: str = "c0", query: str = "predict_logits") -> ReceivedQuery:
+def received_query(number: int = 0, content: str = "c0", query: str = "predict_logits") -> ReceivedQuery:
     return ReceivedQuery(number, query, content, "", {"inputs": 10})
 
 
@@ -56,7 +56,7 @@ def release(
     query: Query = QUERY,
     sent: Mapping[str, torch.Tensor] | None = None,
 ) -> Mapping[str, torch.Tensor]:
-    return door.release(what or asked(), part, tensors, query, sent or {})
+    return door.release(what or received_query(), part, tensors, query, sent or {})
 
 
 class Journal:
@@ -76,7 +76,7 @@ class Journal:
     def rule(self, query: Query, name: str) -> Any:
         return self
 
-    def seal(self, text: str) -> str:
+    def keyed_hash(self, text: str) -> str:
         return text
 
     def describe_rule(self, *given: Any) -> str:
@@ -93,14 +93,14 @@ class Journal:
         self.calls.append("noise")
         return tensor + 1
 
-    def require_width(self, *given: Any) -> None:
+    def require_declared_width(self, *given: Any) -> None:
         pass
 
     def release_costs(self, *given: Any) -> CostBreakdown:
         self.calls.append("price")
         return {"logits": PrivacyCost({Event("laplace", 4.0): 2})}
 
-    def charged_steps(self, *given: Any) -> dict[str, Any]:
+    def charged_steps_by_role(self, *given: Any) -> dict[str, Any]:
         return {}
 
     def expected_shapes(self, *given: Any) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_approved_rows_limit_response() -> None:
     requires_approval = {"predict": {"times": 9, "rows": 3, "releases": {}, "bytes": 0}}
     door, query = gate(), Query("predict", QUERY.handler, {"rows": "indices"}, {"logits": "logits"})
     door.approved = RunDescription({"queries": requires_approval})
-    about = asked(query="predict")
+    about = received_query(query="predict")
     assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, query=query)
     with pytest.raises(QueryRefused, match="approved: 3 inputs, and the response has 4"):
         release(door, about, tensors={"logits": torch.zeros(4, 5)}, query=query)
@@ -162,10 +162,10 @@ def test_only_listed_queries_are_allowed(queries: tuple[str, ...], rule: str | N
     door = gate(queries=queries)
     assert door.refusal_reason(QUERY) == rule
     if rule is None:
-        door.admit(asked(), QUERY, {})
+        door.admit(received_query(), QUERY, {})
     else:
         with pytest.raises(QueryRefused) as caught:
-            door.admit(asked(), QUERY, {})
+            door.admit(received_query(), QUERY, {})
         assert (caught.value.node, caught.value.query, caught.value.rule) == (
             "clinic",
             "predict_logits",
@@ -179,46 +179,46 @@ def test_outputs_only_refuses_parameters_only() -> None:
     assert gate(outputs_only=False).refusal_reason(UPLOAD) is None
     assert gate().refusal_reason(QUERY) is None
     with pytest.raises(QueryRefused, match="'clinic' refuses query 'upload' by rule outputs_only"):
-        gate().admit(asked(query="upload"), UPLOAD, {})
+        gate().admit(received_query(query="upload"), UPLOAD, {})
 
 
 def test_max_queries_counts_queries_not_releases() -> None:
     door = gate(max_queries=2)
     for number in range(2):
-        door.admit(asked(number), QUERY, {})
-        release(door, asked(number))
-        release(door, asked(number), "gradient", {"d/dx": torch.ones(1)})
-    door.admit(asked(1), QUERY, {})  # the same query again is not a third one
+        door.admit(received_query(number), QUERY, {})
+        release(door, received_query(number))
+        release(door, received_query(number), "gradient", {"d/dx": torch.ones(1)})
+    door.admit(received_query(1), QUERY, {})  # the same query again is not a third one
     with pytest.raises(QueryRefused, match="max_queries: 2"):
-        door.admit(asked(2), QUERY, {})
+        door.admit(received_query(2), QUERY, {})
 
 
 def test_nodes_with_shared_audit_have_own_limits() -> None:
     audit = AuditLog()
     first, second = (Gate(name, PolicyConfig(max_queries=1), audit) for name in ("a", "b"))
-    release(first, asked(0))
-    second.admit(asked(1), QUERY, {})
+    release(first, received_query(0))
+    second.admit(received_query(1), QUERY, {})
     with pytest.raises(QueryRefused, match="'a'"):
-        first.admit(asked(1), QUERY, {})
+        first.admit(received_query(1), QUERY, {})
 
 
 def test_max_bytes_is_never_exceeded() -> None:
     audit = AuditLog()
     door = gate(audit, max_bytes=2 * 56 + 55)
     for number in range(2):
-        release(door, asked(number))
-    door.admit(asked(2), QUERY, {})  # 55 bytes are left, so it may be asked
+        release(door, received_query(number))
+    door.admit(received_query(2), QUERY, {})  # 55 bytes are left, so it may be asked
     with pytest.raises(QueryRefused, match="max_bytes: 167 bytes"):
-        release(door, asked(2))
+        release(door, received_query(2))
     assert audit.spending("clinic", ALL_RUNS).total_bytes == 112
     assert audit.spending("clinic", ALL_RUNS).total_queries == 2
 
 
 def test_no_query_is_admitted_after_max_bytes() -> None:
     door = gate(max_bytes=56)
-    release(door, asked(0))
+    release(door, received_query(0))
     with pytest.raises(QueryRefused, match="max_bytes: 56"):
-        door.admit(asked(1), QUERY, {})
+        door.admit(received_query(1), QUERY, {})
 
 
 def test_rejects_too_small_max_memory() -> None:
@@ -234,7 +234,7 @@ def test_undeclared_tensor_is_refused() -> None:
     audit = AuditLog()
     with pytest.raises(QueryRefused, match="undeclared: diary, secret"):
         release(gate(audit), tensors={**ANSWER, "secret": torch.ones(1), "diary": torch.ones(1)})
-    assert audit.summary() == AuditLog().summary()
+    assert audit.traffic_totals() == AuditLog().traffic_totals()
 
 
 def journaled(**bills: CostBreakdown) -> tuple[Gate, Journal, Watched]:
@@ -299,12 +299,12 @@ def test_unaffordable_release_is_neither_logged_nor_released(monkeypatch: pytest
 def test_first_release_reports_training_cost() -> None:
     door, journal, audit = journaled(before={"training": PrivacyCost({Event("gaussian", 2.0, rate=0.5): 30})})
     trained = {"gaussian(2.0, rate=0.5)": 30}
-    release(door, asked(0))
+    release(door, received_query(0))
     assert journal.calls[-2:] == ["charge training", "charge response"]
     assert (audit.last.cost, door.release_cost(0, "response").cost) == (PAID, PAID | trained)
-    release(door, asked(1))
+    release(door, received_query(1))
     assert door.release_cost(1, "response").cost == PAID
-    release(door, asked(0))
+    release(door, received_query(0))
     assert door.release_cost(0, "response").cost == PAID | trained, "as in the first reply"
     assert total_charged(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
 
@@ -318,30 +318,30 @@ def test_training_without_guarantee_voids_run() -> None:
 
 def test_release_reports_its_own_training_cost() -> None:
     door, journal, audit = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
-    door.charge_training(asked(0), QUERY, {})
-    release(door, asked(0))
+    door.charge_training(received_query(0), QUERY, {})
+    release(door, received_query(0))
     assert door.release_cost(0, "response").cost == {**PAID, "gaussian(3.0, rate=0.5)": 1}
     assert audit.last.cost == PAID, "it has been paid for by itself"
-    release(door, asked(0), "gradient", {"d/dx": torch.ones(1)})
+    release(door, received_query(0), "gradient", {"d/dx": torch.ones(1)})
     assert door.release_cost(0, "gradient").cost == PAID
     journal.learned = {"critic": None}
-    door.charge_training(asked(1), QUERY, {})
-    release(door, asked(1))
+    door.charge_training(received_query(1), QUERY, {})
+    release(door, received_query(1))
     assert door.release_cost(1, "response").cost is None
 
 
 def test_training_is_charged_once_at_admission() -> None:
     door, journal, _ = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
     for _ in range(2):  # after a stop it is learned once more
-        door.admit(asked(), QUERY, {})
+        door.admit(received_query(), QUERY, {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
-        door.charge_training(asked(), QUERY, {})
+        door.charge_training(received_query(), QUERY, {})
     assert journal.calls == ["charge training"]
     door.policy = PolicyConfig(max_queries=1)
     release(door)
     journal.calls.clear()
     with pytest.raises(QueryRefused, match="max_queries"):
-        door.admit(asked(1), QUERY, {})
+        door.admit(received_query(1), QUERY, {})
     assert journal.calls == [], "what the policy refuses is not paid for"
 
 
@@ -357,25 +357,25 @@ def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(door.budgets, "require_affordable", lambda *what: given.append(what))
     sent = {"x": torch.ones(2)}
-    door.admit(asked(), QUERY, sent)
-    assert given == [(asked(), QUERY, sent)]
+    door.admit(received_query(), QUERY, sent)
+    assert given == [(received_query(), QUERY, sent)]
     release(door)
-    door.admit(asked(), QUERY, sent)
+    door.admit(received_query(), QUERY, sent)
     assert len(given) == 1, "asked again it is not asked for again"
 
 
 def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
-    seen = []
+    entry_counts = []
 
     class Watching(Gate):
         def _charge(self, *args: Any) -> int:
             number = super()._charge(*args)
-            seen.append(len(entries(tmp_path)))  # read while nothing has been returned
+            entry_counts.append(len(entries(tmp_path)))  # read while nothing has been returned
             return number
 
     with closing(AuditLog(tmp_path / FILE)) as audit:
         release(Watching("clinic", PolicyConfig(), audit))
-    assert seen == [1]
+    assert entry_counts == [1]
 
 
 def test_release_has_no_graph() -> None:
@@ -435,17 +435,17 @@ def restarted(folder: Path, **policy: Any) -> Gate:
 
 def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
     for number in range(2):
-        release(restarted(tmp_path), asked(number))
+        release(restarted(tmp_path), received_query(number))
     door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
-    door.admit(asked(1), QUERY, {})  # what was answered may be answered again
-    release(door, asked(1))
+    door.admit(received_query(1), QUERY, {})  # what was answered may be answered again
+    release(door, received_query(1))
     assert (door.audit.spending("clinic", ALL_RUNS).total_queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
         with pytest.raises(QueryRefused, match="max_queries: 2"):
-            door.admit(asked(number, "another"), QUERY, {})
+            door.admit(received_query(number, "another"), QUERY, {})
     door.policy = PolicyConfig(max_bytes=2 * 56 + 55)
     with pytest.raises(QueryRefused, match="max_bytes: 167 bytes"):
-        release(door, asked(0, "another"))
+        release(door, received_query(0, "another"))
 
 
 # --- what comes in ------------------------------------------------------------------------------------
@@ -513,15 +513,15 @@ def test_label_maps_have_input_limits(maps: torch.Tensor, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "said"),
+    ("scores", "message"),
     [(torch.ones(2, 4), r"\(2, 4\), for 3 classes"), (torch.ones(5, 3), r"\(5, 3\), for 2 inputs")],
 )
-def test_scores_of_another_shape_are_refused(scores: torch.Tensor, said: str) -> None:
+def test_scores_of_another_shape_are_refused(scores: torch.Tensor, message: str) -> None:
     audit = AuditLog()
     door = gate(audit)
     door.output_shape = (3,)
     sent = {"x": torch.zeros(2, 5)}
-    with pytest.raises(QueryRefused, match=rf"outputs: logits are {said}"):
+    with pytest.raises(QueryRefused, match=rf"outputs: logits are {message}"):
         release(door, tensors={**ANSWER, "logits": scores}, sent=sent)
     assert not audit.totals.bytes
     assert set(release(door, tensors=ANSWER, sent=sent)) == set(ANSWER)

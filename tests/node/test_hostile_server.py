@@ -38,12 +38,12 @@ def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
     """A critic that has seen query 1 answers query 2 otherwise than one that has not."""
     clinic = Clinic(tmp_path / "clinic", "max_queries = 4").ready()
     first = [clinic.query(number)[1] for number in (0, 1, 2)]
-    lines = len(clinic.left())
+    lines = len(clinic.charged_releases())
     clinic.say("load_checkpoint", checkpoint=0)
     _, skipped = clinic.query(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_queries == 4
-    assert len(clinic.left()) == lines + 1
+    assert len(clinic.charged_releases()) == lines + 1
     assert clinic.lines()[-1].get("history_hash", "") != clinic.lines()[2]["history_hash"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
     clinic.say("load_checkpoint", checkpoint=0)
@@ -98,8 +98,8 @@ def test_run_keeps_its_method_and_data(tmp_path: Path) -> None:
     clinic.query(0)
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
-    said = clinic.say("join", plan=other.to_dict())["text"]
-    assert "run 'one' exists here, but it was begun with another setup" in said
+    message = clinic.say("join", plan=other.to_dict())["text"]
+    assert "run 'one' exists here, but it was begun with another setup" in message
     saved = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
     assert saved["plan"]["method"]["batch"] == 4
     data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
@@ -208,7 +208,7 @@ PUBLIC = PublicData("ours", torch.zeros(6, *SHAPE), None, "")
 
 
 @pytest.mark.parametrize(
-    ("public", "said"),
+    ("public", "message"),
     [
         (PublicData("ours", torch.full((6, *SHAPE), float("nan"))), "NaN or infinity"),
         (PublicData("ours", torch.zeros(6, 3, 5, 5)), "expected (N, 1, 8, 8)"),
@@ -219,12 +219,12 @@ PUBLIC = PublicData("ours", torch.zeros(6, *SHAPE), None, "")
         ),
     ],
 )
-def test_malformed_public_data_are_refused(tmp_path: Path, public: PublicData, said: str) -> None:
+def test_malformed_public_data_are_refused(tmp_path: Path, public: PublicData, message: str) -> None:
     plan = RunPlan(
         "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(public)
     )
     clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
-    assert said in clinic.say("join", public_tensors(public), plan=plan.to_dict())["text"]
+    assert message in clinic.say("join", public_tensors(public), plan=plan.to_dict())["text"]
     assert not (clinic.folder / "public").exists()
 
 
@@ -238,7 +238,7 @@ def test_row_indices_have_row_limits(tmp_path: Path) -> None:
     rows = {"rows": torch.zeros(50_000, dtype=torch.uint8)}
     given = {"query": "communicate", "number": 0, "differentiable": False}
     assert "max_rows: 64, and rows names 50000" in clinic.say("answer_query", rows, **given)["text"]
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_row_indices_out_of_range_are_refused(rows: torch.Tensor, rule: str, tmp
     reply = clinic.say("answer_query", {"rows": rows}, **given)
     assert reply["kind"] == "QueryRefused"
     assert reply["rule"].startswith(rule)
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
     assert isinstance(clinic.say("answer_query", {"rows": torch.tensor([0, 5, 5, 1])}, **given), tuple)
 
 
@@ -308,11 +308,11 @@ def test_late_message_changes_no_state(tmp_path: Path) -> None:
     clinic.say("train_locally", seconds=60)
     clinic.query(0)
     clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)
-    kept = (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes()
+    saved = (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes()
     clinic.query(1)
     critic = clinic.critic()
     clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)  # the same once more
-    assert (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes() == kept
+    assert (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes() == saved
     clinic.say("load_checkpoint", checkpoint=0, server="s", message=3)  # an older one
     assert torch.equal(clinic.critic(), critic)
     # Another server process has taken over; messages of the one before are ignored.
@@ -398,7 +398,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(node_service, "MAX_JOINS", 4)
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
     replies = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
-    assert [isinstance(said, tuple) for said in replies] == [True, True, True, False, False]
+    assert [isinstance(reply, tuple) for reply in replies] == [True, True, True, False, False]
     assert replies[-1]["rule"] == "a process joins 4 runs at most"
     assert [line["event"] for line in SecurityLog(clinic.folder).lines()].count("joined") == 4
 
@@ -439,7 +439,7 @@ def test_refused_response_gives_no_gradient(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
     assert "max_bytes" in clinic.query(0)["rule"]
     assert clinic.say("compute_gradients", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QueryMismatch"
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
 
 
 def test_failing_model_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,8 +458,8 @@ def test_failing_model_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(clinic.session.node.model, "forward", fails)
     rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
-    said = clinic.say("answer_query", rows, query="predict", number=0, differentiable=False)
-    assert said["text"] == "its data or model failed: see its log"
+    reply = clinic.say("answer_query", rows, query="predict", number=0, differentiable=False)
+    assert reply["text"] == "its data or model failed: see its log"
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
 
@@ -524,17 +524,17 @@ def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", f"max_memory = {50_000_000}\n")
     records = np.zeros((20_000, *SHAPE), dtype=np.float32)
     np.savez(clinic.folder / "data.npz", images=records, labels=np.arange(20_000) % 10)
-    said = []
+    outcomes = []
     for run, count in (("one", 20_000), ("two", 40_000), ("three", 60_000)):
         public = PublicData("p", torch.zeros(count, *SHAPE))
         method = {"name": "fedkd", "weights": "equal", "levels": 0}
         plan = RunPlan(run, method, spec, public=public_fingerprint(public), public_note=("p", ""))
         clinic.plan = plan
         reply = clinic.say("join", public_tensors(public), plan=plan.to_dict())
-        said.append(reply["rule"] if isinstance(reply, dict) else "joined")
+        outcomes.append(reply["rule"] if isinstance(reply, dict) else "joined")
         if clinic.host.session is not None:
             clinic.say("leave")
-    assert said == ["joined", *["max_memory: the run would take more than the node's owner allows"] * 2]
+    assert outcomes == ["joined", *["max_memory: the run would take more than the node's owner allows"] * 2]
 
 
 def test_frozen_model_is_not_trained() -> None:
@@ -559,8 +559,8 @@ def test_only_noisy_counts_have_minimum_weight(tmp_path: Path, privacy: str, lea
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, method=method))
     clinic.say("join", plan=clinic.plan.to_dict())
     handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
-    kept = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
-    adding = handler._sum_contribution(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, kept))
+    request = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
+    adding = handler._sum_encoder(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, request))
     assert adding is not None
     assert adding.min_count == least
 
@@ -612,7 +612,7 @@ def test_tensors_of_another_shape_are_refused_by_name(
     for number, tensor in enumerate(bent):
         reply = clinic.say("answer_query", {name: tensor.contiguous(), **schedule}, number=number, **given)
         assert reply["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, reply)
-    assert clinic.left() == []
+    assert clinic.charged_releases() == []
     assert isinstance(clinic.say("answer_query", {name: sound, **schedule}, number=50, **given), tuple)
 
 

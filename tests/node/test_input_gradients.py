@@ -54,8 +54,8 @@ def response(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, tor
 
 
 def build_node_side(how: SumWeighting) -> NodeSide:
-    asked = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
-    return NodeSide({"predict_logits": asked})
+    query = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
+    return NodeSide({"predict_logits": query})
 
 
 def node_of(name: str) -> Node:
@@ -116,9 +116,9 @@ PULLS = st.dictionaries(
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
-    asked = Clinic(tmp_path_factory.mktemp("fuzzed") / "clinic").ready()
-    asked.query(0)
-    return asked
+    node = Clinic(tmp_path_factory.mktemp("fuzzed") / "clinic").ready()
+    node.query(0)
+    return node
 
 
 def fits(pull: Mapping[str, torch.Tensor]) -> bool:
@@ -158,8 +158,8 @@ def test_valid_gradients_work_after_malformed_ones(clinic: Clinic) -> None:
 
 
 def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> None:
-    asked = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS})
-    handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"predict_logits": asked}), Compute())
+    query = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS})
+    handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"predict_logits": query}), Compute())
     handler.respond("predict_logits", 0, {"x": torch.ones(1, 2)}, True)
     with pytest.raises(QueryRefused, match="gradients"):
         handler.backward(0, {"a": {"logits": SLOPES}})

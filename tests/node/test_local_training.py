@@ -53,7 +53,7 @@ def built(spec: str, sizes: Sequence[int] = SIZES) -> list[Node]:
 
 
 def trained(nodes: list[Node], config: LocalConfig, stacked: bool, **how: Any) -> list[Node]:
-    local_training.make_optimizers(nodes, config)
+    local_training.attach_optimizers(nodes, config)
     for group in group_nodes(nodes, stacked):
         local_training.train(group, TASK, config, COMPUTE, **how)
     return nodes
@@ -93,15 +93,15 @@ def test_each_node_has_own_steps_and_schedule() -> None:
 
 
 def test_report_gets_active_nodes_and_losses() -> None:
-    seen: list[tuple[int, list[str]]] = []
+    reports: list[tuple[int, list[str]]] = []
 
     def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
         assert losses.shape == (len(nodes),)
         assert not losses.requires_grad
-        seen.append((step, [node.name for node in nodes]))
+        reports.append((step, [node.name for node in nodes]))
 
     trained(built("mlp:8"), LocalConfig(epochs=1, batch=4), stacked=True, report=report)
-    assert seen == [  # 2, 4 and 3 steps: most work first
+    assert reports == [  # 2, 4 and 3 steps: most work first
         (1, ["n1", "n2", "n0"]),
         (2, ["n1", "n2", "n0"]),
         (3, ["n1", "n2"]),
@@ -196,13 +196,13 @@ def test_resumed_training_equals_uninterrupted(
     whole = trained(nodes(), config, stacked)
 
     first = nodes()
-    local_training.make_optimizers(first, config)
+    local_training.attach_optimizers(first, config)
     for group in group_nodes(first, stacked):
         assert local_training.train(group, TASK, config, COMPUTE, steps=3) == 3
     save_state(tmp_path / "state", [node.state_dict() for node in first])
 
     second = nodes()
-    local_training.make_optimizers(second, config)
+    local_training.attach_optimizers(second, config)
     for node, state in zip(second, load_state(tmp_path / "state"), strict=True):
         node.load_state_dict(state)
     for group in group_nodes(second, stacked):
@@ -231,7 +231,7 @@ def test_wholly_frozen_model_gets_no_optimizer() -> None:
     nodes = built("mlp:8")
     nodes[1].model.requires_grad_(False)
     nodes = made([node.model for node in nodes])
-    local_training.make_optimizers(nodes, LocalConfig())
+    local_training.attach_optimizers(nodes, LocalConfig())
     assert ["model" in node.optimizers for node in nodes] == [True, False, True]
 
 
@@ -269,7 +269,7 @@ def test_rounds_together_take_the_steps_of_one_call(rounds: int, stacked: bool) 
 def test_optimizer_state_is_dropped_after_round() -> None:
     """They are replaced before the next."""
     nodes = built("mlp:8")
-    group = NodeGroup(nodes[:1]).for_query(NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE))
+    group = NodeGroup(nodes[:1]).set_query(NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE))
     before = to_vector(nodes[0].model)
     local_training.train_round(group, 0, 2)
     assert not torch.equal(to_vector(nodes[0].model), before)
@@ -315,13 +315,13 @@ def test_rejects_invalid_options(name: str, value: float) -> None:
 
 def test_predict_in_batches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_training, "inference_batch_size", lambda inputs: 3)
-    seen: list[int] = []
+    sizes: list[int] = []
     model = build("resnet8:4", (1, 8, 8), 3, 0).train()
     inputs = torch.randn(7, 1, 8, 8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with model[0].register_forward_hook(lambda layer, given, out: seen.append(len(out))):
+    with model[0].register_forward_hook(lambda layer, given, out: sizes.append(len(out))):
         outputs = local_training.predict(model, inputs, COMPUTE)
-    assert seen == [3, 3, 1]
+    assert sizes == [3, 3, 1]
     assert model.training
     assert not outputs.requires_grad
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

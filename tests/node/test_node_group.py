@@ -115,8 +115,8 @@ def test_stacking_keeps_parameter_objects_and_values() -> None:
     objects = [list(module.parameters()) for module in modules]
     values = copy.deepcopy([module.state_dict() for module in modules])
     StackedModules(modules)
-    for module, kept, old in zip(modules, objects, values, strict=True):
-        assert all(p is q for p, q in zip(module.parameters(), kept, strict=True))
+    for module, parameters, old in zip(modules, objects, values, strict=True):
+        assert all(p is q for p, q in zip(module.parameters(), parameters, strict=True))
         assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
 
 
@@ -411,15 +411,15 @@ def test_all_roles_must_be_stackable() -> None:
 
 def test_group_sample_equals_node_samples() -> None:
     nodes = [node(name, network("mlp:8", 0), size) for name, size in (("a", 6), ("bb", 9))]
-    inputs, targets = NodeGroup(nodes).sample(5, "critic", 3)
+    inputs, targets = NodeGroup(nodes).sample_batch(5, "critic", 3)
     for row, one in enumerate(nodes):
-        mine = one.sample(5, "critic", 3)
+        mine = one.sample_batch(5, "critic", 3)
         assert torch.equal(inputs[row], mine.inputs)
         assert torch.equal(targets[row], mine.targets)
         for image, target in zip(mine.inputs, mine.targets, strict=True):
-            found = (one.data.inputs == image).flatten(1).all(1).nonzero()
-            assert one.data.targets[found.item()] == target
-    assert not torch.equal(inputs, NodeGroup(nodes).sample(5, "critic", 4)[0])
+            index = (one.data.inputs == image).flatten(1).all(1).nonzero()
+            assert one.data.targets[index.item()] == target
+    assert not torch.equal(inputs, NodeGroup(nodes).sample_batch(5, "critic", 4)[0])
 
 
 def test_copy_is_independent_of_training() -> None:
@@ -450,7 +450,7 @@ def test_unnoised_step_is_refused_under_private_training(private: str, role: str
     one.add_module("critic", network("mlp", 1), lambda module: torch.optim.SGD(module.parameters(), 1.0))
     one.optimizers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
     group, before = NodeGroup([one]), copy.deepcopy(one.modules[role].state_dict())
-    one.private_steps = {private: DPParameters(1.0, 1.0, sampler=lambda *names: None)}
+    one.dp_sgd_parameters = {private: DPParameters(1.0, 1.0, sampler=lambda *names: None)}
     group.module(role).train(True)
     losses = group.module(role)(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
     with pytest.raises(QueryRefused, match=f"its networks train with DP-SGD, and here its {role} would"):

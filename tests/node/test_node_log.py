@@ -98,14 +98,16 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
 
 
 @pytest.mark.parametrize(
-    "place", ["fedstill.node.audit_log.AuditLog.require_sound", "fedstill.node.session.protect"]
+    "function", ["fedstill.node.audit_log.AuditLog.require_sound", "fedstill.node.session.protect"]
 )
-def test_failed_join_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_failed_join_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
     clinic = private(tmp_path / "clinic")
     opened: list[AuditLog] = []
     begin = AuditLog._open_database
 
-    def seen(audit: AuditLog, path: Path | None) -> Any:
+    def record_open(audit: AuditLog, path: Path | None) -> Any:
         opened.append(audit)
         return begin(audit, path)
 
@@ -113,8 +115,8 @@ def test_failed_join_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.Mon
         raise AuditError("/home/clinic/audit.sqlite", "is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(AuditLog, "_open_database", seen)
-        patch.setattr(place, fails)
+        patch.setattr(AuditLog, "_open_database", record_open)
+        patch.setattr(function, fails)
         refused = clinic.say("join", plan=clinic.plan.to_dict())
     assert "/home/clinic" not in json.dumps(refused)
     (audit,) = opened
@@ -156,7 +158,7 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
     )
     config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
     side, x = NodeSide({"predict": query}), {"x": torch.zeros(4, 1, 4, 4)}
-    paid, left = [], []
+    charged, released = [], []
     for name in ("first", "second", "second"):
         mechanism = PrivacyMechanism(
             name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3
@@ -164,14 +166,14 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
         mechanism.setup_hash = "the same data, model and options"
         gate = Gate(name, PolicyConfig(), audit, "run", NODE_DATA)
         gate.budgets = RunBudgets(mechanism, audit, "run", NODE_DATA)
-        asked = ReceivedQuery(0, "predict", "content", "", {})
-        gate.admit(asked, query, x)
-        left.append(gate.release(asked, "response", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
-        paid.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))
+        received = ReceivedQuery(0, "predict", "content", "", {})
+        gate.admit(received, query, x)
+        released.append(gate.release(received, "response", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
+        charged.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))
         assert not audit.spending(name, "run").run_events
-    assert not torch.equal(left[0], left[1])
-    assert torch.equal(left[1], left[2])  # asked again after a stop
-    assert paid == [1, 2, 2]
+    assert not torch.equal(released[0], released[1])
+    assert torch.equal(released[1], released[2])  # asked again after a stop
+    assert charged == [1, 2, 2]
 
 
 def test_log_in_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

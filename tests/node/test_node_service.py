@@ -125,7 +125,7 @@ class Clinic:
         """What has left or was paid for."""
         return [entry for entry in entries(self.folder) if entry["part"] != "refused"]
 
-    def left(self) -> list[tuple[int, str]]:
+    def charged_releases(self) -> list[tuple[int, str]]:
         return [(entry["number"], entry["part"]) for entry in releases(self.folder)]
 
 
@@ -229,7 +229,7 @@ def test_repeated_query_gives_same_response(clinic: Clinic) -> None:
     same(clinic.query(0)[1], first[1])
     same(clinic.pull(0)[1], pulled[1])
     assert torch.equal(clinic.critic(), critic)
-    assert clinic.left() == [(0, "response"), (0, "gradient")]
+    assert clinic.charged_releases() == [(0, "response"), (0, "gradient")]
 
 
 def test_compressed_formats_work_both_ways(tmp_path: Path) -> None:
@@ -308,18 +308,18 @@ def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> 
             broken.say("load_checkpoint", checkpoint=4)
         same(whole.query(number)[1], broken.query(number)[1])
         same(whole.pull(number)[1], broken.pull(number)[1])
-    prices = [clinic.session.audit.spending(NODE_DATA, "one") for clinic in (whole, broken)]
-    for clinic, spent in zip((whole, broken), prices, strict=True):
+    spendings = [clinic.session.audit.spending(NODE_DATA, "one") for clinic in (whole, broken)]
+    for clinic, spent in zip((whole, broken), spendings, strict=True):
         costs = [Counter(line["cost"]) + Counter(line["training_cost"]) for line in releases(clinic.folder)]
         assert sum(costs, Counter()) == spent.run_events, "the server learns all charges"
         assert spent.run_no_guarantee == 0
-    assert prices[0] == prices[1], "the training once, and each answer"
+    assert spendings[0] == spendings[1], "the training once, and each answer"
 
 
 def labels_of(clinic: Clinic) -> torch.Tensor:
     """Noisy counts of its labels: they follow from nothing but its data and the noise."""
-    _, left = clinic.say("answer_query", query="count_labels", number=0, differentiable=False)
-    counts: torch.Tensor = left["counts"]
+    _, reply = clinic.say("answer_query", query="count_labels", number=0, differentiable=False)
+    counts: torch.Tensor = reply["counts"]
     return counts
 
 
@@ -346,13 +346,13 @@ def test_each_run_has_own_noise_kept_on_resume(tmp_path: Path) -> None:
 
 
 def test_salt_in_folder_holds_for_all_runs(tmp_path: Path) -> None:
-    left = []
+    labels = []
     for name, salt, run in (("a", "x", "one"), ("b", "x", "two"), ("c", "y", "one")):
         clinic = Clinic(tmp_path / name, WIDE, replace(PLAN, run=run)).salted(salt).ready()
-        left.append(labels_of(clinic))
+        labels.append(labels_of(clinic))
         assert not list(clinic.folder.glob("runs/*/salt"))
-    assert torch.equal(left[0], left[1])
-    assert ((left[0] - left[2]).abs() > 1).any()
+    assert torch.equal(labels[0], labels[1])
+    assert ((labels[0] - labels[2]).abs() > 1).any()
 
 
 @pytest.mark.parametrize("mechanism", PRIVATELY)
@@ -368,7 +368,7 @@ def test_seconds_are_rounded_up_under_private_training(tmp_path: Path) -> None:
     seconds: dict[str, list[float]] = {}
     for name, text in (("plain", ""), ("private", PRIVATELY["dp-sgd"])):
         clinic = Clinic(tmp_path / name, text).ready()
-        asked = [
+        replies = [
             clinic.host.serve(
                 pack(
                     {"operation": "answer_query", "run": "one", "query": "predict_logits", "number": number}
@@ -378,7 +378,7 @@ def test_seconds_are_rounded_up_under_private_training(tmp_path: Path) -> None:
             )
             for number in range(3)
         ]
-        seconds[name] = [unpack(reply)[0]["seconds"] for reply in asked]
+        seconds[name] = [unpack(reply)[0]["seconds"] for reply in replies]
     assert all(value > 0 and value == round(value, 1) for value in seconds["private"])
     assert any(value != round(value, 1) for value in seconds["plain"])
 
@@ -421,7 +421,7 @@ def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: 
     return clinic.say("answer_query", tensors, **header)
 
 
-def paid(clinic: Clinic) -> dict[str, int]:
+def charges_by_part(clinic: Clinic) -> dict[str, int]:
     """What the run has paid, by the parts of releases."""
     times: Counter[str] = Counter()
     for row in clinic.rows():
@@ -465,22 +465,22 @@ def test_training_is_charged_if_response_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic", "max_bytes = 8000\n")
-    taken, before = steps(monkeypatch), sum(paid(clinic).values())
+    taken, before = steps(monkeypatch), sum(charges_by_part(clinic).values())
     for number in range(1, 31):
         refused = a_round(clinic, scores, torch.arange(400).int(), number, (number - 1) % 2)
         assert refused["kind"] == REFUSED
     assert "privacy budget" in refused["rule"], "in the end it learns no more"
     assert len(taken) > 7
-    assert paid(clinic) == {"training": before + len(taken), "training result": 0, "response": 0}
-    prices = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
-    assert 0.9 * 4 < compute_epsilon(prices, 1e-5) <= 4
+    assert charges_by_part(clinic) == {"training": before + len(taken), "training result": 0, "response": 0}
+    events = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
+    assert 0.9 * 4 < compute_epsilon(events, 1e-5) <= 4
 
 
 def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the public data may be where a range stops, but is no row."""
     clinic, scores = in_rounds(tmp_path / "clinic")
     clinic.say("save_checkpoint", checkpoint=1)
-    taken, before = steps(monkeypatch), sum(paid(clinic).values())
+    taken, before = steps(monkeypatch), sum(charges_by_part(clinic).values())
     for turn in range(3):
         bad = torch.tensor([turn, 400]).int()
         for number in range(1, 4):
@@ -489,7 +489,7 @@ def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             )
         assert clinic.say("load_checkpoint", checkpoint=1) == ({}, {})
     assert len(taken) > 3
-    assert paid(clinic) == {"training": before + len(taken), "response": 0, "training result": 0}
+    assert charges_by_part(clinic) == {"training": before + len(taken), "response": 0, "training result": 0}
 
 
 def test_failed_round_is_charged_and_needs_checkpoint(
@@ -497,11 +497,11 @@ def test_failed_round_is_charged_and_needs_checkpoint(
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic")
     clinic.say("save_checkpoint", checkpoint=1)
-    before, weights = paid(clinic)["training"], to_vector(clinic.session.node.model).clone()
+    before, weights = charges_by_part(clinic)["training"], to_vector(clinic.session.node.model).clone()
     with monkeypatch.context() as patch:
         taken = steps(patch, fails_at=3)
         assert a_round(clinic, scores, ROWS, 1)["rule"].startswith("max_memory")
-    after = paid(clinic)["training"]
+    after = charges_by_part(clinic)["training"]
     assert after - before >= len(taken) == 3
     assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
     failed = "it failed at query 1 (digest_and_communicate): resume the run from an earlier checkpoint"
@@ -515,12 +515,12 @@ def test_failed_round_is_charged_and_needs_checkpoint(
         "nor does it tell of it"
     )
     assert taken == []
-    assert paid(clinic)["training"] == after
+    assert charges_by_part(clinic)["training"] == after
     clinic.say("load_checkpoint", checkpoint=1)
     assert torch.equal(to_vector(clinic.session.node.model), weights)
     reply, _ = a_round(clinic, scores, ROWS, 1)
     assert len(taken) == after - before, "all that was paid for, and paid for once"
-    assert paid(clinic)["training"] == after
+    assert charges_by_part(clinic)["training"] == after
     assert sum(reply["privacy"]["cost"].values()) == after - before, "its line carries what was learned"
 
 
@@ -627,7 +627,7 @@ def test_malformed_queries_are_refused_and_logged(
     clinic.query(0)
     clinic.query(1)
     clinic.pull(1, 2.0)
-    sums, critic, before = clinic.session.audit.summary(), clinic.critic(), len(clinic.lines())
+    sums, critic, before = clinic.session.audit.traffic_totals(), clinic.critic(), len(clinic.lines())
     files = sorted(path for path in clinic.folder.rglob("*") if path.is_file())
     header, tensors, kind, text = BAD[case]
     given = {
@@ -645,20 +645,20 @@ def test_malformed_queries_are_refused_and_logged(
     (line,) = caplog.messages
     assert line.startswith("refused ")
     refusals = clinic.lines()[before:]
-    asked = {**given, **header}
-    if asked["operation"] in ("answer_query", "compute_gradients") and asked["run"] == "one":
+    fields = {**given, **header}
+    if fields["operation"] in ("answer_query", "compute_gradients") and fields["run"] == "one":
         (refusal,) = refusals
         assert refusal["rule"] in reply["error"]["text"]
         assert text != "an integer" or refusal["number"] == -1  # of no query that there is
     else:
         assert refusals == []
     # Nothing has left, nothing was trained, and it continues as before; also after it was started again.
-    assert clinic.session.audit.summary() == sums
+    assert clinic.session.audit.traffic_totals() == sums
     assert torch.equal(clinic.critic(), critic)
     assert sorted(path for path in clinic.folder.rglob("*") if path.is_file()) == files
     assert "logits" in clinic.query(2)[1]
     with closing(AuditLog(clinic.folder / FILE)) as again:
-        assert again.summary("one")["queries"] == 3
+        assert again.traffic_totals("one")["queries"] == 3
 
 
 def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
@@ -808,7 +808,7 @@ def test_any_input_gets_a_reply_without_release(
     reply, released = unpack(standing.host.serve(pack({"run": "one", **header, "operation": do}, tensors)))
     assert set(reply) in ({"error"}, {"body", "seconds"})
     assert not released
-    assert standing.session.audit.summary()["up"] == 0
+    assert standing.session.audit.traffic_totals()["up"] == 0
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, UnidentifiedImageError, OSError])
@@ -849,12 +849,12 @@ def test_full_disk_blocks_releases_without_lasting_effect(
             reply = clinic.query(1)
             assert reply["text"] == "its data or model failed: see its log"
         assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
-    assert clinic.left() == [(0, "response")]
+    assert clinic.charged_releases() == [(0, "response")]
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == 4 * B * (CLASSES + 4)
     same(clinic.query(1)[1], other.query(1)[1])
     same(clinic.pull(1)[1], other.pull(1)[1])
     assert torch.equal(clinic.critic(), other.critic())
-    assert clinic.left() == other.left()
+    assert clinic.charged_releases() == other.charged_releases()
 
 
 def test_unwritable_checkpoint_keeps_old_one(clinic: Clinic, monkeypatch: Any) -> None:

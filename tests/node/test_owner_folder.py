@@ -69,10 +69,10 @@ def number(shape, classes):
 
 
 @pytest.fixture(autouse=True)
-def _own_modules() -> Iterator[None]:
-    places = list(sys.path)
+def _restore_modules() -> Iterator[None]:
+    original_path = list(sys.path)
     yield
-    sys.path[:] = places
+    sys.path[:] = original_path
     sys.modules.pop("my_models", None)
 
 
@@ -180,14 +180,14 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
 
 def test_only_lost_secret_is_replaced(tmp_path: Path) -> None:
     assert owner_folder.init_folder(tmp_path, "clinic")
-    said, lost = (tmp_path / "node.toml").read_bytes(), owner_folder.read_secret(tmp_path)
+    settings, lost = (tmp_path / "node.toml").read_bytes(), owner_folder.read_secret(tmp_path)
     (tmp_path / "secret").unlink()
     with pytest.raises(FedstillError, match=r"--name = .other."):
         owner_folder.init_folder(tmp_path, "other")
     assert not (tmp_path / "secret").exists()
     assert not owner_folder.init_folder(tmp_path)
     assert owner_folder.read_secret(tmp_path) != lost
-    assert (tmp_path / "node.toml").read_bytes() == said
+    assert (tmp_path / "node.toml").read_bytes() == settings
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
@@ -341,22 +341,24 @@ def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
     path = folder / "first.safetensors"
 
-    def said() -> str:
+    def error_message() -> str:
         with pytest.raises(ModelError) as caught:
             owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "file not found" in said()
+    assert "file not found" in error_message()
     path.write_bytes(b"no tensors here")
-    assert "model.weights 'first.safetensors' is not a safetensors file" in said()
+    assert "model.weights 'first.safetensors' is not a safetensors file" in error_message()
     save_file(models.build("mlp:8", (1, 8, 8), 10, 0).state_dict(), path)
-    assert "model.weights 'first.safetensors' do not fit the model: 0.weight is missing, and " in said()
+    assert (
+        "model.weights 'first.safetensors' do not fit the model: 0.weight is missing, and " in error_message()
+    )
     save_file(models.build("small-cnn:8", (1, 8, 8), 9, 0).state_dict(), path)
-    assert "12.weight is float32 (9, 64) (expected float32 (10, 64)), and 1 more" in said()
+    assert "12.weight is float32 (9, 64) (expected float32 (10, 64)), and 1 more" in error_message()
     state = models.build("small-cnn:8", (1, 8, 8), 10, 0).state_dict()
     save_file(state | {"0.bias": state["0.bias"].half()}, path)
-    assert said().endswith("0.bias is float16 (8,) (expected float32 (8,))")
+    assert error_message().endswith("0.bias is float16 (8,) (expected float32 (8,))")
 
 
 # --- faults -------------------------------------------------------------------------------------------
@@ -374,9 +376,9 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     (folder / "secret").unlink()
     text = (folder / "node.toml").read_text(encoding="utf-8").replace("online = false", "online = true")
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    found = owner_folder.check_folder(folder).faults
+    faults = owner_folder.check_folder(folder).faults
     for line, wanted in zip(
-        found,
+        faults,
         (
             "unknown key 'data.speed'",
             "invalid local.lr = 'fast' (expected a number",
@@ -391,13 +393,13 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     ):
         assert wanted in line
         assert "\n" not in line
-    assert owner_folder.check_folder(folder, quick=True).faults == found
-    model = found.index(next(line for line in found if "model.name" in line))
+    assert owner_folder.check_folder(folder, quick=True).faults == faults
+    model = faults.index(next(line for line in faults if "model.name" in line))
     known = owner_folder.check_folder(
         folder, DIGITS
     ).faults  # where inputs are known to be images, only networks for these serve
-    assert known[:model] + known[model + 1 :] == found[:model] + found[model + 1 :]
-    assert "transformer" in found[model]
+    assert known[:model] + known[model + 1 :] == faults[:model] + faults[model + 1 :]
+    assert "transformer" in faults[model]
     assert known[model].startswith("invalid model.name = 'huge-cnn' (expected one of small-cnn")
     assert "transformer" not in known[model]
 
@@ -432,9 +434,9 @@ def test_fault_does_not_cause_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
     # The spec is not known.
     assert owner_folder.check_folder(folder).faults == ("invalid data.path = 3 (expected a text)",)
-    found = owner_folder.check_folder(folder, DIGITS).faults
-    assert len(found) == 2
-    assert "returns outputs of shape (9,)" in found[1]
+    faults = owner_folder.check_folder(folder, DIGITS).faults
+    assert len(faults) == 2
+    assert "returns outputs of shape (9,)" in faults[1]
     (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
     assert owner_folder.check_folder(folder).faults == (
         "invalid name = '' (expected a text)",
@@ -447,10 +449,10 @@ def test_data_shape_fault_needs_known_shape(tmp_path: Path) -> None:
     other = InputSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
     (fault,) = owner_folder.check_folder(folder, other).faults
     assert "images are 1 x 8 x 8 (channels, height, width) (expected 3 x 32 x 32" in fault
-    found = owner_folder.check_folder(folder)
-    assert found.spec == DIGITS
-    assert found.data is not None
-    assert len(found.data) == 40
+    report = owner_folder.check_folder(folder)
+    assert report.spec == DIGITS
+    assert report.data is not None
+    assert len(report.data) == 40
 
 
 def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
@@ -498,7 +500,7 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
 # --- what it would answer -----------------------------------------------------------------------------
 
 
-def asked(method: str) -> Any:
+def method_queries(method: str) -> Any:
     setting = NodeSetting(ClassificationConfig().make(10), LocalConfig(), Compute())
     return METHODS[method]().node_side(setting).queries
 
@@ -512,13 +514,13 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: predict_logits, train"}
     through = models.carries_gradient(network, (1, 8, 8))
-    assert owner_folder.refused_queries(file, through, asked("fediod")) == counts
+    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == counts
     through = models.carries_gradient(predictor, (1, 8, 8))
-    assert owner_folder.refused_queries(file, through, asked("fediod")) == {
+    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == {
         **counts,
         "predict_logits": models.PREDICTION_ONLY,
     }
-    assert owner_folder.refused_queries(file, through, asked("fedavg")) == {
+    assert owner_folder.rules_by_refused_query(file, through, method_queries("fedavg")) == {
         "count_samples": "queries: predict_logits, train",
         "train": "outputs_only: no parameters",
     }
@@ -546,12 +548,12 @@ def test_corrupted_sums_are_reported_to_owner(tmp_path: Path) -> None:
     make_kit(folder)
 
     def link() -> list[str]:
-        found = owner_folder.check_folder(folder)
-        assert found.file is not None
-        return node_facts(folder, found.file, found)["link"]
+        report = owner_folder.check_folder(folder)
+        assert report.file is not None
+        return node_facts(folder, report.file, report)["link"]
 
     assert "corrupted" not in " ".join(link())
-    SumHistory(folder / SUM_HISTORY_FILE).record_corrupted()
+    SumHistory(folder / SUM_HISTORY_FILE).count_corrupted_sum()
     assert (
         link()[-1]
         == "responses of this node have corrupted 1 sum, and all are from now on (max_corrupted_sums: 1)"

@@ -53,11 +53,11 @@ def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit
     audit.close()
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def stdout_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     """What the command says, on one line; errors behind the rest."""
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["node", "check", *words])
-    assert left.value.code == code
+    assert exit_info.value.code == code
     output = capsys.readouterr()
     return " ".join((output.out + output.err).split())
 
@@ -140,7 +140,7 @@ def test_missing_audit_log_with_runs_is_a_fault(tmp_path: Path, capsys: pytest.C
     (folder / "runs" / "spring" / "plan.json").touch()
     (fault,) = owner_folder.check_folder(folder).faults
     assert "'audit.sqlite': is missing, but its node's runs exist" in fault
-    output = said(capsys, str(folder), "digits-ensemble", code=2)
+    output = stdout_of(capsys, str(folder), "digits-ensemble", code=2)
     assert "is left" not in output
     assert "It cannot take part: nothing can be charged" in output
     (folder / "runs" / "spring" / "plan.json").unlink()

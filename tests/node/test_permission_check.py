@@ -19,7 +19,7 @@ from fedstill.federation.offline_files import write_queries
 from fedstill.federation.signed_files import load_or_create_key
 from fedstill.node import owner_folder
 from fedstill.node.node_service import NodeService
-from fedstill.node.permission_check import find_open_files
+from fedstill.node.permission_check import readable_files_warning
 from fedstill.runs.config import read_toml
 from fedstill.runs.offline import build_queries
 from fedstill.runs.remote_run import RemoteRun
@@ -41,13 +41,13 @@ model = "mlp:8"
 """
 
 
-def work(home: Path, umask: int) -> None:
+def run_node(home: Path, umask: int) -> None:
     """One node answers a file of queries, and takes part in a live run, in a process whose umask closes
     nothing.
 
     Nothing is closed afterwards: rights that are not right as a file is made stay wrong.
     """
-    folder, seen = home / "clinic", {}
+    folder, permissions = home / "clinic", {}
     os.umask(umask)
     for name in ("chmod", "fchmod", "umask"):
         setattr(os, name, None)
@@ -60,7 +60,7 @@ def work(home: Path, umask: int) -> None:
     (folder / "node.toml").write_text("\n".join([*lines, "[data]", 'path = "data.npz"']))
     config = read_toml(RUN)
 
-    def look(*given: object) -> None:
+    def record_modes(*given: object) -> None:
         for path in [folder, *folder.rglob("*")]:
             if path.name != "data.npz":  # which its owner has put there
                 try:
@@ -68,40 +68,40 @@ def work(home: Path, umask: int) -> None:
                 except FileNotFoundError:
                     continue
                 wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
-                seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
+                permissions[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
     write_queries(home / "queries", build_queries(config), load_or_create_key(home / "server.key"))
-    offline_node.answer_queries(folder, home / "queries", folder / "answers", report=look)
-    look()
+    offline_node.answer_queries(folder, home / "queries", folder / "answers", report=record_modes)
+    record_modes()
     host = NodeService(folder)
 
     def serve(message: bytes) -> bytes:
-        look()
+        record_modes()
         return host.serve(message)
 
     (home / "out").mkdir()
     RemoteRun(config, Loopback({"clinic": serve}), "live").run(home / "out")
-    look()
-    (home / "seen.json").write_text(json.dumps(seen))
+    record_modes()
+    (home / "seen.json").write_text(json.dumps(permissions))
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000], ids=oct)
 def test_all_files_are_private_to_owner(tmp_path: Path, umask: int) -> None:
-    process = FORKING.Process(target=work, args=(tmp_path, umask))
+    process = FORKING.Process(target=run_node, args=(tmp_path, umask))
     process.start()
     process.join(100)
     assert process.exitcode == 0
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    assert {path: oct(mode) for path, (mode, wanted) in seen.items() if mode != wanted} == {}
-    names = {Path(path).name for path in seen}
+    permissions = json.loads((tmp_path / "seen.json").read_text())
+    assert {path: oct(mode) for path, (mode, wanted) in permissions.items() if mode != wanted} == {}
+    names = {Path(path).name for path in permissions}
     assert names >= {
         *("node.toml", "secret", "node.key", "node.pub", "answers", "answers.sig", "salt", "public", "runs"),
         *("audit.sqlite", "audit.sqlite-wal", "audit.sqlite-shm", "audit.sqlite.head"),
         *("plan.json", "training.safetensors", "responses.safetensors"),
     }
     assert any(name.startswith("checkpoint-") for name in names)
-    assert any(Path(path).parent.name == "public" for path in seen)
-    assert find_open_files(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
+    assert any(Path(path).parent.name == "public" for path in permissions)
+    assert readable_files_warning(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
 
 
 def test_open_files_are_reported_with_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +113,7 @@ def test_open_files_are_reported_with_command(tmp_path: Path, capsys: pytest.Cap
         (folder / name).chmod(0o640)
     (folder / "runs").chmod(0o700)
     audit = folder / "audit.sqlite"
-    assert f"{folder}/, " not in (find_open_files(folder, audit) or "")
+    assert f"{folder}/, " not in (readable_files_warning(folder, audit) or "")
     folder.chmod(0o755)
     (line,) = [line for line in checked(folder, capsys) if line.startswith("open to others")]
     assert f"machine: {folder}/, runs, audit.sqlite, audit.sqlite.head; chmod go= '{folder}' && " in line

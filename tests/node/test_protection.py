@@ -28,11 +28,11 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import (
+    group_privacy_notes,
     needs_mechanism,
-    prepare_uncharged,
     protect,
     require_unchanged_data,
-    unit_notes,
+    run_uncharged_preparation,
 )
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import PrivacyMechanism
@@ -80,7 +80,7 @@ class Parts(PrivacyConfig):
 
     about: ClassVar[str] = "votes"
 
-    def shards(self, data: TensorData) -> list[torch.Tensor]:
+    def shard_indices(self, data: TensorData) -> list[torch.Tensor]:
         return [torch.arange(len(data))]
 
 
@@ -99,10 +99,10 @@ def test_frozen_model_rejects_training_mechanisms(config: PrivacyConfig) -> None
         )
 
 
-def records(count: int = 24, groups: torch.Tensor | None = None, apart: float = 1.0) -> TensorData:
+def records(count: int = 24, groups: torch.Tensor | None = None, distance: float = 1.0) -> TensorData:
     draw = torch.Generator().manual_seed(1)
     targets = torch.randint(CLASSES, (count,), generator=draw)
-    inputs = torch.randn(count, *SHAPE, generator=draw) + apart * targets.view(-1, 1, 1, 1)
+    inputs = torch.randn(count, *SHAPE, generator=draw) + distance * targets.view(-1, 1, 1, 1)
     return TensorData(inputs, targets, groups)
 
 
@@ -138,8 +138,8 @@ class World:
         """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
         x = x.clone().requires_grad_()
         upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
-        (found,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
-        return self.mechanism.rule(self.federation.queries["predict_logits"], "d/dx").bound(found)
+        (gradient,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
+        return self.mechanism.rule(self.federation.queries["predict_logits"], "d/dx").bound(gradient)
 
     def spent(self) -> Mapping[str, int]:
         return self.audit.spending("clinic", "run").run_events
@@ -164,8 +164,8 @@ def made(
     protect(node, config, *about, secret=secret)
     side.prepare([node])
     require_unchanged_data(node)
-    local_training.make_optimizers(node.learners, LOCAL)
-    for group in group_nodes(node.learners, True) if train else ():
+    local_training.attach_optimizers(node.self_or_teachers, LOCAL)
+    for group in group_nodes(node.self_or_teachers, True) if train else ():
         local_training.train(group, TASK, LOCAL, COMPUTE)
     return World(node, InProcess([node], [[node]], side, COMPUTE), audit)
 
@@ -179,9 +179,9 @@ def under(mechanism: Any, **change: Any) -> PrivacyConfig:
 
 def test_dp_sgd_charges_training_not_responses() -> None:
     one = made(under("dp-sgd"))
-    left = one.query()
-    torch.testing.assert_close(left["logits"], one.node.model(X).detach())
-    torch.testing.assert_close(left["critic"], one.node.modules["critic"](X).detach())
+    released = one.query()
+    torch.testing.assert_close(released["logits"], one.node.model(X).detach())
+    torch.testing.assert_close(released["critic"], one.node.modules["critic"](X).detach())
     steps, critic = Event("gaussian", 0.7, rate=8 / 24), Event("gaussian", 1.0, rate=ROWS / 24)
     assert one.spent() == cost_to_dict({steps: 9, critic: 1})
     one.query()
@@ -194,10 +194,10 @@ def test_dp_sgd_charges_training_not_responses() -> None:
 def test_pate_releases_noisy_votes() -> None:
     one = made(under("pate"))
     assert isinstance(one.node.model, TeacherEnsemble)
-    assert [learner.name for learner in one.node.learners] == [
+    assert [learner.name for learner in one.node.self_or_teachers] == [
         f"clinic/teacher-{index}" for index in range(M) if one.node.model.voting[index]
     ]
-    assert sum(len(learner.data) for learner in one.node.learners) == 24
+    assert sum(len(learner.data) for learner in one.node.self_or_teachers) == 24
     logits = torch.cat([one.query()["logits"] - one.clean() for _ in range(40)])
     noise = logits * M / 8  # in votes
     assert noise.std().item() == pytest.approx(5.0, rel=0.1)
@@ -311,9 +311,9 @@ def test_setup_hash_covers_task_options() -> None:
         Segmentation(3, outline=False),
         Instances(3),
     ]
-    found = [bound(task=task, mechanism="dp-sgd") for task in tasks]
-    assert len(set(found)) == len(tasks)
-    assert bound(task=Segmentation(3, (1.0, 1.0, 2.0)), mechanism="dp-sgd") == found[2]
+    hashes = [bound(task=task, mechanism="dp-sgd") for task in tasks]
+    assert len(set(hashes)) == len(tasks)
+    assert bound(task=Segmentation(3, (1.0, 1.0, 2.0)), mechanism="dp-sgd") == hashes[2]
 
 
 def test_critic_noise_depends_on_query() -> None:
@@ -333,7 +333,7 @@ def test_critic_noise_depends_on_query() -> None:
 
 
 def test_vote_sensitivity_matches_charge() -> None:
-    hard = records(16, apart=0.0)  # nothing but each record says which class it has
+    hard = records(16, distance=0.0)  # nothing but each record says which class it has
     base, moved = made(under("pate"), hard), []
     sharp, many = 8.0, torch.randn(300, *SHAPE, generator=torch.Generator().manual_seed(6))
     for record in range(16):
@@ -408,14 +408,14 @@ def test_note_states_per_record_epsilon() -> None:
     assert PER_RECORD_ONLY not in whole.assumes
 
     parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]
-    (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
+    (note,) = group_privacy_notes(parts, [under("dp-sgd")] * 3)
     assert note.startswith("epsilon holds for one record: a patient or slide has up to 8 at one node")
     assert "privacy.group_size = 8" in note
-    (note,) = unit_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
+    (note,) = group_privacy_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
     assert "up to 4 at" in note
-    assert unit_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
-    assert unit_notes(parts[2:], [under("dp-sgd")]) == ()
-    assert unit_notes(parts, [NoPrivacy()] * 3) == ()
+    assert group_privacy_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
+    assert group_privacy_notes(parts[2:], [under("dp-sgd")]) == ()
+    assert group_privacy_notes(parts, [NoPrivacy()] * 3) == ()
 
 
 # --- steps that are taken, and those that are charged --------------------------------------------------
@@ -431,7 +431,7 @@ class Greedy(CriticOptions):
     def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
         super().prepare(nodes, setting)
         if self.early:
-            train_round(NodeGroup([*nodes]).for_query(setting), 0, 3)
+            train_round(NodeGroup([*nodes]).set_query(setting), 0, 3)
 
     @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=())
     def silent(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
@@ -447,7 +447,7 @@ class Greedy(CriticOptions):
 
     @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",))
     def one_by_one(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return self.critics(nodes.setting).train_and_score(
+        return self.make_critics(nodes.setting).train_and_score(
             nodes, 0, x
         )  # of self.batch records, and rows says nothing
 
@@ -455,16 +455,16 @@ class Greedy(CriticOptions):
         sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",), rows=ROWS
     )
     def five_steps(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return [self.critics(nodes.setting).train_and_score(nodes, 0, x) for _ in range(5)][-1]
+        return [self.make_critics(nodes.setting).train_and_score(nodes, 0, x) for _ in range(5)][-1]
 
 
 ROUND = Span.part(0, 3)
 
 
-@pytest.mark.parametrize("asked", ["silent", "twice", "one_by_one", "five_steps", "early"])
-def test_uncharged_private_steps_are_refused(asked: str) -> None:
+@pytest.mark.parametrize("query", ["silent", "twice", "one_by_one", "five_steps", "early"])
+def test_uncharged_private_steps_are_refused(query: str) -> None:
     """DP-SGD would else learn for free: without a span, or with five critic steps at the price of one."""
-    at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(batch=ROWS, critic_width=4, early=asked == "early")
+    at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(batch=ROWS, critic_width=4, early=query == "early")
     every = PolicyConfig(kinds=("tests: logits", "tests: critic"))
     network = build("mlp:4", SHAPE, CLASSES, 0)
     node = Node("n", records(), network, Gate("n", every, AuditLog()), 0)
@@ -472,9 +472,9 @@ def test_uncharged_private_steps_are_refused(asked: str) -> None:
     protect(node, make_mechanism("dp-sgd", **CONFIG), side, method, at, secret=1)
 
     def attempt() -> None:
-        prepare_uncharged(side, [node])
-        RequestHandler(NodeGroup([node]), side, COMPUTE).respond(asked, 0, {"x": X}, False)
+        run_uncharged_preparation(side, [node])
+        RequestHandler(NodeGroup([node]), side, COMPUTE).respond(query, 0, {"x": X}, False)
 
     with pytest.raises(ArgumentError, match=r"steps of the \w+ of n = .more."):
         attempt()
-    assert asked == "early" or node.remaining_private_steps is None
+    assert query == "early" or node.remaining_private_steps is None

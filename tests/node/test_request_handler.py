@@ -154,7 +154,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 def privately(office: Office) -> None:
     """Let the critic of the second node learn with DP-SGD."""
     node, journal = office.nodes[1], Journal()
-    node.private_steps = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
     journal.node = node.name
     node.gate.budgets = RunBudgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
 
@@ -238,7 +238,7 @@ def test_one_refusal_stops_whole_group(refusing: str) -> None:
     assert (error.node, error.query, error.rule) == (refusing, "predict_logits", "queries: count")
     assert office.calls == 0
     assert not office.has_changed_since(before)
-    assert office.audit.summary() == AuditLog().summary()
+    assert office.audit.traffic_totals() == AuditLog().traffic_totals()
 
 
 # --- pulling back --------------------------------------------------------------------------------
@@ -270,12 +270,12 @@ def test_repeated_gradients_are_counted_once() -> None:
     office = Office()
     office.query()
     first = office.pull(pulls())
-    audit = office.audit.summary()
+    audit = office.audit.traffic_totals()
     assert same(office.pull(pulls()), first)
     office.query(1)  # a reply that was lost may be asked for even later
     office.handler.respond("two", 2, {"x": X, "y": X}, False)
     assert same(office.pull(pulls()), first)
-    assert office.audit.summary()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
+    assert office.audit.traffic_totals()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
 
 
 @pytest.mark.parametrize("case", ["never asked", "asked without gradients", "the next one has been asked"])
@@ -285,10 +285,10 @@ def test_impossible_gradients_are_a_mismatch(case: str) -> None:
         office.query(0, grad=case != "asked without gradients")
     if case == "the next one has been asked":
         office.query(1)
-    before = office.audit.summary()
+    before = office.audit.traffic_totals()
     with pytest.raises(QueryMismatch):
         office.pull(pulls())
-    assert office.audit.summary() == before
+    assert office.audit.traffic_totals() == before
 
 
 def alive(office: Office) -> bool:
@@ -300,10 +300,10 @@ def test_without_gradients_no_graph_is_kept() -> None:
     office = Office()
     office.query(grad=False)
     assert not office.grad_enabled
-    kept = [output() for output in office.outputs]
-    assert all(output is None or output.grad_fn is None for output in kept)
+    outputs = [output() for output in office.outputs]
+    assert all(output is None or output.grad_fn is None for output in outputs)
     office.query(1, grad=False)
-    del kept
+    del outputs
     assert office.outputs
 
 
@@ -315,9 +315,9 @@ def test_graph_is_kept_until_backward_or_next_query() -> None:
     office.pull(pulls())
     assert not alive(office)
     office.query(1)
-    kept = office.outputs
+    outputs = office.outputs
     office.query(2)
-    office.outputs = kept
+    office.outputs = outputs
     assert not alive(office)
 
 
@@ -351,7 +351,7 @@ def test_partly_released_response_can_be_repeated() -> None:
     with pytest.raises(OSError, match="no space"):
         office.query()
     critics = office.critics()
-    assert set(audit.summary()["by_node"]) == {"a"}, "b and c have released nothing"
+    assert set(audit.traffic_totals()["by_node"]) == {"a"}, "b and c have released nothing"
     with pytest.raises(OSError, match="no space"):
         office.query()
     audit.full = None
@@ -359,7 +359,7 @@ def test_partly_released_response_can_be_repeated() -> None:
     assert office.calls == 1
     assert not office.has_changed_since(critics), "the critics have moved once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
-    assert audit.summary()["by_node"] == dict.fromkeys("abc", each)
+    assert audit.traffic_totals()["by_node"] == dict.fromkeys("abc", each)
     assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [1, 1, 1]
     with pytest.raises(QueryMismatch):
         office.query(0, X + 1)
@@ -374,10 +374,10 @@ def test_partly_released_response_is_lost_after_next_query() -> None:
         office.query(0)
     audit.full = None
     office.query(1)
-    before = audit.summary()
+    before = audit.traffic_totals()
     with pytest.raises(QueryMismatch):
         office.query(0)
-    assert audit.summary() == before
+    assert audit.traffic_totals() == before
     assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [2, 1, 1]
 
 
@@ -395,7 +395,7 @@ def test_partly_released_gradients_can_be_repeated() -> None:
         office.pull(pulls(1))
     audit.full = None
     assert same(office.pull(pulls()), expected)
-    assert audit.summary() == whole.audit.summary()
+    assert audit.traffic_totals() == whole.audit.traffic_totals()
 
 
 # --- a part of a group ---------------------------------------------------------------------------

@@ -278,12 +278,12 @@ def test_unaffordable_training_blocks_releases() -> None:
 def test_repeated_release_is_allowed_after_spent_budget() -> None:
     audit = AuditLog()
     node = Node(replace(VOTES, epsilon=1.5), audit)
-    left = [node.send(number) for number in range(fit(ONE, 1.5))]
+    first_releases = [node.send(number) for number in range(fit(ONE, 1.5))]
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
     received = ReceivedQuery(0, "predict", "c0", "", {})
     released = again.gate.release(received, "response", LOGITS, again.query, X)
-    assert torch.equal(released["logits"], left[0]["logits"])
+    assert torch.equal(released["logits"], first_releases[0]["logits"])
     assert again.spent() == node.spent()
 
 
@@ -307,14 +307,19 @@ def test_equal_responses_have_different_hashes() -> None:
     """Under masks a server that compared them would find where a node's network bends."""
     node = Node(TRAINED)
 
-    def left(number: int, part: str = "response") -> str:
+    def release_hash_of(number: int, part: str = "response") -> str:
         received = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
         node.gate.release(received, part, LOGITS, node.query, X)
         return str(node.gate.release_cost(number, part, is_masked=True).release_hash)
 
-    hashes = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
+    hashes = [
+        release_hash_of(0),
+        release_hash_of(1),
+        release_hash_of(0, "gradient"),
+        release_hash_of(1, "gradient"),
+    ]
     assert len({*hashes}) == 4
-    assert left(1) == hashes[1], "the same, received again, is known again"
+    assert release_hash_of(1) == hashes[1], "the same, received again, is known again"
 
 
 def admitted(node: Node, number: int = 0, content_hash: str = "c0", history_hash: str = "") -> None:
@@ -334,7 +339,7 @@ def test_training_is_charged_at_admission() -> None:
     first, own = charged(node)
     assert first == ("training", "training", -1, {str(STEP): 20})
     assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
-    assert node.gate.audit.summary() == AuditLog().summary(), "nothing has left"
+    assert node.gate.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has left"
     for _ in range(3):  # whatever came of it
         admitted(node)
     assert len(charged(node)) == 2
@@ -391,23 +396,23 @@ def test_release_without_guarantee_voids_budget() -> None:
     for number, run in enumerate(("one", "one", "zero")):
         Node(VOTES, audit, run).send(number, RANGE, MAX_LOGIT)
 
-    def said(config: PrivacyConfig, run: str) -> str:
+    def refusal_rule(config: PrivacyConfig, run: str) -> str:
         with pytest.raises(QueryRefused) as refused:
             Node(config, audit, run).send(9)
         return refused.value.rule
 
-    same = said(replace(VOTES, epsilon=1.5), "one")
+    same = refusal_rule(replace(VOTES, epsilon=1.5), "one")
     assert same == (
         "privacy budget: the budget of epsilon 1.5 at delta 1e-05 cannot hold, as 2 releases left without "
         "any guarantee before it was set: start a new run, or set privacy.epsilon = inf"
     )
     for config in (replace(VOTES, total_epsilon=1.5), replace(VOTES, epsilon=1.5)):  # it is of the data, too
-        rule = said(config, "two")
+        rule = refusal_rule(config, "two")
         assert "cannot hold, as releases left without any guarantee" in rule
         assert "fedstill audit show lists the runs" in rule
         assert "zero" not in rule  # a server's run, of which the one that is refused is to learn nothing
-    apart = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
-    assert Node(apart, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
+    separate = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
+    assert Node(separate, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
 
 
 def test_budget_without_mechanism_refuses_all() -> None:

@@ -139,7 +139,7 @@ def test_no_mechanism_gives_no_guarantee() -> None:
     assert response(made) is None
     assert query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT, {}) is None
     assert query_cost(made, COUNT, "response", {"counts": (CLASSES,)}, {}) is None
-    assert made.private_steps() == {}
+    assert made.dp_sgd_parameters() == {}
     assert not made.protects
 
 
@@ -153,7 +153,7 @@ def test_dp_sgd_charges_training_and_not_derived_responses() -> None:
     assert total_cost(made.run_costs()) == (
         gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
     )
-    networks = made.private_steps()
+    networks = made.dp_sgd_parameters()
     assert {role: (dp.noise, dp.clip) for role, dp in networks.items()} == {
         "model": (1.5, 1.0),
         "critic": (2.0, 0.5),
@@ -170,7 +170,7 @@ def test_pate_charges_votes_and_gradients_not_training() -> None:
         query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT, {}),
         gaussian(3 * 20 / (2 * math.sqrt(8))),
     )
-    assert set(made.private_steps()) == {"critic"}
+    assert set(made.dp_sgd_parameters()) == {"critic"}
 
 
 def test_pate_threshold_saves_unanswered_rows() -> None:
@@ -307,13 +307,13 @@ def test_refusal_without_guarantee_gives_advice(
 def test_gradients_of_record_comparisons_depend_on_records() -> None:
     compared = replace(PREDICT_LOGITS, releases={"critic": "critic", "difference": "difference"})
     for reads in ((), ("difference",)):
-        asked = replace(compared, depends_on_records=reads)
-        made = protection("dp-sgd", asked, task=MAPS)
-        assert query_cost(made, asked, "gradient", INPUT_GRADIENT) is None, (
+        query = replace(compared, depends_on_records=reads)
+        made = protection("dp-sgd", query, task=MAPS)
+        assert query_cost(made, query, "gradient", INPUT_GRADIENT) is None, (
             "though its critic was trained with DP-SGD"
         )
-        noisy = protection("noisy-outputs", asked, task=MAPS)
-        near(query_cost(noisy, asked, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8))))
+        noisy = protection("noisy-outputs", query, task=MAPS)
+        near(query_cost(noisy, query, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8))))
     plain = replace(compared, releases={"critic": "critic"})
     assert (
         query_cost(protection("dp-sgd", plain, task=MAPS), plain, "gradient", INPUT_GRADIENT) == PrivacyCost()
@@ -423,7 +423,7 @@ def test_calibrated_noise_uses_whole_epsilon(mechanism: str, most: float, accoun
         "noisy-outputs": ("outputs", "gradients"),
     }
     used = {"critic", *parts[mechanism]}
-    assert {name for name, level in made.noise_levels.items() if level} == used
+    assert {name for name, noise in made.noise_levels.items() if noise} == used
 
 
 def test_charges_match_calibrated_epsilon() -> None:
@@ -507,7 +507,7 @@ def test_budget_refusal_names_kinds_without_guarantee() -> None:
 
 def test_noise_needs_setup_hash() -> None:
     made = PrivacyMechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
-    for sampler in (made.noise_sampler, made.private_steps()["model"].sampler):
+    for sampler in (made.noise_sampler, made.dp_sgd_parameters()["model"].sampler):
         with pytest.raises(ArgumentError, match="setup_hash"):
             sampler("gate", 1)
 
@@ -579,7 +579,7 @@ def test_seal_depends_on_secret() -> None:
         return made
 
     one, other = noisy(1), noisy(2)
-    assert one.seal("counts 3 4") == one.seal("counts 3 4") != one.seal("counts 4 3")
-    assert one.seal("counts 3 4") != other.seal("counts 3 4")
+    assert one.keyed_hash("counts 3 4") == one.keyed_hash("counts 3 4") != one.keyed_hash("counts 4 3")
+    assert one.keyed_hash("counts 3 4") != other.keyed_hash("counts 3 4")
     other_run = noisy(1, "of another run")
-    assert one.seal("counts 3 4") != other_run.seal("counts 3 4")
+    assert one.keyed_hash("counts 3 4") != other_run.keyed_hash("counts 3 4")

@@ -16,10 +16,10 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def log(tmp_path: Path) -> SecurityLog:
-    found = SecurityLog(tmp_path)
+    security_log = SecurityLog(tmp_path)
     for number in range(5):
-        found.write("joined", "aa", f"reason {number}", run=f"run-{number}")
-    return found
+        security_log.write("joined", "aa", f"reason {number}", run=f"run-{number}")
+    return security_log
 
 
 def change(old: str, new: str) -> Callable[[Path], object]:
@@ -34,7 +34,7 @@ def change(old: str, new: str) -> Callable[[Path], object]:
 def keep(*lines: int) -> Callable[[Path], object]:
     def apply(folder: Path) -> None:
         text = (folder / FILE).read_text().splitlines(keepends=True)
-        (folder / FILE).write_text("".join(text[place] for place in lines))
+        (folder / FILE).write_text("".join(text[index] for index in lines))
 
     return apply
 
@@ -46,7 +46,7 @@ def test_lines_hold_actor_time_and_reason(log: SecurityLog, tmp_path: Path) -> N
         lines[2].items() >= {"event": "joined", "actor": "aa", "reason": "reason 2", "run": "run-2"}.items()
     )
     assert lines[0]["at"] <= lines[4]["at"]
-    assert log.verify() is None
+    assert log.find_fault() is None
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 
@@ -74,7 +74,7 @@ def test_tampering_is_detected(
     log: SecurityLog, tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(tmp_path)
-    assert message in (log.verify() or "")
+    assert message in (log.find_fault() or "")
 
 
 def test_truncated_log_is_not_extended(log: SecurityLog, tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def test_truncated_log_is_not_extended(log: SecurityLog, tmp_path: Path) -> None
 def test_incomplete_line_is_removed(log: SecurityLog, tmp_path: Path) -> None:
     with (tmp_path / FILE).open("a") as file:
         file.write('{"line":6,"at"')
-    assert log.verify() is None
+    assert log.find_fault() is None
     log.write("joined", "aa", "sixth")
     assert [line["line"] for line in log.lines()] == [1, 2, 3, 4, 5, 6]
-    assert log.verify() is None
+    assert log.find_fault() is None
 
 
 def test_full_files_are_renamed_and_chain_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,12 @@ def test_full_files_are_renamed_and_chain_continues(tmp_path: Path, monkeypatch:
     older = sorted(tmp_path.glob("security-*.jsonl"))
     assert len(older) > 2
     assert [line["reason"] for line in log.lines()] == [str(number) for number in range(12)]
-    assert log.verify() is None
+    assert log.find_fault() is None
     text = older[-1].read_text()
     older[-1].unlink()  # from the middle
-    assert "is missing" in (log.verify() or "")
+    assert "is missing" in (log.find_fault() or "")
     older[-1].write_text(text.replace('"aa"', '"ab"', 1))
-    assert "is not as it was written" in (log.verify() or "")
+    assert "is not as it was written" in (log.find_fault() or "")
 
 
 def test_archived_files_are_known_and_others_are_missed(
@@ -121,12 +121,12 @@ def test_archived_files_are_known_and_others_are_missed(
     older = sorted(folder.glob("security-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
     text = older[0].read_text()
     older[0].unlink()  # by hand
-    assert "no line says that those before were archived" in (log.verify() or "")
+    assert "no line says that those before were archived" in (log.find_fault() or "")
     with pytest.raises(SecurityLogError, match="no line says"):
         log.archive(away)
     older[0].write_text(text)
     named = older[-1].rename(folder / "security-99999.jsonl")  # as if more had been archived
-    assert "does not end with the line that it is named after" in (log.verify() or "")
+    assert "does not end with the line that it is named after" in (log.find_fault() or "")
     named.rename(older[-1])
     away.mkdir()
     (away / older[0].name).write_text("other")
@@ -144,7 +144,7 @@ def test_archived_files_are_known_and_others_are_missed(
     assert log.archive(tmp_path / "again") == []
     lines = (folder / FILE).read_text().splitlines(keepends=True)
     (folder / FILE).write_text("".join(lines[1:]))
-    assert log.verify() is not None
+    assert log.find_fault() is not None
 
 
 def test_server_cannot_fill_log_with_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_full_disk_share_stops_server_events_only(tmp_path: Path) -> None:
         log.record_refusal("aa", f"rule {number}", run="one")
     refused = len(list(log.lines()))
     assert 5 < refused < 20
-    assert security_log.size(tmp_path) < 2000 + 400
+    assert security_log.log_size_bytes(tmp_path) < 2000 + 400
     log.write("approved", "owner", "it is sound", run="one")
     SecurityLog(tmp_path, max_bytes=2000).record_refusal("aa", "of another process", run="one")
     assert [line["event"] for line in log.lines()] == [*["refused"] * refused, "approved"]
@@ -186,4 +186,4 @@ def test_server_texts_are_one_short_line(tmp_path: Path) -> None:
     (text,) = (tmp_path / FILE).read_text().splitlines()
     assert len(text) < 2000
     assert json.loads(text)["reason"].startswith("two lines [31mxxx")
-    assert log.verify() is None
+    assert log.find_fault() is None

@@ -17,9 +17,9 @@ from torch.autograd.functional import jacobian
 from fedstill.core.errors import QueryRefused, RunFolderError
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_contribution import SumContribution
+from fedstill.node.sum_encoder import SumEncoder
 from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
-from fedstill.node.sum_masks import SumMasks, mask_sign, mask_stream
+from fedstill.node.sum_masks import SumMasks, mask_sign, mask_tensor
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
@@ -46,13 +46,13 @@ class Party:
         self.authority = Authority()
         for index, name in enumerate(names):
             self.authority.write(folder / name, name, with_rsa=index == 0)
-        self.masks = {name: self.begun(name) for name in names}
-        self.cards = {name: each.card() for name, each in self.masks.items()}
+        self.masks = {name: self.start_node(name) for name in names}
+        self.cards = {name: each.make_key_card() for name, each in self.masks.items()}
         for each in self.masks.values():
             each.exchange_keys(self.cards)
         self.values = {name: torch.tensor([[1.5, -2.0, index]]) for index, name in enumerate(names)}
 
-    def begun(self, name: str) -> SumMasks:
+    def start_node(self, name: str) -> SumMasks:
         """A node's process, begun (again)."""
         home = self.folder / name
         return SumMasks(
@@ -69,7 +69,7 @@ class Party:
         return self.masked(name, call, content)
 
     def masked(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
-        mask = self.masks[name].mask(call, "predict", (content,))
+        mask = self.masks[name].mask_function(call, "predict", (content,))
         return {"z": mask(to_ring(self.values[name]), 0)}
 
     def true(self, names: Sequence[str]) -> torch.Tensor:
@@ -106,10 +106,10 @@ def test_mask_is_random_and_never_repeats(party: Party) -> None:
     party.values["n0"] = torch.zeros(1, 20_000)
     one, other = (party.added("n0", SumRequest(number, NAMES))["z"] for number in (1, 2))
 
-    for drawn in (one, other, one - other):
-        ones = torch.stack([(drawn >> bit) & 1 for bit in range(64)]).double().mean()
+    for mask in (one, other, one - other):
+        ones = torch.stack([(mask >> bit) & 1 for bit in range(64)]).double().mean()
         assert abs(ones - 0.5) < 0.002
-        assert len(drawn.unique()) == drawn.numel()
+        assert len(mask.unique()) == mask.numel()
 
 
 @pytest.mark.parametrize("lie", ["content", "members", "number"])
@@ -134,30 +134,34 @@ def test_different_inputs_break_sum(party: Party, lie: str) -> None:
 
 
 def test_survivors_sum_is_read_and_late_response_stays_masked(party: Party) -> None:
-    call, left = SumRequest(1, NAMES, recover=True), NAMES[:3]
+    call, remaining = SumRequest(1, NAMES, recover=True), NAMES[:3]
     added = {name: party.added(name, call) for name in NAMES}
-    words = {name: party.masks[name].agree(1, left) for name in left}
+    words = {name: party.masks[name].confirm_survivors(1, remaining) for name in remaining}
     keys = {
-        name: party.masks[name].reveal(1, {other: words[other][name] for other in left if other != name})
-        for name in left
+        name: party.masks[name].reveal_mask_keys(
+            1, {other: words[other][name] for other in remaining if other != name}
+        )
+        for name in remaining
     }
 
-    assert all(set(keys[name]) == {name, "n3"} for name in left)
-    ring = add_contributions([added[name] for name in left])["z"].clone()
-    for name in left:
-        ring -= mask_stream(bytes.fromhex(keys[name][name]), 0, ring.shape)
-        ring -= mask_sign(name, "n3") * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
-    assert torch.equal(from_ring(ring), party.true(left))
+    assert all(set(keys[name]) == {name, "n3"} for name in remaining)
+    ring = add_contributions([added[name] for name in remaining])["z"].clone()
+    for name in remaining:
+        ring -= mask_tensor(bytes.fromhex(keys[name][name]), 0, ring.shape)
+        ring -= mask_sign(name, "n3") * mask_tensor(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
+    assert torch.equal(from_ring(ring), party.true(remaining))
 
     late = added["n3"]["z"].clone()  # with all that the survivors revealed of its masks taken away
-    for name in left:
-        late -= mask_sign("n3", name) * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
+    for name in remaining:
+        late -= mask_sign("n3", name) * mask_tensor(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
     assert (from_ring(late) - party.values["n3"]).abs().min() > 1
     with refused("not all survivors"):  # and what covers it is not revealed by itself
-        party.masks["n3"].reveal(1, {})
-    party.masks["n3"].agree(1, NAMES)
+        party.masks["n3"].reveal_mask_keys(1, {})
+    party.masks["n3"].confirm_survivors(1, NAMES)
     with refused("not all survivors"):
-        party.masks["n3"].reveal(1, {name: words[name].get("n3", words["n0"]["n1"]) for name in left})
+        party.masks["n3"].reveal_mask_keys(
+            1, {name: words[name].get("n3", words["n0"]["n1"]) for name in remaining}
+        )
 
 
 def test_node_agrees_once_on_enough_survivors(party: Party) -> None:
@@ -172,24 +176,27 @@ def test_node_agrees_once_on_enough_survivors(party: Party) -> None:
         (("n0", "n1", "n1"), "must be members"),
     ):
         with refused(rule):
-            masks.agree(1, survivors)
+            masks.confirm_survivors(1, survivors)
     with refused("read from all its members"):
-        masks.agree(2, NAMES[:3])
+        masks.confirm_survivors(2, NAMES[:3])
     with refused("is unknown"):
-        masks.agree(7, NAMES)
+        masks.confirm_survivors(7, NAMES)
     masks.admit("predict", SumRequest(3, NAMES, recover=True))
     with refused("has not added to it"):
-        masks.agree(3, NAMES)
-    assert masks.agree(1, NAMES[:3]) == masks.agree(1, NAMES[:3])
+        masks.confirm_survivors(3, NAMES)
+    assert masks.confirm_survivors(1, NAMES[:3]) == masks.confirm_survivors(1, NAMES[:3])
     with refused("agreed on other survivors"):
-        masks.agree(1, NAMES)
+        masks.confirm_survivors(1, NAMES)
 
 
 def test_agreement_code_is_for_one_receiver_and_sum(party: Party) -> None:
     for number in (1, 2):
         for name in NAMES:
             party.added(name, SumRequest(number, NAMES, recover=True))
-    words = {number: {name: party.masks[name].agree(number, NAMES) for name in NAMES} for number in (1, 2)}
+    words = {
+        number: {name: party.masks[name].confirm_survivors(number, NAMES) for name in NAMES}
+        for number in (1, 2)
+    }
     others = NAMES[1:]
     right = {name: words[1][name]["n0"] for name in others}
 
@@ -200,8 +207,8 @@ def test_agreement_code_is_for_one_receiver_and_sum(party: Party) -> None:
         {name: right[name] for name in others[1:]},
     ):
         with refused("not all survivors"):
-            party.masks["n0"].reveal(1, wrong)
-    assert set(party.masks["n0"].reveal(1, right)) == {"n0"}
+            party.masks["n0"].reveal_mask_keys(1, wrong)
+    assert set(party.masks["n0"].reveal_mask_keys(1, right)) == {"n0"}
 
 
 # --- who is asked, and how often ----------------------------------------------------------------------
@@ -225,23 +232,25 @@ def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) 
     """Else a server learned how large one node's answers are, place by place; and from zeros in its place the
     others' sum."""
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
-    found = []
+    totals = []
     for call in (SumRequest(1, NAMES), SumRequest(2, NAMES)):
         each = []
         for name in NAMES:
             z = torch.tensor([[1.0, value if name == "n0" else 2.0]])
             masks = party.masks[name]
             masks.admit("predict", call)
-            adding = SumContribution(
-                {}, add_mask=masks.mask(call, "predict", ["content"]), replacement=masks.replacement(call)
+            adding = SumEncoder(
+                {},
+                add_mask=masks.mask_function(call, "predict", ["content"]),
+                replacement=masks.random_replacement_function(call),
             )
-            each.append(adding.mask(name, query, {"z": z}))
-        found.append(from_ring(add_contributions(each)["z"]))
-    for sums in found:
+            each.append(adding.encode(name, query, {"z": z}))
+        totals.append(from_ring(add_contributions(each)["z"]))
+    for sums in totals:
         assert bool(sums.isfinite().all())
         assert abs(sums[0, 0] - 4.0) > 1.0, "in no other place can it be read either"
         assert abs(sums[0, 1] - 6.0) > 1.0, "the sum of the others"
-    assert bool((found[0] != found[1]).all())
+    assert bool((totals[0] != totals[1]).all())
 
 
 def test_exhausted_node_corrupts_all_sums(
@@ -250,31 +259,34 @@ def test_exhausted_node_corrupts_all_sums(
     """With corrupted sums, a server that chooses inputs learns response sizes; a refusal names its node."""
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
 
-    def asked(number: int, large: bool = False) -> torch.Tensor:
+    def sum_responses(number: int, large: bool = False) -> torch.Tensor:
         each, call = [], SumRequest(number, NAMES)
         for name in NAMES:
             masks = party.masks[name]
             masks.admit("predict", call)
-            mask = masks.mask(call, "predict", ["content"])
-            adding = SumContribution(
-                {}, add_mask=mask, replacement=masks.replacement(call), always_replace=masks.is_exhausted
+            mask = masks.mask_function(call, "predict", ["content"])
+            adding = SumEncoder(
+                {},
+                add_mask=mask,
+                replacement=masks.random_replacement_function(call),
+                always_replace=masks.has_reached_corruption_limit,
             )
             z = torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]])
-            each.append(adding.mask(name, query, {"z": z}))
+            each.append(adding.encode(name, query, {"z": z}))
         return from_ring(add_contributions(each)["z"])
 
-    assert asked(1).tolist() == [[4.0, 8.0]]
-    asked(2, large=True)
+    assert sum_responses(1).tolist() == [[4.0, 8.0]]
+    sum_responses(2, large=True)
     assert party.masks["n0"].history.corrupted == 1
-    assert abs(asked(3)[0, 0] - 4.0) > 1.0, "though it could be added"
-    party.masks["n0"] = party.begun("n0")  # for another run
-    party.cards["n0"] = party.masks["n0"].card()
+    assert abs(sum_responses(3)[0, 0] - 4.0) > 1.0, "though it could be added"
+    party.masks["n0"] = party.start_node("n0")  # for another run
+    party.cards["n0"] = party.masks["n0"].make_key_card()
     for masks in party.masks.values():
         masks.exchange_keys(party.cards)
-    assert abs(asked(4)[0, 0] - 4.0) > 1.0
+    assert abs(sum_responses(4)[0, 0] - 4.0) > 1.0
     assert party.masks["n0"].history.corrupted == 1
     party.masks["n0"].policy = PolicyConfig(sums_may_differ=True, max_corrupted_sums=2)
-    assert asked(5).tolist() == [[4.0, 8.0]]
+    assert sum_responses(5).tolist() == [[4.0, 8.0]]
 
 
 def test_members_must_be_enough_and_known(party: Party) -> None:
@@ -300,8 +312,8 @@ def test_excluded_member_is_refused_across_processes(tmp_path: Path) -> None:
 
     with refused(r"without n3, .* unless its owner sets sums_may_differ"):
         party.added("n0", SumRequest(2, NAMES[:3]))
-    party.masks["n0"] = party.begun("n0")  # for another run, maybe: its model may be the same
-    party.cards["n0"] = party.masks["n0"].card()
+    party.masks["n0"] = party.start_node("n0")  # for another run, maybe: its model may be the same
+    party.cards["n0"] = party.masks["n0"].make_key_card()
     party.masks["n0"].exchange_keys(party.cards)
     with refused("without n3"):
         party.added("n0", SumRequest(3, NAMES[:3]))
@@ -310,9 +322,9 @@ def test_excluded_member_is_refused_across_processes(tmp_path: Path) -> None:
 def test_allowed_member_sets_are_refused_after_withdrawal(party: Party) -> None:
     for number, members in enumerate((NAMES, NAMES[:3])):
         party.added("n0", SumRequest(number, members))
-    party.masks["n0"] = party.begun("n0")
+    party.masks["n0"] = party.start_node("n0")
     party.masks["n0"].policy = PolicyConfig()
-    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     for members in (NAMES, NAMES[:3]):
         with refused("with and without n3"):
             party.added("n0", SumRequest(9, members))
@@ -343,14 +355,14 @@ def test_damaged_sum_history_gives_error(text: str, tmp_path: Path) -> None:
 @given(st.lists(st.sets(st.integers(0, 8), min_size=3), min_size=1, max_size=6))
 def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
     """Of all linear combinations of the sums that nodes let happen, none is of one or two of them alone."""
-    seen = {node: SumHistory(Path("none.json")) for node in range(9)}
+    histories = {node: SumHistory(Path("none.json")) for node in range(9)}
     let = []
     for members in sets:
         named = [str(member) for member in members]
-        if all(seen[member].member_conflict(named) is None for member in members):
+        if all(histories[member].member_conflict(named) is None for member in members):
             let.append([float(node in members) for node in range(9)])
             for member in members:
-                seen[member].member_sets = [frozenset(named)]
+                histories[member].member_sets = [frozenset(named)]
     rows = np.array(let)
     for few in itertools.chain(itertools.combinations(range(9), 1), itertools.combinations(range(9), 2)):
         others = np.delete(rows, few, axis=1)
@@ -368,7 +380,7 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     for card, rule in (
         (stranger.cards["n1"], "not issued by this federation's authority"),
         (party.cards["n2"], "its certificate names"),
-        (expired.card(), "has expired"),
+        (expired.make_key_card(), "has expired"),
         (b"{}", "it is not a card"),
         (party.cards["n1"].replace(b'"value": "', b'"value": "00', 1), "signature"),
     ):
@@ -376,12 +388,12 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
             masks.exchange_keys({**party.cards, "n1": card})
     other = made(tmp_path / "n1", "n1", "two")
     with refused("signature"):  # a card of another run
-        masks.exchange_keys({**party.cards, "n1": other.card()})
+        masks.exchange_keys({**party.cards, "n1": other.make_key_card()})
     for name, role in (("server", ""), ("n1", "admin")):  # which the server has, of the same authority
         party.authority.write(tmp_path / f"own-{name}", name, role=role)
         own = made(tmp_path / f"own-{name}", name)
         with refused("not a node's"):
-            masks.exchange_keys({**party.cards, name: own.card()})
+            masks.exchange_keys({**party.cards, name: own.make_key_card()})
     copied = party.masks["n1"]._identity.sign(
         party.masks["n1"]._key_claim("n1", party.masks["n2"]._private_key.public_key().public_bytes_raw()),
         party.masks["n2"]._private_key.public_key().public_bytes_raw(),
@@ -391,14 +403,14 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     with refused("own card is missing"):
         masks.exchange_keys({name: card for name, card in party.cards.items() if name != "n0"})
     with refused("another key for this node"):
-        masks.exchange_keys({**party.cards, "n0": party.begun("n0").card()})
+        masks.exchange_keys({**party.cards, "n0": party.start_node("n0").make_key_card()})
 
 
 def test_weights_are_first_released_counts() -> None:
     """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
     count = Query("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
     for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
-        adding = SumContribution({}, min_count=least)
+        adding = SumEncoder({}, min_count=least)
         adding.record_counts(count, {"n": torch.tensor([0.0, 7.0])})
         adding.record_counts(count, {"n": torch.tensor([3.0, 4.0])})
         assert adding.counts["counts"].tolist() == expected
@@ -433,14 +445,14 @@ def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path)
         add(2, equally)
     for number, forms in enumerate((by_size, {}, {"parameters": "parameters by size"}), 3):
         add(number, forms)
-    party.masks["n0"] = party.begun("n0")  # another process
-    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"] = party.start_node("n0")  # another process
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     with refused("has added logits by size, and would add logits by mean"):
         add(8, equally)
     with refused("would add parameters by mean"):
         add(9, {"parameters": "parameters by mean"})
     party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner allows other forms
-    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     add(10, equally)
     party.masks["n0"].policy = PolicyConfig()  # and no longer
     for number, forms in enumerate((by_size, equally), 11):
@@ -483,26 +495,26 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
         package
     )
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
-    asked = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
-    return NodeSide({name: asked}, sum_source=adds)
+    query = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
+    return NodeSide({name: query}, sum_source=adds)
 
 
-@given(asked=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
+@given(requests=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
 @settings(max_examples=60)
 def test_no_sequence_of_queries_determines_a_nodes_response(
-    asked: list[tuple[Trap, str, bool]], tmp_path_factory: pytest.TempPathFactory
+    requests: list[tuple[Trap, str, bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever a server asks about one input, in any order and number, over restarts of the node."""
     home, members = tmp_path_factory.mktemp("node"), NAMES[:3]
     cohort, added = SumHistory(home / SUM_HISTORY_FILE), list[Trap]()
-    for trap, name, restarted in asked:
+    for trap, name, restarted in requests:
         cohort = SumHistory(home / SUM_HISTORY_FILE) if restarted else cohort
         side = build_node_side(trap, name)
-        if not cohort.conflicts(side):
+        if not cohort.weighting_conflicts(side):
             cohort.record_sum(members, side.weightings(name))
             added.append(trap)
 
-    assert len({*added}) == bool(asked)
+    assert len({*added}) == bool(requests)
     z = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     if added:
         J = jacobian(lambda z: torch.cat([statistic(trap, z) for trap in added]), z)

@@ -339,8 +339,8 @@ def delta_at_stopping(accountant: Accountant) -> float:
 
     def weights(variance: float) -> np.ndarray:  # type: ignore[type-arg]
         half = math.ceil(9 * math.sqrt(variance) / STEP)
-        found = np.exp(-((np.arange(-half, half + 1) * STEP) ** 2) / (2 * variance))
-        return found / found.sum()
+        density = np.exp(-((np.arange(-half, half + 1) * STEP) ** 2) / (2 * variance))
+        return density / density.sum()
 
     value = np.zeros_like(L)
     for k in range(len(looks) - 1, -1, -1):

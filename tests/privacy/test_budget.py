@@ -17,9 +17,9 @@ from fedstill.privacy.budget import (
     BudgetExceeded,
     describe_budgets,
     describe_total_cost,
+    epsilon_text_rounded_down,
+    epsilon_text_rounded_up,
     remaining_epsilon,
-    round_down,
-    round_up,
 )
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost
@@ -35,18 +35,22 @@ OWNER = PrivacyConfig(epsilon=3.0, total_epsilon=5.0, total_delta=0.1)
     [(0.0, "0"), (0.0001, "0"), (0.29, "0.29"), (0.7449, "0.744"), (2.9996, "2.999"), (1234.5, "1234.5")],
 )
 def test_remaining_epsilon_is_rounded_down(value: float, shown: str) -> None:
-    assert round_down(value) == shown
+    assert epsilon_text_rounded_down(value) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(0.0001, "0.001"), (2.0, "2"), (2.2541, "2.255"), (1234.5, "1234.5")]
 )
 def test_spent_epsilon_is_rounded_up(value: float, shown: str) -> None:
-    assert round_up(value) == shown
+    assert epsilon_text_rounded_up(value) == shown
 
 
 def test_formats_missing_budget_and_guarantee() -> None:
-    assert (round_down(math.inf), round_up(math.inf), round_up(None)) == ("no budget", "inf", "no guarantee")
+    assert (
+        epsilon_text_rounded_down(math.inf),
+        epsilon_text_rounded_up(math.inf),
+        epsilon_text_rounded_up(None),
+    ) == ("no budget", "inf", "no guarantee")
 
 
 def test_remaining_epsilon_uses_delta_of_each_budget() -> None:

@@ -13,11 +13,11 @@ from scipy import stats
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.epsilon_lower_bounds import (
+    EpsilonLowerBound,
     ErrorRates,
-    Evidence,
     clopper_pearson_upper,
-    evidence_from_runs,
     fisher_discriminant,
+    lower_bound_from_runs,
     one_run_lower_bound,
 )
 from fedstill.privacy.events import Event
@@ -53,7 +53,7 @@ def test_epsilon_of_error_rates_by_hand() -> None:
 def test_gaussian_error_rates_stay_below_epsilon(mu: float, threshold: float) -> None:
     rates = ErrorRates(float(stats.norm.sf(threshold)), float(stats.norm.cdf(threshold - mu)))
     spent = {Event("gaussian", 1 / mu): 1}
-    assert not Evidence((rates,)).refutes(spent)
+    assert not EpsilonLowerBound((rates,)).refutes(spent)
     for delta in (1e-5, 1e-2, 0.3):
         assert rates.epsilon(delta) <= compute_epsilon(spent, delta) + 1e-6
 
@@ -70,51 +70,51 @@ def test_laplace_error_rates_reach_epsilon() -> None:
 def test_bound_has_stated_confidence_and_is_tight(mu: float) -> None:
     spent = {Event("gaussian", 1 / mu): 1}
     claimed, count = compute_epsilon(spent, 1e-5), 100
-    found = [
-        evidence_from_runs(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)
+    audits = [
+        lower_bound_from_runs(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)
     ]
-    wrong = sum(evidence.refutes(spent) for evidence in found)
+    wrong = sum(evidence.refutes(spent) for evidence in audits)
     assert wrong <= 10, "5 % of 100, or what chance makes of that"
-    assert sum(evidence.epsilon(1e-5) > claimed for evidence in found) <= wrong
-    same_noise_bounds = [evidence.same_noise_bound(spent, 1e-5) for evidence in found[:5]]
+    assert sum(evidence.epsilon(1e-5) > claimed for evidence in audits) <= wrong
+    same_noise_bounds = [evidence.epsilon_assuming_noise_kind(spent, 1e-5) for evidence in audits[:5]]
     assert sum(same_noise_bounds) / 5 > 0.6 * claimed
-    assert max(evidence.epsilon(1e-5) for evidence in found) > 0.2 * claimed
+    assert max(evidence.epsilon(1e-5) for evidence in audits) > 0.2 * claimed
 
 
 def test_detects_half_the_noise() -> None:
     spent = {Event("gaussian", 1.0): 1}
-    evidence = evidence_from_runs(normals(600, 0), normals(600, 1) + 2, 1e-5)
+    evidence = lower_bound_from_runs(normals(600, 0), normals(600, 1) + 2, 1e-5)
     assert evidence.refutes(spent)
     assert (
         compute_epsilon(spent, 1e-5)
-        < evidence.same_noise_bound(spent, 1e-5)
+        < evidence.epsilon_assuming_noise_kind(spent, 1e-5)
         < compute_epsilon({Event("gaussian", 0.5): 1}, 1e-5)
     )
 
 
 def test_constant_scores_prove_nothing() -> None:
     same = torch.zeros(100)
-    evidence = evidence_from_runs(same, same, 1e-5)
+    evidence = lower_bound_from_runs(same, same, 1e-5)
     assert evidence.epsilon(1e-5) == 0
-    assert evidence.same_noise_bound({Event("gaussian", 1.0): 1}, 1e-5) == 0
+    assert evidence.epsilon_assuming_noise_kind({Event("gaussian", 1.0): 1}, 1e-5) == 0
 
 
 def test_thresholds_come_from_separate_runs() -> None:
     """If only the first third of the runs differs, nothing is proven."""
     without, with_ = normals(3000, 0), normals(3000, 1)
     without[:1000], with_[:1000] = 0.0, 5.0
-    assert evidence_from_runs(without, with_, 1e-5).epsilon(1e-5) < 0.3
+    assert lower_bound_from_runs(without, with_, 1e-5).epsilon(1e-5) < 0.3
 
 
 def test_discriminant_subtracts_repeated_noise() -> None:
     noise, own = normals(400, 0, 3), 0.01 * normals(400, 1, 3)
-    seen = torch.cat([noise, noise[:, :1] + own[:, :1]], 1)
-    moved = seen + torch.tensor([0.5, 0.0, 0.0, -0.5])
-    scores = fisher_discriminant(seen[:200], moved[200:])
-    evidence = evidence_from_runs(*scores, 1e-5)
+    samples = torch.cat([noise, noise[:, :1] + own[:, :1]], 1)
+    moved = samples + torch.tensor([0.5, 0.0, 0.0, -0.5])
+    scores = fisher_discriminant(samples[:200], moved[200:])
+    evidence = lower_bound_from_runs(*scores, 1e-5)
     assert evidence.epsilon(1e-5) > 3
-    alone = fisher_discriminant(seen[:200, :3], moved[200:, :3])
-    assert evidence_from_runs(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
+    alone = fisher_discriminant(samples[:200, :3], moved[200:, :3])
+    assert lower_bound_from_runs(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
 
 
 def test_discriminant_works_without_noise() -> None:
@@ -164,7 +164,7 @@ def test_one_run_bound_by_hand() -> None:
 
 def test_rejects_too_few_runs() -> None:
     with pytest.raises(ArgumentError, match="invalid runs of an audit = 5"):
-        evidence_from_runs(torch.zeros(5), torch.zeros(10), 1e-5)
+        lower_bound_from_runs(torch.zeros(5), torch.zeros(10), 1e-5)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
@@ -172,6 +172,6 @@ def test_rejects_invalid_confidence(confidence: float) -> None:
     """A confidence of 95 instead of 0.95 would refute nothing."""
     scores = torch.arange(10.0)
     with pytest.raises(ArgumentError, match=r"^invalid confidence"):
-        evidence_from_runs(scores, scores, 1e-5, confidence)
+        lower_bound_from_runs(scores, scores, 1e-5, confidence)
     with pytest.raises(ArgumentError, match=r"^invalid confidence"):
         one_run_lower_bound(10, 5, 5, 0.0, confidence)

@@ -64,7 +64,7 @@ def make_node(m: int = 4, records: TensorData | None = None, name: str = "n", sp
 def train_teachers(node: Node, stacked: bool = True) -> Node:
     """Train the node's teachers by the usual loop."""
     teachers = make_teachers(node, partition_records(node.data, len(node.model)))  # type: ignore[arg-type]
-    local_training.make_optimizers(teachers, CONFIG)
+    local_training.attach_optimizers(teachers, CONFIG)
     for group in group_nodes(teachers, stacked):
         local_training.train(group, TASK, CONFIG, COMPUTE)
     return node
@@ -86,7 +86,9 @@ def test_votes_by_hand() -> None:
 
 def test_teachers_without_records_abstain() -> None:
     teachers = TeacherEnsemble([Fixed([9.0, 0.0]), Fixed([0.0, 9.0]), Fixed([0.0, 9.0])], sharpness=3.0)
-    teachers.abstain([torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])])
+    teachers.set_abstaining_teachers(
+        [torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])]
+    )
     torch.testing.assert_close(teachers(torch.zeros(1, *SHAPE)), torch.tensor([[1.0, 1.0]]))
     again = TeacherEnsemble([Fixed([9.0, 0.0]) for _ in range(3)])
     again.load_state_dict(teachers.state_dict())
@@ -131,8 +133,8 @@ def test_nan_gradient_of_one_teacher_does_not_spread() -> None:
 
     x, upstream = torch.zeros(2, *SHAPE, requires_grad=True), torch.tensor([[1.0, 0.0]]).expand(2, 2)
     sound = Fixed([0.0, 0.0], 1.0)
-    found = torch.autograd.grad(TeacherEnsemble([sound, Steep([0.0, 0.0], 1.0)], 1.0)(x), x, upstream)[0]
-    torch.testing.assert_close(found, torch.autograd.grad(sound(x).softmax(1) / 2, x, upstream)[0])
+    gradient = torch.autograd.grad(TeacherEnsemble([sound, Steep([0.0, 0.0], 1.0)], 1.0)(x), x, upstream)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(sound(x).softmax(1) / 2, x, upstream)[0])
 
 
 def test_unclipped_gradient_is_that_of_mean_softmax() -> None:
@@ -150,12 +152,12 @@ def test_teacher_gradients_are_clipped_before_the_mean() -> None:
     x = torch.zeros(2, *SHAPE, requires_grad=True)
     upstream = torch.tensor([[1.0, 0.0], [0.01, 0.0]])
     clip, sharpness = 0.05, 4.0
-    found = torch.autograd.grad(TeacherEnsemble(networks, sharpness, clip)(x), x, upstream)[0]
+    gradient = torch.autograd.grad(TeacherEnsemble(networks, sharpness, clip)(x), x, upstream)[0]
     expected = torch.zeros(2)
     for network in networks:  # d softmax_0 / dx = slope / 4 in each of 64 pixels' share of the mean
         length = sharpness * upstream[:, 0] * network.slope / 4 / math.sqrt(64)
         expected += length.clamp(-clip, clip) / 3
-    torch.testing.assert_close(found.flatten(1).sum(1) / math.sqrt(64), expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(gradient.flatten(1).sum(1) / math.sqrt(64), expected, rtol=1e-4, atol=1e-7)
 
 
 @settings(max_examples=60, deadline=None)
@@ -169,13 +171,13 @@ def test_clipped_gradient_rows_stay_within_clip(scale: float, clip: float, half:
     rows = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
     rows[2:] *= scale
     x = torch.zeros(5, 1, 4, 4, dtype=torch.half if half else torch.float, requires_grad=True)
-    (kept,) = torch.autograd.grad(_ClippedGradient.apply(x, clip), x, rows.to(x.dtype))  # type: ignore[no-untyped-call]
-    assert kept.isfinite().all()
-    lengths = kept.double().flatten(1).norm(dim=1)
+    (clipped,) = torch.autograd.grad(_ClippedGradient.apply(x, clip), x, rows.to(x.dtype))  # type: ignore[no-untyped-call]
+    assert clipped.isfinite().all()
+    lengths = clipped.double().flatten(1).norm(dim=1)
     assert (lengths <= clip * (1 + (1e-2 if half else 0))).all()
     short = rows.flatten(1).norm(dim=1) < 0.9 * clip
     torch.testing.assert_close(
-        kept[short].float(), rows[short], rtol=1e-2 if half else 1e-6, atol=1e-3 if half else 0
+        clipped[short].float(), rows[short], rtol=1e-2 if half else 1e-6, atol=1e-3 if half else 0
     )
 
 
@@ -238,7 +240,7 @@ def test_teachers_train_on_their_shards_inside_the_model(stacked: bool) -> None:
     assert [teacher.name for teacher in teachers] == [f"n/teacher-{k}" for k in range(4)]
     for teacher, part in zip(teachers, parts, strict=True):
         assert torch.equal(teacher.data.inputs, node.data.inputs[part])
-    local_training.make_optimizers(teachers, CONFIG)
+    local_training.attach_optimizers(teachers, CONFIG)
     for group in group_nodes(teachers, stacked):
         assert len(group) == (4 if stacked else 1)
         local_training.train(group, TASK, CONFIG, COMPUTE)
@@ -250,7 +252,7 @@ def test_teachers_train_on_their_shards_inside_the_model(stacked: bool) -> None:
         alone = Node(
             teacher.name, node.data.subset(part), build("mlp:8", SHAPE, 3, 0, "teacher"), teacher.gate, 0
         )
-        local_training.make_optimizers([alone], CONFIG)
+        local_training.attach_optimizers([alone], CONFIG)
         local_training.train([alone], TASK, CONFIG, COMPUTE)
         for name, value in alone.model.state_dict().items():
             torch.testing.assert_close(teacher.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)

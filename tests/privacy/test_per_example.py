@@ -14,7 +14,7 @@ from torch import nn
 from fedstill.models import build
 from fedstill.privacy import per_example
 from fedstill.privacy.clipping import row_norms
-from fedstill.privacy.dpsgd import clipped_sum
+from fedstill.privacy.dpsgd import clipped_sum_and_loss
 
 CLIP = 0.5
 
@@ -37,7 +37,7 @@ def test_removing_an_example_changes_only_its_gradient(model: str, n: int) -> No
 
     def summed(some: slice) -> torch.Tensor:
         trained = dict(network.named_parameters())
-        return clipped_sum(network, trained, entropy, x[some], y[some], CLIP, rows=17)[0]
+        return clipped_sum_and_loss(network, trained, entropy, x[some], y[some], CLIP, rows=17)[0]
 
     own = summed(slice(1))
     assert own.norm() > 0.1 * CLIP
@@ -95,7 +95,9 @@ def test_rounding_errors_do_not_affect_other_examples(
 
     def summed(many: int) -> float:
         trained = dict(network.named_parameters())
-        return clipped_sum(network, trained, linear_loss, x[:many], x[:many, 0], CLIP, rows=8)[0].item()
+        return clipped_sum_and_loss(network, trained, linear_loss, x[:many], x[:many, 0], CLIP, rows=8)[
+            0
+        ].item()
 
     assert abs(summed(n)) == pytest.approx(n * CLIP, rel=1e-5)
     assert abs(summed(n) - summed(n - 1)) <= CLIP
@@ -132,7 +134,7 @@ def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch:
 
     def summed(some: slice) -> float:
         trained, x = {"w": network.w}, TURNS[some]
-        return clipped_sum(network, trained, linear_loss, x, x[:, 0], CLIP, rows=8)[0].item()
+        return clipped_sum_and_loss(network, trained, linear_loss, x, x[:, 0], CLIP, rows=8)[0].item()
 
     assert summed(slice(8)) == pytest.approx(-8 * CLIP, rel=1e-5)
     getattr(network, sent).data.fill_(1)
@@ -148,7 +150,9 @@ def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
     network.forward = lambda x: layers(x)  # type: ignore[method-assign]
     before = {name: each.clone() for name, each in network.state_dict().items()}
     trained = {name: own for name, own in network.named_parameters() if own.requires_grad}
-    clipped_sum(network, trained, entropy, torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), CLIP, rows=4)
+    clipped_sum_and_loss(
+        network, trained, entropy, torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), CLIP, rows=4
+    )
     assert per_example._layouts, "it was tried"
     assert isinstance(layers[0].weight, nn.Parameter)
     for name, each in network.state_dict().items():
@@ -176,7 +180,7 @@ def test_loss_with_other_options_gets_its_own_trial(
             loss_of(SimpleNamespace(uneven=uneven)),
             TURNS[some],
         )
-        return clipped_sum(network, trained, loss, x, x[:, 0], CLIP, rows=8)[0].item()
+        return clipped_sum_and_loss(network, trained, loss, x, x[:, 0], CLIP, rows=8)[0].item()
 
     assert summed(slice(8), False) == pytest.approx(-8 * CLIP, rel=1e-5)
     assert abs(summed(slice(8), True) - summed(slice(1, 8), True)) <= CLIP
@@ -186,7 +190,7 @@ def test_chooses_layout_with_equal_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A product of many rows with one matrix rounds unevenly here, many products of one row do not."""
-    asked = []
+    calls = []
 
     class Product(torch.autograd.Function):
         @staticmethod
@@ -200,28 +204,28 @@ def test_chooses_layout_with_equal_positions(
         def vmap(  # type: ignore[override]
             info: Any, in_dims: Any, x: torch.Tensor, w: torch.Tensor
         ) -> tuple[torch.Tensor, int]:
-            asked.append((len(x), in_dims[1] is None))
+            calls.append((len(x), in_dims[1] is None))
             return x * w + error[in_dims[1] is None] * torch.arange(len(x)).view(-1, 1), 0
 
     def way() -> tuple[bool, int]:
         monkeypatch.setattr(per_example, "_layouts", {})
-        asked.clear()
+        calls.clear()
 
         def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
             return [Product.apply(x, leaves["w"])]
 
         leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
-        first, again = (per_example.PerExample(one, 12, nn.Identity(), leaves, x) for _ in range(2))
+        first, again = (per_example.PerExampleFunction(one, 12, nn.Identity(), leaves, x) for _ in range(2))
         assert (first.shared, first.rows) == (again.shared, again.rows)
         return first.shared, first.rows
 
     error = {True: 0.0, False: 0.0}  # with shared parameters, and with own ones
     assert way() == (True, 12)
-    assert asked == [(12, True)] * per_example.MAX_TRIALS, "once for all"
+    assert calls == [(12, True)] * per_example.MAX_TRIALS, "once for all"
 
     error[True] = 1e-3
     assert way() == (False, 12)
-    assert set(asked) == {(12, True), (12, False)}
+    assert set(calls) == {(12, True), (12, False)}
 
     error[False] = 1e-3
     assert way() == (True, 1)
@@ -233,9 +237,9 @@ def test_narrow_networks_use_batches(hidden: int) -> None:
     network = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, 3))
     x, y = torch.randn(60, 13, generator=generator), torch.randint(0, 3, (60,), generator=generator)
     trained = dict(network.named_parameters())
-    every = clipped_sum(network, trained, entropy, x, y, CLIP, rows=80)[0]
-    own = clipped_sum(network, trained, entropy, x[:1], y[:1], CLIP, rows=80)[0]
-    rest = clipped_sum(network, trained, entropy, x[1:], y[1:], CLIP, rows=80)[0]
+    every = clipped_sum_and_loss(network, trained, entropy, x, y, CLIP, rows=80)[0]
+    own = clipped_sum_and_loss(network, trained, entropy, x[:1], y[:1], CLIP, rows=80)[0]
+    rest = clipped_sum_and_loss(network, trained, entropy, x[1:], y[1:], CLIP, rows=80)[0]
     assert (every - rest - own).norm() < 1e-13
 
 

@@ -18,22 +18,29 @@ from fedstill.privacy.clipping import CLIP_MARGIN, clip_factors, clip_rows, row_
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import secure, seeded
 from fedstill.privacy.pate import NoisyVotes, PateConfig
-from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, SanitizedGradients
+from fedstill.privacy.release_rules import (
+    BoundedNoisyRows,
+    Derived,
+    Exact,
+    NoisyCounts,
+    ReleaseRule,
+    SanitizedGradients,
+)
 
-PROTECTING: list[Rule] = [
+PROTECTING: list[ReleaseRule] = [
     NoisyCounts(10.0),
-    NoisyRows("laplace", 2.0, 3.0),
-    NoisyRows("gaussian", 2.0, 3.0),
+    BoundedNoisyRows("laplace", 2.0, 3.0),
+    BoundedNoisyRows("gaussian", 2.0, 3.0),
     NoisyVotes(PateConfig(teachers=10), 4.0),
     NoisyVotes(PateConfig(teachers=10, release="label", threshold=5.0), 4.0),
     SanitizedGradients(1.0, 2.0),
     SanitizedGradients(1.0, 2.0, 10),
 ]
-BARE: list[Rule] = [
+BARE: list[ReleaseRule] = [
     Exact(),
     NoisyCounts(0.0),
-    NoisyRows("laplace", 2.0, 0.0),
-    NoisyRows("gaussian", 0.0, 3.0),
+    BoundedNoisyRows("laplace", 2.0, 0.0),
+    BoundedNoisyRows("gaussian", 0.0, 3.0),
     NoisyVotes(PateConfig(teachers=10), 0.0),
     NoisyVotes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
     SanitizedGradients(1.0, 0.0, 10),
@@ -74,7 +81,7 @@ def test_clipped_rows_stay_within_clip(array: np.ndarray, clip: float) -> None:
     for out in (
         clip_rows(x, clip),
         SanitizedGradients(clip, 1.0).bound(x),
-        NoisyRows("gaussian", 1.0, clip).bound(x),
+        BoundedNoisyRows("gaussian", 1.0, clip).bound(x),
     ):
         assert out.dtype is torch.float32
         assert out.shape == x.shape
@@ -91,9 +98,9 @@ def test_clipped_rows_stay_within_clip(array: np.ndarray, clip: float) -> None:
 @given(st.integers(0, 600), st.sampled_from([1e-14, 1e-3, 1.0, 1e12, 1e18, 1e20, 1e37]), st.integers(0, 99))
 def test_row_norms_match_float64(values: int, scale: float, seed: int) -> None:
     x = scale * torch.randn(3, values, generator=torch.Generator().manual_seed(seed))
-    found = row_norms(x)
-    assert found.dtype is torch.float64
-    torch.testing.assert_close(found, x.double().norm(dim=1), rtol=(1 - CLIP_MARGIN) / 2, atol=1e-15)
+    norms = row_norms(x)
+    assert norms.dtype is torch.float64
+    torch.testing.assert_close(norms, x.double().norm(dim=1), rtol=(1 - CLIP_MARGIN) / 2, atol=1e-15)
     if values:
         x[0, seed % values], x[1, -1] = math.inf, math.nan
         assert row_norms(x).isfinite().tolist() == [False, False, True]
@@ -110,7 +117,7 @@ def test_tiny_rows_stay_within_clip() -> None:
 @given(ANY_ROWS, st.floats(1e-4, 1e4))
 def test_clamped_values_stay_within_bound(array: np.ndarray, bound: float) -> None:
     x = torch.from_numpy(array)
-    out = NoisyRows("laplace", 1.0, bound).bound(x)
+    out = BoundedNoisyRows("laplace", 1.0, bound).bound(x)
     assert out.shape == x.shape
     assert (out.double().abs() <= bound).all()
     within = x.double().abs() < 0.999 * bound
@@ -119,7 +126,7 @@ def test_clamped_values_stay_within_bound(array: np.ndarray, bound: float) -> No
 
 
 @pytest.mark.parametrize("rule", PROTECTING, ids=lambda rule: rule.text)
-def test_nan_is_never_released(rule: Rule) -> None:
+def test_nan_is_never_released(rule: ReleaseRule) -> None:
     """A NaN would reveal a record, and no bound would hold."""
     x = torch.tensor([[math.nan, 1.0, 0.0], [math.inf, -math.inf, 0.0], [math.inf, math.inf, math.inf]])
     out = rule.noise(rule.bound(x), seeded(0))
@@ -130,7 +137,7 @@ def test_nan_is_never_released(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", PROTECTING + BARE, ids=lambda rule: rule.text)
-def test_releases_are_detached_float32_of_equal_shape(rule: Rule) -> None:
+def test_releases_are_detached_float32_of_equal_shape(rule: ReleaseRule) -> None:
     x = torch.rand(4, 3).requires_grad_()
     out = rule.noise(rule.bound(x), seeded(0))
     assert out.shape == x.shape
@@ -141,7 +148,7 @@ def test_releases_are_detached_float32_of_equal_shape(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", PROTECTING[:3] + PROTECTING[5:], ids=lambda rule: rule.text)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (2,), (2, 3, 4, 5)])
-def test_rules_handle_any_shape(rule: Rule, shape: tuple[int, ...]) -> None:
+def test_rules_handle_any_shape(rule: ReleaseRule, shape: tuple[int, ...]) -> None:
     out = rule.noise(rule.bound(torch.zeros(shape)), seeded(0))
     assert out.shape == shape
     cost = rule.cost(shape)
@@ -156,9 +163,9 @@ def test_rules_handle_any_shape(rule: Rule, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("rule", "x", "law"),
     [
-        (NoisyRows("laplace", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=0.7)),
-        (NoisyRows("gaussian", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=0.7)),
-        (NoisyRows("laplace", 2.0, 0.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=2)),
+        (BoundedNoisyRows("laplace", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=0.7)),
+        (BoundedNoisyRows("gaussian", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=0.7)),
+        (BoundedNoisyRows("laplace", 2.0, 0.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=2)),
         (SanitizedGradients(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (SanitizedGradients(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (NoisyCounts(3000.0), torch.full((30_000,), 1e6), stats.laplace(scale=3000)),
@@ -171,7 +178,7 @@ def test_rules_handle_any_shape(rule: Rule, shape: tuple[int, ...]) -> None:
     ],
     ids=lambda value: getattr(value, "text", ""),
 )
-def test_added_noise_has_claimed_distribution(make_sampler, rule: Rule, x, law) -> None:
+def test_added_noise_has_claimed_distribution(make_sampler, rule: ReleaseRule, x, law) -> None:
     x = x.view(300, 100)
     bounded = rule.bound(x)
     added = (
@@ -202,7 +209,7 @@ def test_without_noise_releases_bounded_values() -> None:
     assert torch.equal(Exact().noise(Exact().bound(x), seeded(0)), x)
     assert torch.equal(Derived("a").noise(Derived("a").bound(x), seeded(0)), x)
     assert torch.equal(NoisyCounts(0.0).noise(NoisyCounts(0.0).bound(x), seeded(0)), x.clamp(min=0))
-    outputs = NoisyRows("laplace", 0.0, 5.0)
+    outputs = BoundedNoisyRows("laplace", 0.0, 5.0)
     clamped = torch.tensor([[0.1, 5.0], [5.0, -3.0]])
     assert torch.allclose(outputs.noise(outputs.bound(x), seeded(0)), clamped)
 
@@ -220,10 +227,10 @@ def test_without_noise_releases_bounded_values() -> None:
         (NoisyCounts(10.0, sensitivity=14), (14,), {Event("laplace", 10 / 14): 1}),
         (NoisyCounts(10.0, 4, sensitivity=5), (14,), {Event("laplace", 0.5): 1}),
         # 10 values of each of 64 rows move by 2 * 5 each: 100 in L1
-        (NoisyRows("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
-        (NoisyRows("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
+        (BoundedNoisyRows("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
+        (BoundedNoisyRows("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
         # 16 rows move by 2 * 5 each: 40 in L2
-        (NoisyRows("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
+        (BoundedNoisyRows("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
         # 8 rows move by sqrt(2) votes each: 4 in L2; the most of 4 rows by 1: 2
         (NoisyVotes(PateConfig(teachers=10), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
         (NoisyVotes(PateConfig(teachers=10, release="label"), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
@@ -233,7 +240,7 @@ def test_without_noise_releases_bounded_values() -> None:
         (SanitizedGradients(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
     ],
 )
-def test_costs_by_hand(rule: Rule, shape: tuple[int, ...], cost) -> None:
+def test_costs_by_hand(rule: ReleaseRule, shape: tuple[int, ...], cost) -> None:
     if cost == "both":
         cost = {Event("gaussian", 10.0): 1, Event("gaussian", 30 / math.sqrt(8)): 1}
     got = rule.cost(shape)
@@ -249,7 +256,7 @@ def test_costs_by_hand(rule: Rule, shape: tuple[int, ...], cost) -> None:
 
 
 @pytest.mark.parametrize("rule", BARE, ids=lambda rule: rule.text)
-def test_without_noise_or_bound_cost_is_none(rule: Rule) -> None:
+def test_without_noise_or_bound_cost_is_none(rule: ReleaseRule) -> None:
     assert rule.cost((8, 10)) is None
     assert rule.actual_cost((8, 10), torch.ones(8, 10)) is None
     assert "no guarantee" in rule.text
@@ -269,12 +276,12 @@ def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
 @given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 12), st.floats(0.01, 100))
 def test_outputs_stay_within_sensitivity(seed: int, B: int, C: int, bound: float) -> None:
     one, other = networks(seed, (B, C))
-    rule: Rule = NoisyRows("laplace", 3.0, bound)
+    rule: ReleaseRule = BoundedNoisyRows("laplace", 3.0, bound)
     event, times = single_event(rule.cost((B, C)))
     moved = (rule.bound(one).double() - rule.bound(other).double()).abs().sum(1)  # L1 of each row
     assert times == B
     assert (event.noise * moved <= 3.0).all()
-    rule = NoisyRows("gaussian", 3.0, bound)
+    rule = BoundedNoisyRows("gaussian", 3.0, bound)
     event, times = single_event(rule.cost((B, C)))
     assert times == 1
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0
@@ -340,9 +347,9 @@ def test_pixel_shares_stay_within_sensitivity(seed: int, C: int) -> None:
         (lambda: NoisyCounts(-1.0), "invalid counts.scale = -1.0"),
         (lambda: NoisyCounts(1.0, 0), "invalid counts.group = 0"),
         (lambda: NoisyCounts(1.0, sensitivity=0.0), "invalid counts.sensitivity = 0.0"),
-        (lambda: NoisyRows("cauchy", 1.0, 1.0), "invalid outputs.distribution = 'cauchy'"),  # type: ignore[arg-type]
-        (lambda: NoisyRows("laplace", math.nan, 1.0), "invalid outputs.scale = nan"),
-        (lambda: NoisyRows("laplace", 1.0, math.inf), "invalid outputs.limit = inf"),
+        (lambda: BoundedNoisyRows("cauchy", 1.0, 1.0), "invalid outputs.distribution = 'cauchy'"),  # type: ignore[arg-type]
+        (lambda: BoundedNoisyRows("laplace", math.nan, 1.0), "invalid outputs.scale = nan"),
+        (lambda: BoundedNoisyRows("laplace", 1.0, math.inf), "invalid outputs.limit = inf"),
         (lambda: NoisyVotes(PateConfig(teachers=0), 1.0), "invalid pate.teachers = 0"),
         (lambda: NoisyVotes(PateConfig(teachers=2), -1.0), "invalid pate.sigma = -1.0"),
         (lambda: NoisyVotes(PateConfig(teachers=2, release="all"), 1.0), "invalid pate.release = 'all'"),  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from fedstill.privacy.statement import (
     NON_ADAPTIVE,
     PER_RECORD_ONLY,
     STOPPING_TEXT,
-    Statement,
+    PrivacyStatement,
     format_epsilon_bound,
     make_statement,
     summarize_privacy,
@@ -28,7 +28,7 @@ RECORD = "one training record of this node, added or removed"
 LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
 
 
-def statement_of(config: PrivacyConfig) -> Statement:
+def statement_of(config: PrivacyConfig) -> PrivacyStatement:
     return make_statement(config, {}, ())
 
 
@@ -92,13 +92,13 @@ def test_lines_fit_into_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "drawn"),
+    ("event", "sampled"),
     [("gaussian(2.0)", False), ("gaussian(2.0, rate=1.0)", False), ("gaussian(2.0, rate=0.5)", True)],
 )
-def test_poisson_assumption_needs_sampled_events(event: str, drawn: bool) -> None:
+def test_poisson_assumption_needs_sampled_events(event: str, sampled: bool) -> None:
     private = statement_of(DPSGD())
     (node,) = summarize_privacy({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
-    assert node["assumes"] == [line for line in private.assumes if drawn or line != POISSON]
+    assert node["assumes"] == [line for line in private.assumes if sampled or line != POISSON]
     assert POISSON in private.assumes
     (unpaid,) = summarize_privacy({"a": private}, {"a": ({}, 0)})["nodes"]
     assert unpaid["assumes"] == list(private.assumes)
@@ -114,15 +114,15 @@ def test_grouped_records_are_mentioned_without_group_privacy() -> None:
 def test_composition_time_of_reported_costs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node may report costs of sampled groups, whose losses take long to integrate."""
     monkeypatch.setattr(statement, "COMPOSE_SECONDS", 1e-9)
-    text_ = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
+    text_ = PrivacyStatement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
     plain = {"gaussian(2.0)": 1}
     made_up = {"gaussian(2.5, rate=0.5, group=97)": 3}
-    found = summarize_privacy(
+    summary = summarize_privacy(
         {"honest": text_, "north": text_}, {"honest": (plain, 0), "north": (made_up, 0)}
     )
-    honest, north = found["nodes"]
+    honest, north = summary["nodes"]
     assert [node["guarantee"] for node in (honest, north)] == [True, False]
     assert (north["epsilon"], north["left"]) == (None, None)
     assert statement.COMPOSE_TIMEOUT_TEXT in north["rules"]
     assert statement.COMPOSE_TIMEOUT_TEXT not in honest["rules"]
-    assert found["text"] == "no guarantee for north"
+    assert summary["text"] == "no guarantee for north"

@@ -14,7 +14,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.input_spec import InputSpec
-from fedstill.methods._label_histogram import CountsLabels
+from fedstill.methods._label_histogram import LabelCountQuery
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
@@ -67,7 +67,7 @@ class Nodes:
     setting: Any = None
     number = 0
 
-    def for_query(self, setting: Any, number: int = 0) -> Nodes:
+    def set_query(self, setting: Any, number: int = 0) -> Nodes:
         self.at, self.number = setting, number
         return self
 
@@ -115,7 +115,7 @@ def test_rejects_other_kinds_for_gradients() -> None:
 
 def test_sealed_counts_keep_their_kind_in_plug_in_methods() -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Counting(CountsLabels, Method):
+    class Counting(LabelCountQuery, Method):
         title: ClassVar[str] = "Counting"
 
     @dataclass(frozen=True, kw_only=True)
@@ -190,9 +190,9 @@ def test_plan_imports_no_method_that_the_node_does_not_allow(name: Any) -> None:
     ):
         RunPlan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules
-    place = f"{Asks.__module__}:Asks"
-    allowed = RunPlan.from_dict({**table, "method": {"name": place, "rounds": 4}}, methods=[place])
-    assert allowed.make_method() == METHODS[place](rounds=4)
+    class_path = f"{Asks.__module__}:Asks"
+    allowed = RunPlan.from_dict({**table, "method": {"name": class_path, "rounds": 4}}, methods=[class_path])
+    assert allowed.make_method() == METHODS[class_path](rounds=4)
 
 
 def test_faulty_plug_in_method_gives_one_line_error(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,11 +204,13 @@ def test_faulty_plug_in_method_gives_one_line_error(tmp_path: Any, monkeypatch: 
         "@dataclass(frozen=True)\nclass Silent(Method):\n    title = 'Silent'\n    one_round = True\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, said in (
+    for name, message in (
         ("Bare", "a frozen dataclass"),
         ("Loose", "a frozen"),
         ("Untitled", "with title: ClassVar"),
         ("Silent", "a class with planned_queries"),
     ):
-        with pytest.raises(ArgumentError, match=rf"^invalid method = 'careless:{name}' \(expected .*{said}"):
+        with pytest.raises(
+            ArgumentError, match=rf"^invalid method = 'careless:{name}' \(expected .*{message}"
+        ):
             METHODS[f"careless:{name}"]

@@ -31,7 +31,7 @@ def test_ragged_and_json_responses_have_one_part_per_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         (
             {"z": torch.zeros(3, 3)},
@@ -50,9 +50,9 @@ def test_ragged_and_json_responses_have_one_part_per_node() -> None:
         ({"words": [1, 2, 3]}, r"'a list of 3' \(expected a list of 2 values"),
     ],
 )
-def test_rejects_responses_without_one_part_per_node(part: dict[str, Any], said: str) -> None:
+def test_rejects_responses_without_one_part_per_node(part: dict[str, Any], message: str) -> None:
     """Cut or shifted, it would be another node's, or a piece of a node's own."""
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         TWO.encode_response(part, 2)
 
 

@@ -22,17 +22,17 @@ PLAN = RunPlan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student=
 
 
 def test_queries_and_bytes_are_those_of_the_method() -> None:
-    found = describe(PLAN, None)
+    description = describe(PLAN, None)
     # Four inputs: ten logits each, at most 64 critic values and 64 slopes, four bytes a number.
-    assert found.queries["predict_logits"] == {
+    assert description.queries["predict_logits"] == {
         "times": 6,
         "rows": 4,
         "releases": {"logits": "logits", "critic": "critic", "d/dx": "gradients"},
         "bytes": 4 * 4 * (10 + 64 + 64),
     }
-    assert found.max_queries == 7
-    assert found.max_bytes == 6 * 2208 + 2 * 16 * 11
-    assert hashlib.sha256(found.text.encode()).hexdigest() == found.sha256
+    assert description.max_queries == 7
+    assert description.max_bytes == 6 * 2208 + 2 * 16 * 11
+    assert hashlib.sha256(description.text.encode()).hexdigest() == description.sha256
 
 
 def test_unlimited_query_makes_total_unlimited() -> None:
@@ -67,6 +67,6 @@ def test_other_plans_have_other_descriptions(change: dict[str, object]) -> None:
 def test_number_of_queries_depends_on_public_data() -> None:
     public = PublicData("shared", torch.zeros(3000, 1, 8, 8))
     plan = replace(PLAN, method={"name": "fedkd", "z_max": 4.0}, public=public_fingerprint(public))
-    found = describe(plan, public).queries["predict"]
-    assert found["times"] * found["rows"] >= 3000
-    assert found["bytes"] == 4 * 10 * found["rows"]
+    query = describe(plan, public).queries["predict"]
+    assert query["times"] * query["rows"] >= 3000
+    assert query["bytes"] == 4 * 10 * query["rows"]

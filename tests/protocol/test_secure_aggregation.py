@@ -113,14 +113,14 @@ def test_a_sum_wraps_around_and_back() -> None:
 
 def test_names_nodes_with_invalid_contributions() -> None:
     good, float_ = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3)
-    found = invalid_contributions(
+    faults = invalid_contributions(
         {"a": {"z": good}, "b": {"y": good}, "c": {"z": float_}, "d": {"z": good[:1]}, "e": {"z": good}},
         ["z"],
     )
 
-    assert set(found) == {"b", "c", "d"}
-    assert "expected ['z']" in found["b"]
-    assert "64-bit integers" in found["c"]
-    assert "shape" in found["d"]
+    assert set(faults) == {"b", "c", "d"}
+    assert "expected ['z']" in faults["b"]
+    assert "64-bit integers" in faults["c"]
+    assert "shape" in faults["d"]
     with pytest.raises(NodeFault, match="a, b"):
         invalid_contributions({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])

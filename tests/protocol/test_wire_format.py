@@ -43,15 +43,15 @@ def made(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     def raw(tensor: torch.Tensor) -> list[int]:
-        found: list[int] = tensor.reshape(-1).view(torch.uint8).tolist()
-        return found
+        values: list[int] = tensor.reshape(-1).view(torch.uint8).tolist()
+        return values
 
     decoded = [{name: (t.dtype, t.shape, raw(t)) for name, t in each.items()} for each in (one, other)]
     return decoded[0] == decoded[1]
 
 
 @given(st.dictionaries(st.text(max_size=5), st.tuples(st.sampled_from(list(DTYPES.values())), SHAPES)))
-def test_the_library_reads_what_is_written_and_writes_what_is_read(
+def test_round_trips_with_safetensors_library(
     decoded: dict[str, tuple[torch.dtype, list[int]]],
 ) -> None:
     tensors = {name: made(dtype, shape) for name, (dtype, shape) in decoded.items() if name != METADATA}
@@ -63,7 +63,7 @@ def test_the_library_reads_what_is_written_and_writes_what_is_read(
     assert all(begin % tensors[name].element_size() == 0 for name, begin in begins.items())
 
 
-def test_what_lies_otherwise_in_memory_is_written_in_order() -> None:
+def test_non_contiguous_tensors_are_written_in_order() -> None:
     x = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
     for each in (x, x[:, 1:], x[..., ::2], torch.ones(()).expand(3, 2), torch.ones(()).expand(1), x[:0]):
         dense = torch.empty(each.shape).copy_(each)
@@ -72,8 +72,8 @@ def test_what_lies_otherwise_in_memory_is_written_in_order() -> None:
 
 def test_other_bytes_than_0_and_1_are_true() -> None:
     blob = encode_tensors({"x": torch.tensor([True, False])}, {})
-    found = decode_tensors(blob[:-2] + b"\x07\x00", decode_header(blob))["x"]
-    assert found.view(torch.uint8).tolist() == [1, 0]
+    decoded = decode_tensors(blob[:-2] + b"\x07\x00", decode_header(blob))["x"]
+    assert decoded.view(torch.uint8).tolist() == [1, 0]
 
 
 def blob_of(header: Any, data: bytes = bytes(8)) -> bytes:
@@ -115,13 +115,13 @@ def test_bytes_of_which_each_is_a_tensors_are_read() -> None:
         {"x": part(0, 8), "y": part(8, 8, shape=[0, 2**61, 2])},
     ],
 )
-def test_what_is_not_all_there_or_there_twice_is_refused(header: dict[str, Any]) -> None:
+def test_rejects_missing_and_overlapping_tensors(header: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         decode_tensors(blob_of(header), header)
 
 
 @pytest.mark.parametrize("blob", [b"", bytes(8), b"\xff" * 8 + b"{}", blob_of([]), blob_of("x")])
-def test_what_has_no_header_is_refused(blob: bytes) -> None:
+def test_rejects_missing_header(blob: bytes) -> None:
     with pytest.raises(ValueError, match=r"cut short|not a table"):
         decode_header(blob)
 
@@ -150,23 +150,23 @@ def tensors(draw: Any, dtypes: tuple[torch.dtype, ...] = DTYPES) -> torch.Tensor
     st.dictionaries(st.text(), JSON, max_size=4),
     st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"), tensors()),
 )
-def test_a_message_comes_back_as_it_was(header: dict[str, Any], named: dict[str, torch.Tensor]) -> None:
+def test_message_round_trips(header: dict[str, Any], named: dict[str, torch.Tensor]) -> None:
     message = pack(header, named)
-    decoded, came = unpack(message)
+    decoded, unpacked = unpack(message)
     assert decoded == header
-    assert came.keys() == named.keys()
+    assert unpacked.keys() == named.keys()
     for name, tensor in named.items():
-        assert came[name].dtype == tensor.dtype
-        assert torch.equal(came[name], tensor)
+        assert unpacked[name].dtype == tensor.dtype
+        assert torch.equal(unpacked[name], tensor)
     assert pack(header, dict(reversed(named.items()))) == message  # equal messages are equal bytes
 
 
-def test_channels_last_in_memory_is_so_at_the_other_end() -> None:
+def test_channels_last_layout_round_trips() -> None:
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    _, came = unpack(pack({}, {"x": x, "y": x.contiguous(), "half": x[:, :2]}))
-    assert came["x"].stride() == x.stride()
-    assert came["y"].is_contiguous()
-    assert torch.equal(came["half"], x[:, :2])
+    _, tensors = unpack(pack({}, {"x": x, "y": x.contiguous(), "half": x[:, :2]}))
+    assert tensors["x"].stride() == x.stride()
+    assert tensors["y"].is_contiguous()
+    assert torch.equal(tensors["half"], x[:, :2])
 
 
 def test_tensors_begin_where_torch_lets_them_begin() -> None:
@@ -175,7 +175,7 @@ def test_tensors_begin_where_torch_lets_them_begin() -> None:
     assert {tensor.data_ptr() % 64 for tensor in unpack(pack({}, named))[1].values()} == {0}
 
 
-def test_a_message_lets_go_of_the_graph() -> None:
+def test_unpacked_message_has_no_graph() -> None:
     x = torch.ones(2, requires_grad=True)
     assert not unpack(pack({}, {"x": x * 2}))[1]["x"].requires_grad
 
@@ -196,9 +196,9 @@ def test_a_message_cut_short_is_refused(length: int) -> None:
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
-def test_a_changed_byte_is_refused_or_changes_what_it_says_and_nothing_else(place: int, by: int) -> None:
+def test_changed_byte_is_refused_or_changes_only_its_value(index: int, by: int) -> None:
     changed = bytearray(WHOLE)
-    changed[place] = (changed[place] + by) % 256
+    changed[index] = (changed[index] + by) % 256
     try:
         header, named = unpack(bytes(changed))
     except DataError:
@@ -226,7 +226,7 @@ def test_a_file_of_safetensors_with_another_header_is_refused(metadata: dict[str
 
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [2**63, 0], [2**40, 2**40, 0, 2**40]])
-def test_a_shape_that_no_memory_has_is_refused(shape: list[int]) -> None:
+def test_rejects_shape_larger_than_memory(shape: list[int]) -> None:
     """Of no bytes, so that safetensors lets it pass."""
     decoded = json.dumps({"fedstill": {}, "strides": {}})
     of_x = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
@@ -259,30 +259,30 @@ def test_int8_by_hand() -> None:
 @given(tensors(dtypes=(torch.float32,)).filter(lambda x: x.ndim > 0), st.sampled_from(WIRE_DTYPES))
 def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, dtype: WireDtype) -> None:
     sent = WireConfig(inputs=dtype).compress({"x": x}, KINDS)
-    came = decompress(sent)["x"]
-    assert came.dtype == torch.float32
-    assert came.shape == x.shape
+    restored = decompress(sent)["x"]
+    assert restored.dtype == torch.float32
+    assert restored.shape == x.shape
     if x.numel():
         top = x.abs().reshape(len(x), -1).amax(1).view(-1, *(1,) * (x.ndim - 1))
         # Half a step of 254, or half a unit in the last place of eleven binary digits.
-        assert bool(((came - x).abs() <= top * (0.5 / 127 if dtype == "int8" else 2**-11) * 1.0001).all())
+        assert bool(((restored - x).abs() <= top * (0.5 / 127 if dtype == "int8" else 2**-11) * 1.0001).all())
 
 
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e30])
 def test_gradients_of_any_size_survive(dtype: WireDtype, scale: float) -> None:
     x = torch.tensor([[0.5, -1.0]]) * scale
-    came = decompress(WireConfig(gradients=dtype).compress({"g": x}, {"g": "gradients"}))["g"]
-    torch.testing.assert_close(came, x, rtol=0.01, atol=0)
+    restored = decompress(WireConfig(gradients=dtype).compress({"g": x}, {"g": "gradients"}))["g"]
+    torch.testing.assert_close(restored, x, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_not_finite_at_the_other_end(dtype: WireDtype, wrong: float) -> None:
+def test_non_finite_values_stay_non_finite(dtype: WireDtype, wrong: float) -> None:
     x = torch.tensor([[1.0, wrong], [1.0, 2.0]])
-    came = decompress(WireConfig(inputs=dtype).compress({"x": x}, KINDS))["x"]
-    assert not torch.isfinite(came[0]).all()
-    assert torch.isfinite(came[1]).all()
+    restored = decompress(WireConfig(inputs=dtype).compress({"x": x}, KINDS))["x"]
+    assert not torch.isfinite(restored[0]).all()
+    assert torch.isfinite(restored[1]).all()
 
 
 def test_only_inputs_and_gradients_are_rounded() -> None:
@@ -358,6 +358,6 @@ def test_a_quorum_is_a_share_rounded_up(quorum: float, nodes: int, least: int) -
         ("gradients", "bfloat16"),
     ],
 )
-def test_a_link_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
+def test_rejects_invalid_link_options(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=name):
         LinkConfig(**{name: value})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedstill import figures
-from fedstill.attacks.leakage import LeakageColumn
+from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, plotting, run_figures
@@ -23,7 +23,7 @@ from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 
 folder = _comparison  # three methods finished in the first setting, nothing in the second
-AUC = LeakageColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
+AUC = ComparisonColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
 
 
 def lines_of(figure: object) -> dict[str, list[tuple[float, float]]]:
@@ -90,9 +90,9 @@ def test_constant_losses_and_single_points_are_plotted(value: float) -> None:
 
 
 def test_percent_axis_spans_one_point_and_starts_at_zero() -> None:
-    for level, ends in ((98.4, (97.4, 98.4)), (0.2, (0.0, 1.0))):
+    for value, ends in ((98.4, (97.4, 98.4)), (0.2, (0.0, 1.0))):
         figure = run_figures.plot_learning_curve(
-            run_figures.LearningCurve([(1, level), (2, level)], "student")
+            run_figures.LearningCurve([(1, value), (2, value)], "student")
         )
         low, high = figure.axes[0].get_ylim()
         assert low <= ends[0]
@@ -186,12 +186,12 @@ def test_names_are_escaped_and_svg_is_deterministic() -> None:
     hostile = '"><script>$x^2$</script> \u6771'
     curves = [MethodCurve(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two equal markers
 
-    def drawn() -> str:
+    def render() -> str:
         with plotting.plot_style():
             return plotting.to_svg(compare_figures.plot_learning_curves(curves, hostile), "a")
 
-    first = drawn()
-    assert first == drawn()
+    first = render()
+    assert first == render()
     assert first.count("<use ") == 2
     assert "<script>" not in first
     assert first.count("&lt;script&gt;$x^2$") == 4  # in the label twice, and the tip of each of two points

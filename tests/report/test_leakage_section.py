@@ -143,7 +143,7 @@ def attacked(folder: Path, leakage: object, stacks: Stacks | None = None, **resu
     return read(folder)
 
 
-def drawn(page: Page, *alts: str) -> list[str]:
+def image_urls(page: Page, *alts: str) -> list[str]:
     """Return the URLs of images with one of the alternative texts."""
     return [attrs["src"] or "" for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
 
@@ -195,7 +195,7 @@ def test_original_and_recovered_images_are_in_order(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(inversion=an_inversion()), stacks)
     alts = ("original", "DLG", "Inverting gradients")
     for alt, name in zip(alts, ("original", "dlg", "inverting"), strict=True):
-        shown = [decoded(address) for address in drawn(page, alt)]
+        shown = [decoded(address) for address in image_urls(page, alt)]
         np.testing.assert_array_equal(np.stack(shown), stacks[f"inversion.{name}"][:, 0])
     order = [attrs["alt"] for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
     assert order == [alt for alt in alts for _ in range(4)]
@@ -207,7 +207,7 @@ def test_images_beyond_maximum_are_counted(tmp_path: Path) -> None:
     part["attacks"][0]["psnr"]["per_image"] = [20.0 + k for k in range(16)]
     stacks: Stacks = {"inversion.original": pictures(16, 0), "inversion.dlg": pictures(16, 1)}
     page = attacked(tmp_path, a_head(inversion=part), stacks)
-    assert len(drawn(page, "original")) == len(drawn(page, "DLG")) == MAX_IMAGES == 10
+    assert len(image_urls(page, "original")) == len(image_urls(page, "DLG")) == MAX_IMAGES == 10
     assert "The first 10 images; 6 more are included in the metrics above." in page.text
     assert "victim 1, image 4 victim 2, image 1" in page.text
     assert "20.0 dB 21.0 dB" in page.text
@@ -315,10 +315,10 @@ def test_missing_images_are_reported(tmp_path: Path) -> None:
     assert "31.2 \u00b1 4.0" in page.text
     page = attacked(tmp_path, leakage, of_inversion())
     assert "the file has no images of this attack that can be shown" in page.text
-    assert len(drawn(page, "original")) == 4
-    assert drawn(page, "generated") == []
+    assert len(image_urls(page, "original")) == 4
+    assert image_urls(page, "generated") == []
     two = {name: np.repeat(stack, 2, axis=1) for name, stack in of_inversion().items()}
-    assert drawn(attacked(tmp_path, leakage, two), "original") == []  # of two channels: not to be shown
+    assert image_urls(attacked(tmp_path, leakage, two), "original") == []  # of two channels: not to be shown
 
 
 # --- broken and hostile files ---

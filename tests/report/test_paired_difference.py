@@ -19,17 +19,17 @@ def a_run(folder: Path, cases: dict[str, Any] | None) -> str:
 
 
 def case_scores(*central: float | None, **others: Any) -> dict[str, Any]:
-    return {"names": [f"p{place}" for place in range(len(central))], "global_model": list(central), **others}
+    return {"names": [f"p{index}" for index in range(len(central))], "global_model": list(central), **others}
 
 
 def test_variation_between_cases_cancels_in_differences(tmp_path: Path) -> None:
     """Patients differ by 80 points, models by 2 or 4 per patient: only the latter is in the interval."""
     first = a_run(tmp_path / "a", case_scores(10.0, 50.0, 90.0, 30.0))
     second = a_run(tmp_path / "b", case_scores(8.0, 46.0, 88.0, 26.0))
-    found = paired_difference([first], [second])
+    difference = paired_difference([first], [second])
     # Means of four draws of {2, 4}: 2 with chance 1/16 at either end, so the 2.5th percentile is the end.
-    assert found == CaseDifference(3.0, 2.0, 4.0, 4)
-    assert str(found) == "+3.0 [+2.0, +4.0] over 4 cases"
+    assert difference == CaseDifference(3.0, 2.0, 4.0, 4)
+    assert str(difference) == "+3.0 [+2.0, +4.0] over 4 cases"
     back = paired_difference([second], [first])
     assert (back.mean, back.low, back.high) == (-3.0, -4.0, -2.0)
 
@@ -53,25 +53,25 @@ def test_compares_two_models_of_one_run(tmp_path: Path) -> None:
 def test_seed_difference_pairs_runs_by_seed(tmp_path: Path) -> None:
     def run(name: str, seed: int, reached: float) -> Path:
         folder = Path(a_run(tmp_path / f"{name}{seed}", None))
-        said = {
+        record = {
             "metric": "accuracy",
             "accuracy": reached,
             "seed": seed,
             "metrics": [{"key": "accuracy", "title": "Accuracy"}],
         }
-        (folder / "result.json").write_text(json.dumps(said))
+        (folder / "result.json").write_text(json.dumps(record))
         return folder
 
     # Seeds move both by 20 points; the differences 1.0, 1.2, 0.8 have 1.0 +- 4.303 * 0.2 / sqrt(3).
     first = [run("a", seed, reached) for seed, reached in enumerate((70.0, 80.0, 90.0))]
     second = [run("b", seed, reached) for seed, reached in enumerate((69.0, 78.8, 89.2))]
-    found = seed_difference(first, second[::-1])
-    assert (found.mean, found.half_width, found.significant) == (
+    difference = seed_difference(first, second[::-1])
+    assert (difference.mean, difference.half_width, difference.significant) == (
         pytest.approx(1.0),
         pytest.approx(0.497, abs=1e-3),
         True,
     )
-    assert str(found) == "+1.0 ± 0.5 over 3 seeds"
+    assert str(difference) == "+1.0 ± 0.5 over 3 seeds"
     assert not seed_difference(first[:2], second[:2]).significant, "two seeds may agree by chance"
     for ours, theirs, allowed in (
         (first, second[:2], "seeds 0, 1, 2"),

@@ -352,12 +352,12 @@ def test_all_formats_have_epsilon_column(folder: Path) -> None:
 # --- chance ---
 
 
-def drawn(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
+def write_resamples(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
     """Give a run resamples of its test cases."""
     save_file({"judged": np.array(draws)}, folder / run / "draws.safetensors")
     file = folder / run / "result.json"
-    kept = {"level": 95, "draws": len(draws), "cases": cases, "global_model": [0.0, 1.0]}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "intervals": kept}))
+    intervals = {"level": 95, "draws": len(draws), "cases": cases, "global_model": [0.0, 1.0]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "intervals": intervals}))
 
 
 def two_methods(folder: Path, first: list[float], second: list[float]) -> ComparedSetting:
@@ -371,9 +371,9 @@ def two_methods(folder: Path, first: list[float], second: list[float]) -> Compar
 
 def test_no_method_is_best_without_significance(folder: Path) -> None:
     # Differences 4, 1 and 7: 4 +- 4.303 * 3 / sqrt(3)
-    level = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 85.0, 95.0])
-    assert level.best(level.metric) == set()
-    assert level.verdicts() == [
+    setting = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 85.0, 95.0])
+    assert setting.best(setting.metric) == set()
+    assert setting.verdicts() == [
         "Accuracy: FedIOD is not significantly better than FedAvg (4.0 [-3.5, 11.5])."
     ]
 
@@ -433,18 +433,20 @@ def test_significance_includes_variance_over_test_cases(folder: Path) -> None:
     two_methods(folder, same, [value + 3.0 for value in same])
     for seed in range(3):  # hard draws are hard for both: the difference is 3 in each
         for label, draws in for_all.items():
-            drawn(folder, f"{label}-seed{seed}", draws)
+            write_resamples(folder, f"{label}-seed{seed}", draws)
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
     [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == {"fediod"}
     for seed in range(3):  # and now by draw 1, 3 and 5: a standard error of 2, times 4.303
-        drawn(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
+        write_resamples(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
     [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == set()
     assert setting.verdicts() == [
         "Accuracy: FedIOD is not significantly better than FedAvg (3.0 [-5.6, 11.6])."
     ]
-    drawn(folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19)  # of other cases: nothing pairs them
+    write_resamples(
+        folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19
+    )  # of other cases: nothing pairs them
     [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == {"fediod"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import Leakage, LeakageColumn, skipped_texts
+from fedstill.attacks.leakage import ComparisonColumn, Leakage, skipped_texts
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load_record
@@ -25,13 +25,13 @@ from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, print
 from tests.report.test_report_page import Page
 
 CONFIG = LeakageConfig().to_table()
-LEAKS = LeakageConfig().columns
+LEAKS = LeakageConfig().comparison_columns
 AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
 
 
-def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, Any]:
+def an_attack(title: str, auc: float, rate: float | None = None) -> dict[str, Any]:
     rates = [leaked.rate_record(0.001, interval(0.5))] + (
-        [] if found is None else [leaked.rate_record(0.01, interval(found))]
+        [] if rate is None else [leaked.rate_record(0.01, interval(rate))]
     )
     return leaked.member_attack(title, interval(auc), *rates)
 
@@ -39,8 +39,8 @@ def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, A
 def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
     responses = leaked.target("responses of node-0", an_attack("LiRA", 0.99, 0.99))
     attacked = {name: parts.pop(name, None) for name in ("inversion", "memorization")}
-    found = leaked.attack_entries(membership=[leaked.target("student", *attacks), responses], **attacked)
-    return {"config": CONFIG, "attacks": found, "sentence": "<one> left.", "audit": None, **parts}
+    entries = leaked.attack_entries(membership=[leaked.target("student", *attacks), responses], **attacked)
+    return {"config": CONFIG, "attacks": entries, "sentence": "<one> left.", "audit": None, **parts}
 
 
 # LiRA's mean is (0.50 + 0.70 + 0.72) / 3 = 0.64, the loss's 0.62; but the loss finds 0.03 at 1%, LiRA 0.02.
@@ -64,8 +64,8 @@ def a_plan(**changes: Any) -> Comparison:
     return dataclasses.replace(compare._comparison({**table, **changes}, "mine", {}), leakage=CONFIG)
 
 
-def leak(folder: Path, run: str, found: dict[str, Any]) -> None:
-    (folder / run / "leakage.json").write_text(json.dumps(found))
+def leak(folder: Path, run: str, leakage: dict[str, Any]) -> None:
+    (folder / run / "leakage.json").write_text(json.dumps(leakage))
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def strongest(entry: ComparedMethod, column: LeakageColumn) -> str | None:
-    found = entry.strongest_attack(column)
-    return None if found is None else found[1].text(column.digits)
+def strongest(entry: ComparedMethod, column: ComparisonColumn) -> str | None:
+    attack = entry.strongest_attack(column)
+    return None if attack is None else attack[1].text(column.digits)
 
 
 def test_leakage_is_of_strongest_attack_over_seeds(folder: Path) -> None:
@@ -125,8 +125,8 @@ def test_leakage_needs_all_finished_seeds(folder: Path) -> None:
 def test_missing_leakage_values_are_none(folder: Path, value: Any) -> None:
     rows = [{"column": leak.name, "target": "it", "metric": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
-        found = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
-        leak(folder, f"fedavg-seed{seed}", found)
+        leakage = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
+        leak(folder, f"fedavg-seed{seed}", leakage)
     _, fedavg, _ = summarize(folder, a_plan()).entries
     assert [strongest(fedavg, leak) for leak in LEAKS] == [None] * 5
     write_comparison(folder, a_plan())
@@ -218,7 +218,7 @@ def test_page_without_attacks_yet_is_shown(folder: Path) -> None:
 # --- settings in one picture ----------------------------------------------------------------------------
 
 
-def drawn(folder: Path, plan: Comparison) -> str:
+def leakage_svg(folder: Path, plan: Comparison) -> str:
     """Return the SVG of the leakage figure for one width."""
     source = write_comparison(folder, plan).read_text(encoding="utf-8")
     leakage = source[source.index("against leakage</h2>") :]
@@ -227,9 +227,9 @@ def drawn(folder: Path, plan: Comparison) -> str:
 
 def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list[float | None]) -> Comparison:
     plan = a_plan(methods=["fedavg"], seeds=1, settings=settings)
-    for place, (run, epsilon) in enumerate(zip(plan.planned_runs(), epsilons, strict=True)):
-        a_run(tmp_path, run.folder, (80.0 + place, 70.0, 1000, 500), {})
-        leak(tmp_path, run.folder, a_leakage(an_attack("Loss", 0.55 + place / 20)))
+    for index, (run, epsilon) in enumerate(zip(plan.planned_runs(), epsilons, strict=True)):
+        a_run(tmp_path, run.folder, (80.0 + index, 70.0, 1000, 500), {})
+        leak(tmp_path, run.folder, a_leakage(an_attack("Loss", 0.55 + index / 20)))
         file = tmp_path / run.folder / "result.json"
         node = {"name": "0", "mechanism": "dp-sgd", "guarantee": True, "epsilon": epsilon, "delta": 1e-5}
         nodes = [] if epsilon is None else [node]
@@ -241,7 +241,7 @@ def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list
 def test_lines_connect_budgets_labeled_by_epsilon(tmp_path: Path) -> None:
     budgets = [("none", float("inf")), ("eight", 8.0), ("three", 3.0)]
     settings = [{"name": name, "nodes": {"privacy": {"epsilon": value}}} for name, value in budgets]
-    picture = drawn(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
+    picture = leakage_svg(tmp_path, with_settings(tmp_path, settings, [None, 7.9, 2.9]))
     assert re.findall(r"<text[^>]*>([^<%]*\u03b5[^<]*)<", picture) == ["\u03b5 2.9", "\u03b5 7.9"]
     assert re.findall(r"<text[^>]*>(\d+)<", picture) == ["1"]  # at the end of the line: without a budget
     assert (
@@ -253,15 +253,15 @@ def test_lines_connect_budgets_labeled_by_epsilon(tmp_path: Path) -> None:
 def test_other_settings_have_letters(tmp_path: Path) -> None:
     settings = [{"name": "<few>", "split": {"alpha": 0.1}}, {"name": "many", "split": {"alpha": 9.0}}]
     plan = with_settings(tmp_path, settings, [None, 2.9])
-    picture = drawn(tmp_path, plan)
+    picture = leakage_svg(tmp_path, plan)
     assert re.findall(r"<text[^>]*>(1 [^<]*)<", picture) == ["1 a", "1 b, \u03b5 2.9"]
     assert "<few>" not in picture
     assert "a <few> b many" in Page((tmp_path / "compare.html").read_text(encoding="utf-8")).text
 
 
 def test_describe_attacks_names_attacks_and_strength() -> None:
-    def read(found: dict[str, Any]) -> Leakage:
-        return load_record(Leakage, found, Path("leakage.json"))
+    def read(leakage: dict[str, Any]) -> Leakage:
+        return load_record(Leakage, leakage, Path("leakage.json"))
 
     assert describe_attacks(read({"audit": None})) == "No attack was run."
     assert describe_attacks(

@@ -117,11 +117,11 @@ def test_findings_table_shows_each_finding(tmp_path: Path) -> None:
     assert "on the findings in its node\u2019s data only" in text
     assert "Effusion 70.0% 80.0% 55.0%" in text  # the mean of 60 and 50
     assert "<Mass> not measured 60.0% 40.0%" in text  # of the one node that has a figure
-    drawn = source[source.index(">Effusion<") : source.index("&lt;Mass&gt;</th>")]
-    assert 'width="70.00%"' in drawn
-    assert '<line class="centralized" x1="80.00%" x2="80.00%"' in drawn
-    assert '<line class="mean" x1="55.00%" x2="55.00%"' in drawn
-    assert drawn.count('class="node"') == 2
+    row = source[source.index(">Effusion<") : source.index("&lt;Mass&gt;</th>")]
+    assert 'width="70.00%"' in row
+    assert '<line class="centralized" x1="80.00%" x2="80.00%"' in row
+    assert '<line class="mean" x1="55.00%" x2="55.00%"' in row
+    assert row.count('class="node"') == 2
     assert "an example may have several findings, or none" in text
 
 
@@ -281,9 +281,9 @@ def test_page_has_confusion_matrix_and_reliability_diagram(tmp_path: Path) -> No
 
 
 def test_intervals_are_below_main_metric_and_terminal_table(tmp_path: Path) -> None:
-    kept = {"level": 95, "draws": 400, "cases": 20, "global_model": [71.25, 97.04], "nodes": None,
+    intervals = {"level": 95, "draws": 400, "cases": 20, "global_model": [71.25, 97.04], "nodes": None,
             "ensemble": None, "centralized": None}  # fmt: skip
-    result = {**classified(), "intervals": kept}
+    result = {**classified(), "intervals": intervals}
     assert "intervals: student (FedIOD) 71.2 to 97.0 (95% interval over 20 test cases)" in " ".join(
         printed(result).split()
     )

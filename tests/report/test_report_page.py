@@ -367,10 +367,10 @@ def test_every_table_is_in_a_scroll_box(tmp_path: Path) -> None:
     sites = {"names": ["a"], "global_model": {"a": {"accuracy": 1.0}}}
     page_of(tmp_path, {**a_result(), "link": link, "sites": sites})
     source = (tmp_path / "report.html").read_text(encoding="utf-8")
-    tables = [place.start() for place in re.finditer("<table", source)]
+    tables = [position.start() for position in re.finditer("<table", source)]
     assert len(tables) == 6
-    for place in tables:
-        before = source[:place].rstrip()
+    for position in tables:
+        before = source[:position].rstrip()
         assert re.search(r'<div class="(card )?scroll( whole)?" tabindex="0"[^>]*>$', before), before[-200:]
     box = re.findall(r"\.scroll \{([^}]*)\}", source)[0]
     assert "overflow: auto" in box
@@ -470,9 +470,9 @@ def test_sentence_names_released_payload_kinds() -> None:
     )
     both = sentence_with({"head parameters": {"up": 9}, "generator parameters": {"up": 9}})
     assert "released generator parameters and head parameters of models" in both
-    came = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
-    assert "or models" not in came
-    assert came.endswith("model parameters were sent to the nodes.")
+    sentence = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
+    assert "or models" not in sentence
+    assert sentence.endswith("model parameters were sent to the nodes.")
     data = sentence_with({"private data": {"up": 9, "down": 0}})
     assert data.endswith("The nodes released their training data.")
     assert "No node released" not in data

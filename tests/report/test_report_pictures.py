@@ -30,9 +30,9 @@ HOSTILE = '"><script>alert(1)</script>'
 
 def a_case(rank: str = "only", kind: str = "map", **changes: Any) -> dict[str, Any]:
     models = [{"name": "student", "score": 66.667}, {"name": "north", "score": None}]
-    seen = {"part": 4, "parts": 30, "window": [0, 0, 6, 8], "size": [6, 8]}
+    region = {"part": 4, "parts": 30, "window": [0, 0, 6, 8], "size": [6, 8]}
     case = {"case": "patient 7", "site": "Utrecht", "rank": rank, "kind": kind, "models": models}
-    return {**case, **seen, **changes}
+    return {**case, **region, **changes}
 
 
 def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
@@ -41,10 +41,10 @@ def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
     result = {**a_result(), "metric": "dice", "metrics": metrics, "pictures": list(cases)}
     a_folder(folder, result)
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for place in range(len(cases)):
-        image = np.full((3, 6, 8), 40 + place, np.uint8)
-        tensors |= {f"{place}/image": image, f"{place}/truth": TRUTH + place * 0}
-        tensors |= {f"{place}/output/0": FOUND.copy(), f"{place}/output/1": np.zeros_like(FOUND)}
+    for index in range(len(cases)):
+        image = np.full((3, 6, 8), 40 + index, np.uint8)
+        tensors |= {f"{index}/image": image, f"{index}/truth": TRUTH + index * 0}
+        tensors |= {f"{index}/output/0": FOUND.copy(), f"{index}/output/1": np.zeros_like(FOUND)}
     save_file(tensors, folder / "pictures.safetensors")
     return result
 
@@ -109,17 +109,17 @@ def test_outline_colors_differ_for_color_blind_readers(tmp_path: Path) -> None:
     source = write_report(tmp_path).read_text(encoding="utf-8")
     styles = ("truth", "prediction", "both")
     legend = [re.findall(rf"\.{style} {{ stroke: (#[0-9a-f]{{6}})", source) for style in styles]
-    drawn = ["#{:02x}{:02x}{:02x}".format(*color[:3]) for color in OUTLINE_COLORS[2:]]
-    assert legend == [[color] for color in drawn]  # in light and in dark, in the legend and in the pictures
-    for one, other in itertools.combinations(map(simulated, drawn), 2):
+    colors = ["#{:02x}{:02x}{:02x}".format(*color[:3]) for color in OUTLINE_COLORS[2:]]
+    assert legend == [[color] for color in colors]  # in light and in dark, in the legend and in the pictures
+    for one, other in itertools.combinations(map(simulated, colors), 2):
         assert all(np.abs(a - b).max() > 0.4 for a, b in zip(one, other, strict=True))
 
 
 def test_score_titles_name_patient_or_whole_image(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case(), a_case(part=None, parts=None), a_case(part=None, size=[60, 80]))
-    found = build_image_section(tmp_path, Result.from_record(result))
-    assert found is not None
-    titles = [case["metric"] for case in found["cases"]]
+    section = build_image_section(tmp_path, Result.from_record(result))
+    assert section is not None
+    titles = [case["metric"] for case in section["cases"]]
     assert titles == ["Dice of the patient", "Dice", "Dice of the whole image"]
 
 
@@ -143,9 +143,9 @@ def test_broken_file_and_missing_tensor_are_named(tmp_path: Path) -> None:
 
 def test_panels_name_the_evaluated_model(tmp_path: Path) -> None:
     result = segmented(tmp_path, a_case())
-    found = build_image_section(tmp_path, Result.from_record({**result, "evaluated_model": "virtual"}))
-    assert found is not None
-    assert [panel["name"] for panel in found["cases"][0]["panels"]] == ["truth", "average", "north"]
+    section = build_image_section(tmp_path, Result.from_record({**result, "evaluated_model": "virtual"}))
+    assert section is not None
+    assert [panel["name"] for panel in section["cases"][0]["panels"]] == ["truth", "average", "north"]
 
 
 def test_models_beyond_maximum_are_counted(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_models_beyond_maximum_are_counted(tmp_path: Path) -> None:
     tensors = {f"0/output/{k}": FOUND for k in range(9)}
     image = np.zeros((1, 6, 8), np.uint8)
     save_file({**tensors, "0/truth": TRUTH, "0/image": image}, tmp_path / "pictures.safetensors")
-    found = build_image_section(tmp_path, Result.from_record(result))
-    assert found is not None
-    assert found["more"] == 3
-    assert len(found["cases"][0]["panels"]) == 7  # the truth and six models
+    section = build_image_section(tmp_path, Result.from_record(result))
+    assert section is not None
+    assert section["more"] == 3
+    assert len(section["cases"][0]["panels"]) == 7  # the truth and six models
 
 
 # --- reconstructions ---
@@ -171,11 +171,11 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
     tensors |= {"0/output/0": truth + np.float16(0.1), "1/output/0": truth - np.float16(0.2)}
     result = segmented(tmp_path, *cases)
     save_file(tensors, tmp_path / "pictures.safetensors")
-    found = build_image_section(tmp_path, Result.from_record(result))
-    assert found is not None
-    assert found["max_error"] == "20.0%"
+    section = build_image_section(tmp_path, Result.from_record(result))
+    assert section is not None
+    assert section["max_error"] == "20.0%"
     shades = []
-    for case in found["cases"]:
+    for case in section["cases"]:
         assert [panel["name"] for panel in case["panels"]] == ["truth", "measured, zero-filled", "student"]
         address = re.search(r'src="([^"]+)"', case["errors"][1])
         assert address is not None

@@ -44,8 +44,8 @@ def a_node(name: str, epsilon: float | None, **changes: Any) -> dict[str, Any]:
 
 def unprotected_node(name: str, **changes: Any) -> dict[str, Any]:
     """Return a node without a mechanism."""
-    said = {"mechanism": "none", "unit": "", "noise": {}, "rules": [], "assumes": [], "events": {}}
-    return a_node(name, None, **{**said, "budget": None, "releases_without_guarantee": 9, **changes})
+    privacy = {"mechanism": "none", "unit": "", "noise": {}, "rules": [], "assumes": [], "events": {}}
+    return a_node(name, None, **{**privacy, "budget": None, "releases_without_guarantee": 9, **changes})
 
 
 def result_with(*nodes: dict[str, Any]) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def test_noisy_counts_are_reported(tmp_path: Path) -> None:
     assert "released its number of examples per class (with noise)" in page_of(tmp_path, result).text
     follows = "The exact number of records of south follows from the privacy cost of training"
     assert follows not in page_of(tmp_path, result).text
-    drawn = a_node("south", 5.0, events={"gaussian(2.0, rate=0.25)": 4, "laplace(10.0)": 1})
-    assert follows in page_of(tmp_path, result_with(a_node("north", 3.0), drawn)).text
+    south = a_node("south", 5.0, events={"gaussian(2.0, rate=0.25)": 4, "laplace(10.0)": 1})
+    assert follows in page_of(tmp_path, result_with(a_node("north", 3.0), south)).text
     exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
     page = page_of(tmp_path, result_with(a_node("north", 3.0), exact)).text
     assert "released its number of examples per class (north with noise)" in page
@@ -244,10 +244,10 @@ def test_terminal_prints_privacy_cost() -> None:
         == f"{own}; epsilon 5 at delta 0.01 at b (pate), for {UNIT}"
     )
     groups = result_with(a_node("a", 3.0), a_node("b", 2.0, unit="a group", mechanism="dp-sgd"))
-    said = "epsilon 2 at delta 1e-05 at b (dp-sgd), for a group"
+    summary = "epsilon 2 at delta 1e-05 at b (dp-sgd), for a group"
     assert (
         describe_privacy(Result.from_record(groups))
-        == f"epsilon 3 at delta 1e-05 at a (pate), for {UNIT}; {said}"
+        == f"epsilon 3 at delta 1e-05 at a (pate), for {UNIT}; {summary}"
     )
     assert describe_privacy(Result()) is None
     assert "at most epsilon 5 at delta 1e-05 at each node (pate)" in " ".join(printed(every).split())

@@ -93,23 +93,23 @@ def test_rejects_folder_without_run(tmp_path: Path) -> None:
 
 
 def test_run_writes_progress_page(tmp_path: Path) -> None:
-    seen = []
+    results_exist = []
 
     def report(folder: Path) -> None:
-        seen.append((folder / "result.json").exists())
+        results_exist.append((folder / "result.json").exists())
         write_report(folder)
 
     out = tmp_path / "out"
     run.run(tiny("fedavg", {"rounds": 2}), out, command="", progress=False, report=report)
-    assert set(seen) == {False}  # during the run only
+    assert set(results_exist) == {False}  # during the run only
     assert "FedAvg" in (out / "report.html").read_text()
     assert "not finished" in (out / "report.html").read_text()
     assert not (out / PROGRESS_FILE).exists()
 
 
 def test_sparkline_has_limited_points_and_the_last_value() -> None:
-    drawn = sparkline([float(value) for value in range(1000)])
-    points = drawn.partition('points="')[2].partition('"')[0].split()
+    svg = sparkline([float(value) for value in range(1000)])
+    points = svg.partition('points="')[2].partition('"')[0].split()
     assert len(points) <= MAX_POINTS + 1
     assert (points[0], points[-1]) == ("0.00,35.00", "100.00,5.00")
     assert sparkline([2.0, 2.0]).count(",35.00") == 2

@@ -36,10 +36,10 @@ def test_notes_unused_training_data(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (50, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "study.npz", images=images, labels=np.arange(50) % 10)
-    said = {}
+    notes = {}
     for name in ("digits", str(tmp_path / "study.npz")):
         config = from_dict({"method": {"name": "fedkd"}, "data": {"name": name}})
-        said[name] = unused_data_note(config, load(config.data, config.task, train_needed=False))
-    line = said.pop(str(tmp_path / "study.npz"))
+        notes[name] = unused_data_note(config, load(config.data, config.task, train_needed=False))
+    line = notes.pop(str(tmp_path / "study.npz"))
     assert line.startswith("The run is tested on 10 examples of study: the other 40 are training examples")
-    assert said == {"digits": ""}
+    assert notes == {"digits": ""}

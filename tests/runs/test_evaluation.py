@@ -53,7 +53,7 @@ def test_metrics_in_total_and_by_site() -> None:
 
 def test_data_without_cases_have_no_sites() -> None:
     data = parted()
-    result = evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ())
+    result = evaluation(TensorData(data.inputs, data.targets)).detailed_metrics(Outputs(ALL_ZERO), ())
     assert [result[name] for name in ("cases", "sites", "labels")] == [None] * 3
     assert result["confusion"] == [[4, 0], [4, 0]]
 
@@ -63,15 +63,15 @@ def test_shares_keep_patients_and_cover_all(of: int) -> None:
     data = parted()
     look = evaluation(data)
     assert data.cases is not None
-    patients = [set(data.cases.case_ids[look.test_share(index, of)].tolist()) for index in range(of)]
-    rows = [row for index in range(of) for row in look.test_share(index, of).tolist()]
+    patients = [set(data.cases.case_ids[look.rows_of_test_share(index, of)].tolist()) for index in range(of)]
+    rows = [row for index in range(of) for row in look.rows_of_test_share(index, of).tolist()]
     assert sorted(rows) == list(range(8))
     assert sum(map(len, patients)) == len(set().union(*patients)) == 4
 
 
 def test_fewer_cases_than_nodes_are_shared() -> None:
     look = evaluation(parted())
-    assert sorted(look.test_share(5, 6).tolist()) == sorted(look.test_share(1, 6).tolist())
+    assert sorted(look.rows_of_test_share(5, 6).tolist()) == sorted(look.rows_of_test_share(1, 6).tolist())
 
 
 def test_undefined_metrics_are_skipped_in_means() -> None:
@@ -91,7 +91,7 @@ def test_metrics_by_case() -> None:
     data = TensorData(torch.zeros(4, 1, 2, 2), truth, cases=cases)
     look = Evaluation(SegmentationConfig().make(2), data, Compute(), seed=0)
     everything = torch.stack([torch.zeros(4, 2, 2), torch.ones(4, 2, 2)], 1)
-    result = look.details(Outputs(everything, ensemble=-everything), ())["cases"]
+    result = look.detailed_metrics(Outputs(everything, ensemble=-everything), ())["cases"]
     assert result["names"] == ["p1", "p3"]
     assert result["global_model"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
     assert result["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
@@ -102,7 +102,7 @@ def test_metrics_by_label() -> None:
     task = MultiLabelConfig().make(2)
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 1], [1, 1], [0, 1]]))
     outputs = torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0], [0.0, 0.0]])
-    result = Evaluation(task, data, Compute(), seed=0).details(
+    result = Evaluation(task, data, Compute(), seed=0).detailed_metrics(
         Outputs(outputs, {"a": -outputs}), ("Edema", "Mass")
     )
     assert result["labels"] == {
@@ -125,7 +125,7 @@ def test_node_models_are_evaluated_on_known_labels() -> None:
     assert look.compute_metrics(outputs) == look.compute_metrics(outputs, node="b") == {"auc": 50.0}
     assert look.compute_metrics(outputs, node="a") == {"auc": 100.0}
     assert look.compute_metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
-    result = look.details(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
+    result = look.detailed_metrics(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
     assert result["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
     assert result["labels"]["global_model"] == result["labels"]["centralized"] == [100.0, 0.0]
     assert result["sites"]["global_model"] == {"A": {"auc": 50.0}}
@@ -149,15 +149,15 @@ def test_only_image_tasks_have_pictures() -> None:
 
 def test_resamples_keep_units_and_are_equal_for_all_runs() -> None:
     data = parted()
-    of = bootstrap_weights.units(data)
+    of = bootstrap_weights.resampling_units(data)
     assert of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # patients
     owned = replace(data, groups=torch.tensor([7, 7, 7, 7, 5, 5, 5, 5]))
-    assert bootstrap_weights.units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    weights = bootstrap_weights.weights(of)
+    assert bootstrap_weights.resampling_units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    weights = bootstrap_weights.resample_counts(of)
     assert weights.shape == (bootstrap_weights.DRAWS, 8)
     assert (weights.sum(1) == 8).all()
     assert (weights[:, ::2] == weights[:, 1::2]).all()
-    assert (weights == bootstrap_weights.weights(of)).all()
+    assert (weights == bootstrap_weights.resample_counts(of)).all()
 
 
 def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
@@ -167,18 +167,18 @@ def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
     right = F.one_hot(targets, 2).float()
     wrong = torch.arange(count)[:, None] < 80  # 80 of 400 answers
     result = Outputs(torch.where(wrong, 1 - right, right), {"a": right, "b": 1 - right}, right)
-    found = Evaluation(Classification(2), data, Compute(), 0).confidence_intervals(
+    intervals = Evaluation(Classification(2), data, Compute(), 0).confidence_intervals(
         result, RunWriter(tmp_path)
     )
-    assert found is not None
-    assert (found["level"], found["cases"], found["ensemble"]) == (95, count, None)
-    assert found["centralized"] == [100.0, 100.0]
-    assert found["nodes"] == [50.0, 50.0]  # one always right, one never
+    assert intervals is not None
+    assert (intervals["level"], intervals["cases"], intervals["ensemble"]) == (95, count, None)
+    assert intervals["centralized"] == [100.0, 100.0]
+    assert intervals["nodes"] == [50.0, 50.0]  # one always right, one never
     # The standard error of 80 % over 400 cases is 2 points.
-    assert found["global_model"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
-    judged = load_file(tmp_path / "draws.safetensors")["judged"]
-    assert judged.shape == (bootstrap_weights.DRAWS,)
-    assert judged.std().item() == pytest.approx(2.0, rel=0.1)
+    assert intervals["global_model"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
+    draws = load_file(tmp_path / "draws.safetensors")["judged"]
+    assert draws.shape == (bootstrap_weights.DRAWS,)
+    assert draws.std().item() == pytest.approx(2.0, rel=0.1)
 
 
 def test_single_case_has_no_interval() -> None:
@@ -206,8 +206,8 @@ def test_weighted_metrics_equal_repeated_cases(name: str) -> None:
     without = torch.tensor([0, 1, 2, 5])
     weights = np.zeros((1, 6))
     weights[0, without] = 2.0
-    left = task.bootstrap_metric(outputs, targets, cases, weights)
-    assert left is not None
-    assert left[0] == pytest.approx(
+    weighted = task.bootstrap_metric(outputs, targets, cases, weights)
+    assert weighted is not None
+    assert weighted[0] == pytest.approx(
         task.compute_primary_metric(outputs[without], targets[without], cases.subset(without))
     )

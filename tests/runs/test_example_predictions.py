@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.runs.example_predictions import SIDE, choose_example_predictions, ranked
+from fedstill.runs.example_predictions import SIDE, best_median_and_worst, choose_example_predictions
 from fedstill.tasks import Task
 from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.instances import InstancesConfig
@@ -43,46 +43,46 @@ def patients() -> tuple[TensorData, torch.Tensor]:
 
 
 def test_ranks_cases_by_global_model(patients: tuple[TensorData, torch.Tensor]) -> None:
-    test, seen = patients
-    outputs = {"student": certain(seen), "north": certain(seen.flip(0))}
-    found = choose_example_predictions(segmentation(), test, outputs, *ONE)
-    assert found is not None
+    test, masks = patients
+    outputs = {"student": certain(masks), "north": certain(masks.flip(0))}
+    chosen = choose_example_predictions(segmentation(), test, outputs, *ONE)
+    assert chosen is not None
     # Dice of all pixels of both slices: 12/12; 10/11; 6/9; 8/10. The median of four is the better one.
-    result = [(case["rank"], case["case"], case["site"]) for case in found[1]]
+    result = [(case["rank"], case["case"], case["site"]) for case in chosen[1]]
     assert result == [("best", "a", "x"), ("median", "b", "x"), ("worst", "c", "y")]
-    scores = [{model["name"]: model["score"] for model in case["models"]} for case in found[1]]
+    scores = [{model["name"]: model["score"] for model in case["models"]} for case in chosen[1]]
     assert [each["student"] for each in scores] == pytest.approx([100, 1000 / 11, 600 / 9])
     assert scores[0]["north"] == pytest.approx(100 * 2 * 4 / (6 + 4))  # what d's prediction is to a's truth
     # Ranked by the other model the order is another.
     by_north = choose_example_predictions(segmentation(), test, dict(reversed(outputs.items())), *ONE)
     assert by_north is not None
-    assert [case["case"] for case in by_north[1]] != [case["case"] for case in found[1]]
+    assert [case["case"] for case in by_north[1]] != [case["case"] for case in chosen[1]]
 
 
 def test_shows_slice_with_largest_truth(
     patients: tuple[TensorData, torch.Tensor],
 ) -> None:
-    test, seen = patients
-    found = choose_example_predictions(segmentation(), test, {"student": certain(seen)}, *ONE)
-    assert found is not None
-    worst = found[1][2]
+    test, masks = patients
+    chosen = choose_example_predictions(segmentation(), test, {"student": certain(masks)}, *ONE)
+    assert chosen is not None
+    worst = chosen[1][2]
     assert (worst["part"], worst["parts"]) == (1, 2)
-    assert torch.equal(found[0]["2/truth"], strips([4])[0].int())
-    assert torch.equal(found[0]["2/output/0"], strips([1])[0].int())
+    assert torch.equal(chosen[0]["2/truth"], strips([4])[0].int())
+    assert torch.equal(chosen[0]["2/output/0"], strips([1])[0].int())
     white = test.inputs[5].double().quantile(0.998)
     image = (test.inputs[5] / white).clamp(0, 1).mul(255).round().to(torch.uint8)
-    assert torch.equal(found[0]["2/image"], image)
+    assert torch.equal(chosen[0]["2/image"], image)
 
 
 def test_skips_case_without_score() -> None:
-    assert ranked([math.nan, 1.0, 3.0, 2.0]) == [("best", 2), ("median", 3), ("worst", 1)]
-    assert ranked([math.nan]) == []
+    assert best_median_and_worst([math.nan, 1.0, 3.0, 2.0]) == [("best", 2), ("median", 3), ("worst", 1)]
+    assert best_median_and_worst([math.nan]) == []
     # Cases of the whole data set that are not in this part have no score: they are never chosen.
     cases = CaseIndex(torch.tensor([2, 4]), tuple("abcde"), ("",) * 5)
     test = TensorData(torch.zeros(2, 1, 8, 8), strips([2, 2]), None, cases)
-    found = choose_example_predictions(segmentation(), test, {"student": certain(strips([1, 2]))}, *ONE)
-    assert found is not None
-    assert [case["case"] for case in found[1]] == ["e", "c"]
+    chosen = choose_example_predictions(segmentation(), test, {"student": certain(strips([1, 2]))}, *ONE)
+    assert chosen is not None
+    assert [case["case"] for case in chosen[1]] == ["e", "c"]
 
 
 def test_stitches_patches_and_crops_to_truth() -> None:
@@ -91,28 +91,33 @@ def test_stitches_patches_and_crops_to_truth() -> None:
     objects = np.zeros((400, 400), np.int32)
     for number, (row, column) in enumerate(((220, 220), (250, 300), (330, 240)), start=1):
         objects[row : row + 30, column : column + 30] = number
-    places = [(row, column) for row in (0, side) for column in (0, side)]
-    patches = [objects[row : row + side, column : column + side] for row, column in places]
+    corners = [(row, column) for row in (0, side) for column in (0, side)]
+    patches = [objects[row : row + side, column : column + side] for row, column in corners]
     classes = torch.tensor(np.stack(patches) > 0).long()  # all of them inside, no contour
     cases = CaseIndex(
-        torch.zeros(4, dtype=torch.int64), ("s",), ("liver",), torch.tensor(places), ((400, 400),), (objects,)
+        torch.zeros(4, dtype=torch.int64),
+        ("s",),
+        ("liver",),
+        torch.tensor(corners),
+        ((400, 400),),
+        (objects,),
     )
     test = TensorData(torch.zeros(4, 3, side, side), classes, None, cases)
     logits = torch.nn.functional.one_hot(classes, 3).movedim(-1, 1).float() * 20
-    found = choose_example_predictions(
+    chosen = choose_example_predictions(
         InstancesConfig().make(3), test, {"student": logits}, (0.5,) * 3, (0.5,) * 3
     )
-    assert found is not None
-    [case] = found[1]
+    assert chosen is not None
+    [case] = chosen[1]
     top, left, height, width = case["window"]
     assert (case["rank"], case["part"], case["size"], height, width) == ("only", None, [400, 400], SIDE, SIDE)
-    truth = found[0]["0/truth"]
+    truth = chosen[0]["0/truth"]
     assert torch.equal(truth, torch.tensor(objects)[top : top + SIDE, left : left + SIDE])
     assert set(truth.unique().tolist()) == {0, 1, 2, 3}  # nothing of the truth is cut off
-    drawn = found[0]["0/output/0"]
-    assert torch.equal(drawn > 0, truth > 0)
-    assert len(drawn.unique()) == 4  # three objects, each by itself
-    assert found[0]["0/image"].unique().tolist() == [128]  # 0 * 0.5 + 0.5
+    output = chosen[0]["0/output/0"]
+    assert torch.equal(output > 0, truth > 0)
+    assert len(output.unique()) == 4  # three objects, each by itself
+    assert chosen[0]["0/image"].unique().tolist() == [128]  # 0 * 0.5 + 0.5
 
 
 def test_scales_images_by_white_of_truth() -> None:
@@ -120,16 +125,16 @@ def test_scales_images_by_white_of_truth() -> None:
     truth = torch.full((1, 1, 16, 16), -1.0)
     truth[..., 4:12, 4:12] = 0.0  # half of what a scanner could give: white here
     made = truth + 0.1  # in pixels 0.05, a tenth of that white
-    found = choose_example_predictions(
+    chosen = choose_example_predictions(
         task, TensorData(truth - 0.2, truth), {"student": made}, (0.5,), (0.5,)
     )
-    assert found is not None
-    names = sorted(found[0])
+    assert chosen is not None
+    names = sorted(chosen[0])
     assert names == ["0/output/0", "0/seen", "0/truth"]
-    assert found[0]["0/truth"].max() == 1
-    error = found[0]["0/output/0"].float() - found[0]["0/truth"].float()
+    assert chosen[0]["0/truth"].max() == 1
+    error = chosen[0]["0/output/0"].float() - chosen[0]["0/truth"].float()
     assert error.allclose(torch.full_like(error, 0.1), atol=2e-3)
-    assert found[1][0]["case"] == "example 1"
+    assert chosen[1][0]["case"] == "example 1"
 
 
 def test_tasks_without_pictures_have_none() -> None:
@@ -140,10 +145,10 @@ def test_tasks_without_pictures_have_none() -> None:
 
 def test_tensors_can_be_written_together(patients: tuple[TensorData, torch.Tensor]) -> None:
     """A file of safetensors takes no two names for one memory."""
-    test, seen = patients
-    same = certain(seen)
-    found = choose_example_predictions(segmentation(), test, {"student": same, "north": same}, *ONE)
-    assert found is not None
-    memory = {tensor.untyped_storage().data_ptr() for tensor in found[0].values()}
-    assert len(memory) == len(found[0])
-    assert all(tensor.is_contiguous() for tensor in found[0].values())
+    test, masks = patients
+    same = certain(masks)
+    chosen = choose_example_predictions(segmentation(), test, {"student": same, "north": same}, *ONE)
+    assert chosen is not None
+    memory = {tensor.untyped_storage().data_ptr() for tensor in chosen[0].values()}
+    assert len(memory) == len(chosen[0])
+    assert all(tensor.is_contiguous() for tensor in chosen[0].values())

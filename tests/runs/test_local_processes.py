@@ -42,10 +42,10 @@ class Server:
     """Stands for a federation's server and what an admin sees of it: no process, no network."""
 
     def __init__(self) -> None:
-        self.there = ["node-0", "node-1", "node-10", "node-2"]
+        self.connected = ["node-0", "node-1", "node-10", "node-2"]
         self.known: list[dict[str, Any]] = []
         self.handed_in: list[dict[str, Any]] = []
-        self.left: dict[str, dict[str, Any]] = {"result.json": RESULT}
+        self.outputs: dict[str, dict[str, Any]] = {"result.json": RESULT}
         self.kits: list[Path] = []
         self.waited_for: list[str] = []
         self.ended: list[str] = []
@@ -68,7 +68,7 @@ class Server:
         pass
 
     def nodes(self) -> dict[str, float]:
-        return dict.fromkeys(self.there, 0.0)
+        return dict.fromkeys(self.connected, 0.0)
 
     def jobs(self) -> list[dict[str, Any]]:
         return self.known
@@ -88,7 +88,7 @@ class Server:
             return self.at_work.pop(0)
         return "FINISHED:COMPLETED"
 
-    def progress(self, job: str, known: int = 0) -> tuple[ProgressSnapshot, list[dict[str, Any]]]:
+    def progress_and_metrics(self, job: str, known: int = 0) -> tuple[ProgressSnapshot, list[dict[str, Any]]]:
         note = ProgressSnapshot("distillation", 3, 60, updated_at=time.time() - 12, waiting_for=("node-2",))
         self.measured += 2
         return note, TURNS[known : self.measured]
@@ -100,11 +100,11 @@ class Server:
         return "FINISHED:ABORTED"
 
     def download(self, job: str, to: Path) -> Path:
-        place = to / job / "workspace" / "fedstill"
-        place.mkdir(parents=True)
-        for name, result in self.left.items():
-            (place / name).write_text(json.dumps(result))
-        (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TURNS))
+        target = to / job / "workspace" / "fedstill"
+        target.mkdir(parents=True)
+        for name, result in self.outputs.items():
+            (target / name).write_text(json.dumps(result))
+        (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TURNS))
         return to / job
 
 
@@ -124,21 +124,21 @@ def begin(*words: str, progress: bool = False) -> None:
 
 
 def result() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path("out/live.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads(Path("out/live.json").read_text())
+    return record
 
 
 # --- at a deployed federation -------------------------------------------------------------------------
 
 
 def test_resumes_with_initial_nodes(server: Server) -> None:
-    server.left = {"stopped.json": {"error": "NodeFault", "text": "node-2 is gone"}}
+    server.outputs = {"stopped.json": {"error": "NodeFault", "text": "node-2 is gone"}}
     with pytest.raises(FedstillError, match="node-2 is gone"):
         begin("--link.quorum", "0.5")
     names = ["node-0", "node-1", "node-2", "node-10"]
     assert result()["nodes"] == names
-    server.there.append("node-3")  # one more has come since
-    server.left = {"result.json": RESULT}
+    server.connected.append("node-3")  # one more has come since
+    server.outputs = {"result.json": RESULT}
     assert run.resume(Path("out"), progress=False)["accuracy"] == 80.0
     assert [job["deploy_map"]["app"] for job in server.handed_in] == [["server", *names]] * 2
     assert [job["mandatory_clients"] for job in server.handed_in] == [names] * 2  # also under a quorum
@@ -157,10 +157,10 @@ def test_shows_progress_of_waiting_run(
 
 
 def test_run_waits_for_missing_node(server: Server) -> None:
-    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    server.outputs = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
-    server.there.remove("node-2")
+    server.connected.remove("node-2")
     away = (
         r"not connected to the server at localhost:8002: node-2\. "
         r"The run .*fedstill run --resume out resumes it"
@@ -171,24 +171,24 @@ def test_run_waits_for_missing_node(server: Server) -> None:
 
 
 def test_run_above_quorum_begins_without_missing_node(server: Server) -> None:
-    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    server.outputs = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin("--link.quorum", "0.5")
-    server.there.remove("node-2")
-    server.left = {"result.json": RESULT}
+    server.connected.remove("node-2")
+    server.outputs = {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
-    there = ["node-0", "node-1", "node-10"]
-    assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *there]
+    connected = ["node-0", "node-1", "node-10"]
+    assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *connected]
     assert result()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]  # it still belongs to the run
 
 
 def test_aborts_earlier_job_before_resuming(server: Server) -> None:
-    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    server.outputs = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
     other = {"job_id": "theirs", "name": "another", "status": "RUNNING"}
     mine = {"job_id": "mine", "name": result()["run"], "status": "RUNNING"}
-    server.known, server.left = [other, mine], {"result.json": RESULT}
+    server.known, server.outputs = [other, mine], {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
     assert server.ended == ["mine"]  # and not another run's
     assert len(server.handed_in) == 2
@@ -210,16 +210,16 @@ def test_interrupting_aborts_job(server: Server) -> None:
     ],
 )
 def test_refused_run_has_no_resume_hint(server: Server, kind: str, message: str) -> None:
-    server.left = {"stopped.json": {"error": kind, "text": "x"}}
+    server.outputs = {"stopped.json": {"error": kind, "text": "x"}}
     with pytest.raises(FedstillError, match=message):
         begin()
 
 
 def test_lost_server_has_resume_hint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(job: str) -> str:
+    def raise_error(job: str) -> str:
         raise DeployError("the server is gone")
 
-    monkeypatch.setattr(server, "status", gone)
+    monkeypatch.setattr(server, "status", raise_error)
     with pytest.raises(DeployError, match=r"is gone\. To resume the run: fedstill run --resume out"):
         begin()
 
@@ -246,12 +246,12 @@ def test_timeout_has_no_reason() -> None:
 
 def test_run_with_result_did_not_stop(server: Server) -> None:
     stopped = {"error": "NodeFault", "text": "in use"}
-    server.left = {"result.json": RESULT, "stopped.json": stopped, "audit.sqlite": {}}
+    server.outputs = {"result.json": RESULT, "stopped.json": stopped, "audit.sqlite": {}}
     begin()
     assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
     assert Path("out/audit.sqlite").exists()
     assert not Path("out/stopped.json").exists()
-    server.left = {}
+    server.outputs = {}
     Path("out/result.json").unlink()
     with pytest.raises(DeployError, match=r"job job-1 ended as FINISHED:COMPLETED and left no result"):
         run.resume(Path("out"), progress=False)
@@ -260,7 +260,7 @@ def test_run_with_result_did_not_stop(server: Server) -> None:
 def test_failed_start_creates_no_folder(server: Server) -> None:
     with pytest.raises(DeployError, match="is no admin's startup kit"):
         begin("--startup-kit", "amdin")
-    server.there = []
+    server.connected = []
     with pytest.raises(DeployError, match="no node is connected"):
         begin()
     assert not Path("out").exists()
@@ -268,16 +268,16 @@ def test_failed_start_creates_no_folder(server: Server) -> None:
 
 def test_resolves_and_replaces_kit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path("out").resolve()
-    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    server.outputs = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin()
     assert load_toml(out / "config.toml").engine.startup_kit == str(out.parent / "admin")
     monkeypatch.chdir("/")
     with pytest.raises(FedstillError):
         run.resume(out, progress=False)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(["run", "--resume", str(out), "--startup-kit", str(out.parent / "new/admin")])
-    assert left.value.code == 2  # it stopped again
+    assert exit_info.value.code == 2  # it stopped again
     assert server.kits[-1] == out.parent / "new/admin"
     text = (out / "config.toml").read_text()
     assert text.startswith("# Made by: fedstill run\n")
@@ -321,13 +321,13 @@ def test_rehearsal_is_provisioned_each_time(
     def provision(folder: Path, host: str, nodes: list[str], **given: Any) -> int:
         assert not folder.exists()
         made.append(f"kit {len(made)}")
-        for place, file in (
+        for part, file in (
             ("admin", "admin"),
             ("server", "server"),
             *((f"nodes/{name}", "client") for name in nodes),
         ):
-            (folder / place / "startup").mkdir(parents=True)
-            (folder / place / "startup" / f"fed_{file}.json").write_text(made[-1])
+            (folder / part / "startup").mkdir(parents=True)
+            (folder / part / "startup" / f"fed_{file}.json").write_text(made[-1])
         return 1
 
     events: list[str] = []
@@ -403,10 +403,10 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     live.finish({**live.describe_run(), **results}, keep_state=True)
     (folder / "out").mkdir()
     experiment, about = build.build_simulation(config)
-    found = local_processes._evaluate_checkpoints(
+    metrics = local_processes._evaluate_checkpoints(
         experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, ProgressBar(False)
     )
-    return run.finish(experiment, about, found, folder / "out")
+    return run.write_simulation_result(experiment, about, metrics, folder / "out")
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedkd"])
@@ -503,12 +503,12 @@ def tracker_name(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_downloads_metrics_during_run(server: Server, tracker_name: str) -> None:
     """A resumed run sends all metrics again, in place of those that may be invalid."""
     server.at_work = ["RUNNING", "RUNNING"]
-    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    server.outputs = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin("--track", tracker_name)
     parts = [(2, TURNS[:2]), (4, TURNS[2:4])]
     assert RecordingTracker.events == ["FedAvg", *parts, None]
-    server.at_work, server.measured, server.left = ["RUNNING", "RUNNING"], 0, {"result.json": RESULT}
+    server.at_work, server.measured, server.outputs = ["RUNNING", "RUNNING"], 0, {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
     assert RecordingTracker.events == ["FedAvg", *parts, (5, TURNS[4:]), 80.0]
     assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == TURNS

@@ -67,20 +67,20 @@ def test_saves_label_maps_with_samples(tmp_path: Path, expected: bool) -> None:
     run.run(tmp_path)
     result: dict[str, Any] = {}
     run.records.finish(result, None)
-    kept = load_file(tmp_path / "samples.safetensors")
+    saved = load_file(tmp_path / "samples.safetensors")
     pictures = {"000001", "000002"}
-    assert set(kept) == (pictures | {"000001.maps", "000002.maps"} if expected else pictures)
+    assert set(saved) == (pictures | {"000001.maps", "000002.maps"} if expected else pictures)
     if maps is not None:
-        assert torch.equal(kept["000002.maps"], maps[:2])
+        assert torch.equal(saved["000002.maps"], maps[:2])
     assert [line["accuracy"] for line in run.records.metrics] == [50.0, 50.0]
 
 
 def test_clock_resumes() -> None:
     first, second = Clock(), Clock()
     with first.phase("distillation"):
-        kept = first.state_dict()  # in the midst of a phase
-        assert 0 < kept["seconds"]["distillation"] <= first.phase_seconds("distillation")
-    second.load_state_dict({"seconds": {**kept["seconds"], "local_training": 7.0}, "total": 9.0})
+        state = first.state_dict()  # in the midst of a phase
+        assert 0 < state["seconds"]["distillation"] <= first.phase_seconds("distillation")
+    second.load_state_dict({"seconds": {**state["seconds"], "local_training": 7.0}, "total": 9.0})
     assert second.phase_seconds("local_training") == 7.0
     assert second.total >= 9.0
     with second.phase("local_training"):
@@ -104,12 +104,15 @@ def test_notes_best_evaluation(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match="no server yet"):
         plain.server.step()
     assert not any("best" in note for note in plain.run().get("notes", ()))
-    asked = {**table, "evaluation": {**table["evaluation"], "best": True}}
-    simulation = Simulation(build.build_simulation(from_dict(asked))[0].setting)
+    changed = {**table, "evaluation": {**table["evaluation"], "best": True}}
+    simulation = Simulation(build.build_simulation(from_dict(changed))[0].setting)
     result = simulation.run(tmp_path)
-    seen = {line["accuracy"]: line["step"] for line in simulation.records.metrics if "accuracy" in line}
-    assert len(seen) == 3
+    evaluations = {
+        line["accuracy"]: line["step"] for line in simulation.records.metrics if "accuracy" in line
+    }
+    assert len(evaluations) == 3
     [note] = result["notes"]
-    assert f"best of 3 evaluations on the test data was {max(seen):.1f} % at round {seen[max(seen)]};" in note
+    best = max(evaluations)
+    assert f"best of 3 evaluations on the test data was {best:.1f} % at round {evaluations[best]};" in note
     assert "selection on the test data" in note
-    assert seen[result["accuracy"]] == 3  # the figure stays the last one's
+    assert evaluations[result["accuracy"]] == 3  # the figure stays the last one's

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.runs.config import from_dict
-from fedstill.runs.predictions import FILE, MAX_CLASSES, TestNames, predictions
+from fedstill.runs.predictions import FILE, MAX_CLASSES, TestNames, predictions_csv
 from fedstill.runs.run import run
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
@@ -118,7 +118,7 @@ def test_server_writes_predictions_of_its_test_set(method: str, tmp_path: Path) 
 def test_equal_digits_do_not_change_the_predicted_class() -> None:
     outputs = torch.tensor([[0.0, 1e-12, -1.0], [2.0, 1.0, 0.0]])
     data = TensorData(images(2), torch.tensor([0, 0]))
-    for row in lines(predictions(Classification(3), {"student": (outputs, data)}, TestNames())):
+    for row in lines(predictions_csv(Classification(3), {"student": (outputs, data)}, TestNames())):
         p = [float(row[f"p_{name}"]) for name in "012"]
         assert str(p.index(max(p))) == row["predicted"]
 
@@ -126,7 +126,7 @@ def test_equal_digits_do_not_change_the_predicted_class() -> None:
 def test_many_classes_have_no_column_each() -> None:
     classes = MAX_CLASSES + 1
     outputs, data = torch.eye(classes)[[3]] * 9, TensorData(images(1), torch.tensor([4]))
-    (row,) = lines(predictions(Classification(classes), {"student": (outputs, data)}, TestNames()))
+    (row,) = lines(predictions_csv(Classification(classes), {"student": (outputs, data)}, TestNames()))
     assert set(row) == {"model", "example", "truth", "predicted", "p_predicted", "p_truth"}
     p = outputs.double().softmax(1)[0]
     assert (row["predicted"], row["truth"]) == ("3", "4")
@@ -139,7 +139,7 @@ def test_unknown_labels_are_empty_in_file() -> None:
     targets = torch.randint(-1, 2, (50, 2), generator=draw)
     task, data = MultiLabel(2), TensorData(images(50), targets)
     about = TestNames(classes=("Edema", "Mass"))
-    rows = lines(predictions(task, {"student": (outputs, data)}, about))
+    rows = lines(predictions_csv(task, {"student": (outputs, data)}, about))
     areas = []
     for name in about.classes:
         known = [row for row in rows if row[f"truth_{name}"]]
@@ -153,14 +153,14 @@ def test_numbers_are_in_the_unit_of_the_schema() -> None:
     schema = Schema("days", (SchemaColumn(name="a", range=(0, 1)), SchemaColumn(name="days", range=(0, 40))))
     outputs, targets = torch.tensor([[-1.0], [0.5]]), torch.tensor([[0.0], [1.0]])
     data = TensorData(torch.zeros(2, 1), targets)
-    rows = lines(predictions(Regression(1), {"student": (outputs, data)}, TestNames(schema=schema)))
+    rows = lines(predictions_csv(Regression(1), {"student": (outputs, data)}, TestNames(schema=schema)))
     assert [(row["truth"], row["predicted"]) for row in rows] == [("20", "0"), ("40", "30")]
 
 
 def test_survival_has_times_and_probabilities_beyond_each_interval() -> None:
     outputs, targets = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.5, 1.0]])
     data, about = TensorData(torch.zeros(1, 3), targets), TestNames(classes=("0 to 6", "6 to 12"))
-    (row,) = lines(predictions(Survival(2), {"student": (outputs, data)}, about))
+    (row,) = lines(predictions_csv(Survival(2), {"student": (outputs, data)}, about))
     assert (row["intervals"], row["event"]) == ("1.5", "1")
     assert (row["p_beyond 6"], row["p_beyond 12"]) == ("0.5", "0.25")
 
@@ -170,7 +170,7 @@ def test_images_have_one_metric_each() -> None:
     cases = CaseIndex(torch.tensor([0, 0, 1]), ("p", "q"), ("", ""))
     task, data = Reconstruction(), TensorData(truth, truth, cases=cases)
     outputs = truth * 0.5
-    rows = lines(predictions(task, {"student": (outputs, data)}, TestNames()))
+    rows = lines(predictions_csv(task, {"student": (outputs, data)}, TestNames()))
     assert [row["case"] for row in rows] == ["p", "p", "q"]
     assert "site" not in rows[0]
     assert np.mean([float(row["ssim"]) for row in rows]) == pytest.approx(
@@ -184,6 +184,6 @@ def test_maps_without_cases_have_one_metric_each() -> None:
     outputs = torch.stack([1.0 - truth, truth.float()], 1)
     outputs[1] = outputs[1].flip(0)
     rows = lines(
-        predictions(Segmentation(2), {"student": (outputs, TensorData(images(2), truth))}, TestNames())
+        predictions_csv(Segmentation(2), {"student": (outputs, TensorData(images(2), truth))}, TestNames())
     )
     assert [(row["example"], float(row["dice"])) for row in rows] == [("0", 100.0), ("1", 0.0)]

@@ -68,9 +68,9 @@ def test_student_of_predictors_beats_each_predictor(tmp_path: Path) -> None:
     write_onnx(tmp_path / "linear.onnx", np.stack([0 * linear.coef_[0], linear.coef_[0]], 1))
     boosted = RandomForestClassifier(20, random_state=1).fit(*PARTS[2])
 
-    def response(asked: Any) -> Any:
+    def response(request: Any) -> Any:
         known = [WINE.classes[number] for number in boosted.classes_]
-        return {"probabilities": boosted.predict_proba(asked["inputs"]).tolist(), "classes": known}
+        return {"probabilities": boosted.predict_proba(request["inputs"]).tolist(), "classes": known}
 
     graph = fedstill.CustomModel(str(tmp_path / "linear.onnx"), classes=(WINE.classes[0], WINE.classes[2]))
     public = X[torch.randperm(len(X), generator=torch.Generator().manual_seed(0))]
@@ -129,9 +129,9 @@ def test_model_is_named_by_its_file(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(13, 3)))
     names = ", ".join(f'"{name}"' for name in reversed(WINE.classes))
-    said = tmp_path / "graph.toml"
-    said.write_text(f'name = "graph.onnx"\nclasses = [{names}]', encoding="utf-8")
-    config = run([str(said), "mlp:8"])
+    sidecar = tmp_path / "graph.toml"
+    sidecar.write_text(f'name = "graph.onnx"\nclasses = [{names}]', encoding="utf-8")
+    config = run([str(sidecar), "mlp:8"])
     simulation, _ = build.build_simulation(config)
     plain, _ = build.build_simulation(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
     mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
@@ -150,17 +150,17 @@ def test_deployed_predictor_nodes_equal_simulation(
     pytest.importorskip("onnxruntime")
     write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(5, 2)))
     config = changed(run_of(tmp_path, "fediod"), nodes={"models": [str(tmp_path / "graph.onnx")]})
-    answering = changed(config, method={"backpropagate": False})
-    there = hosts(answering, tmp_path)
-    link = RecordingLink(there)
+    responding = changed(config, method={"backpropagate": False})
+    node_hosts = hosts(responding, tmp_path)
+    link = RecordingLink(node_hosts)
     with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient passes through it"):
         live(config, link, tmp_path).run()
-    simulation, _ = build.build_simulation(answering)
+    simulation, _ = build.build_simulation(responding)
     simulation.run()
-    server = live(answering, link, tmp_path)
+    server = live(responding, link, tmp_path)
     server.run()
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
-    host = there["node-0"]
+    host = node_hosts["node-0"]
     write_onnx(host.folder / host.file.model.name, np.random.default_rng(1).normal(size=(5, 2)))
     with pytest.raises(NodeFault, match=r"it was begun with another setup: start a new run"):
         NodeService(host.folder).join(server.federation.plan)
@@ -174,9 +174,9 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     write_onnx(path, draw.normal(size=(13, 3)))
     config = run([str(path), "mlp:8"])
     begun, _ = build.build_simulation(config)
-    kept = begun._node_state()
+    state = begun._node_state()
     here, _ = build.build_simulation(config)
-    here._prepare_nodes(kept)
+    here._prepare_nodes(state)
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
     owner = owner_folder.read_node_file(folder)
@@ -187,7 +187,7 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=f"{begun.nodes[0].name}: the model has changed since the run was started"
     ):
-        replaced._prepare_nodes(kept)
+        replaced._prepare_nodes(state)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
     assert "" != first != file_fingerprint(owner_model.make_model(owner, folder, spec))
 
@@ -201,9 +201,9 @@ def test_rejects_endpoints_of_other_machines() -> None:
 
 def test_rejects_state_of_earlier_version() -> None:
     begun, _ = build.build_simulation(run(["mlp:8"]))
-    kept = {key: value for key, value in begun._node_state().items() if key != "models"}
+    state = {key: value for key, value in begun._node_state().items() if key != "models"}
     with pytest.raises(RunFolderError, match=r"^the run was started with an earlier fedstill"):
-        begun._prepare_nodes(kept)
+        begun._prepare_nodes(state)
 
 
 @pytest.mark.parametrize("part", ["inputs", "targets", "layers"])
@@ -211,8 +211,8 @@ def test_resume_detects_changed_data_and_layers(part: str) -> None:
     """Custom data files and modules may have changed since, with equal shapes."""
     config = run(["mlp:8"])
     begun, _ = build.build_simulation(config)
-    kept = begun._node_state()
-    build.build_simulation(config)[0]._prepare_nodes(kept)
+    state = begun._node_state()
+    build.build_simulation(config)[0]._prepare_nodes(state)
     replaced, _ = build.build_simulation(config)
     if part == "layers":
         model = replaced.nodes[1].model
@@ -223,8 +223,8 @@ def test_resume_detects_changed_data_and_layers(part: str) -> None:
         with pytest.raises(
             ModelError, match=f"^{replaced.nodes[1].name}: the model has changed since the run was started"
         ):
-            replaced._prepare_nodes(kept)
+            replaced._prepare_nodes(state)
         return
     getattr(replaced.setting.parts[1], part)[0] += 1
     with pytest.raises(DataError, match=r"^the data have changed since the run was started"):
-        replaced._prepare_nodes(kept)
+        replaced._prepare_nodes(state)

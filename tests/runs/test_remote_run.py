@@ -39,7 +39,7 @@ class RecordingLink(Loopback):
         return super().call(node, message, seconds)
 
     def times(self, do: str) -> int:
-        return sum(said == do for _, said in self.calls)
+        return sum(operation == do for _, operation in self.calls)
 
 
 def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
@@ -178,7 +178,7 @@ def test_rejects_forbidden_query_at_start(tmp_path: Path) -> None:
 
 
 def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = remote_run.plan_of
+    sound = remote_run.make_run_plan
 
     def other(*about: Any) -> RunPlan:
         plan = sound(*about)
@@ -187,7 +187,7 @@ def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.Monk
     config = tiny("fediod")
     link = RecordingLink(nodes(config, tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(remote_run, "plan_of", other)
+        patch.setattr(remote_run, "make_run_plan", other)
         server = live(config, link, tmp_path)
     with pytest.raises(NodeFault, match="see its log"):
         server.run()

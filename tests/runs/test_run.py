@@ -157,9 +157,9 @@ def test_killed_run_reaches_equal_metrics(tmp_path: Path) -> None:
         assert process.kill() == -signal.SIGKILL
         words = ["--resume", str(broken)]
     assert _process(words, tmp_path).end()[0] == 0
-    expected, found = result_of(whole), result_of(broken)
+    expected, actual = result_of(whole), result_of(broken)
     for metric in ("student", "standalone", "ensemble", "centralized", "bytes", "queries_by_name"):
-        assert found[metric] == expected[metric], metric
+        assert actual[metric] == expected[metric], metric
     metrics = [
         [{**json.loads(line), "seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (whole, broken)
@@ -271,7 +271,7 @@ def test_rejects_damaged_audit_log(
     assert "to resume: fedstill run --resume" in capsys.readouterr().err
     assert "The run stopped: interrupted" in (out / "report.html").read_text()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    kept = (out / "audit.sqlite").read_bytes()
+    original = (out / "audit.sqlite").read_bytes()
     edit(out / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 2")
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "audit.sqlite"}
     logged = entries(out)
@@ -281,7 +281,7 @@ def test_rejects_damaged_audit_log(
     assert "audit.sqlite: entry 2 is not as it was written" in line
     assert {name: (out / name).read_bytes() for name in before} == before
     assert entries(out) == logged
-    (out / "audit.sqlite").write_bytes(kept)
+    (out / "audit.sqlite").write_bytes(original)
     assert fedstill_run("--resume", str(out)) == 0
     result = result_of(out)
     assert result["queries_by_name"] == {"count_labels": 1, "predict_logits": 24}

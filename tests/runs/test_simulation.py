@@ -31,7 +31,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.build import case_counts
+from fedstill.runs.build import describe_cases
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
@@ -104,7 +104,7 @@ def test_evaluates_nodes_on_known_labels() -> None:
     assert results["auc"] == pytest.approx(sum(means) / 3)
     assert experiment.evaluate()["auc"] == pytest.approx(results["auc"])
     for node, share in enumerate(results["local"]["share"]["per_node"]):
-        rows = experiment.evaluation.test_share(node, 3)
+        rows = experiment.evaluation.rows_of_test_share(node, 3)
         with torch.no_grad():
             aucs = MultiLabel(3).per_class(one.models[node](one.test.inputs[rows]), truth[rows])
         assert aucs is not None
@@ -186,9 +186,11 @@ def test_test_shares_are_disjoint_and_even(test: int, nodes: int) -> None:
     number = torch.arange(test).view(-1, 1, 1, 1)
     one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be identified
     experiment = Simulation(one)
-    shares = [one.test.subset(experiment.evaluation.test_share(index, nodes)) for index in range(nodes)]
-    found = sorted(round(x * 1000) for share in shares for x in share.inputs[:, 0, 0, 0].tolist())
-    assert found == list(range(test))
+    shares = [
+        one.test.subset(experiment.evaluation.rows_of_test_share(index, nodes)) for index in range(nodes)
+    ]
+    values = sorted(round(x * 1000) for share in shares for x in share.inputs[:, 0, 0, 0].tolist())
+    assert values == list(range(test))
     sizes = {len(share) for share in shares}
     assert max(sizes) - min(sizes) <= 1
     for share in shares:
@@ -199,7 +201,9 @@ def test_test_shares_are_disjoint_and_even(test: int, nodes: int) -> None:
 def test_test_shares_depend_on_seed() -> None:
     def shares(seed: int) -> list[torch.Tensor]:
         experiment = Simulation(setting(Standalone(), seed=seed))
-        return [experiment.test.inputs[experiment.evaluation.test_share(index, 3)] for index in range(3)]
+        return [
+            experiment.test.inputs[experiment.evaluation.rows_of_test_share(index, 3)] for index in range(3)
+        ]
 
     first, again, other = shares(0), shares(0), shares(1)
     assert all(torch.equal(mine, same) for mine, same in zip(first, again, strict=True))
@@ -210,14 +214,14 @@ def test_test_shares_depend_on_seed() -> None:
 
 def test_every_node_has_test_share() -> None:
     experiment = Simulation(setting(Standalone(), test=2, nodes=3))
-    assert [len(experiment.evaluation.test_share(index, 3)) for index in range(3)] == [1, 1, 1]
+    assert [len(experiment.evaluation.rows_of_test_share(index, 3)) for index in range(3)] == [1, 1, 1]
 
 
 def test_local_accuracy_uses_test_shares() -> None:
     one = setting(Standalone(), test=41)
     experiment = Simulation(one)
     results = experiment.run()
-    shares = [one.test.subset(experiment.evaluation.test_share(index, 3)) for index in range(3)]
+    shares = [one.test.subset(experiment.evaluation.rows_of_test_share(index, 3)) for index in range(3)]
     each = [accuracy(model, share) for model, share in zip(one.models, shares, strict=True)]
     assert results["local"]["share"]["per_node"] == pytest.approx(each)
     assert results["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
@@ -311,14 +315,14 @@ def test_trial_server_changes_nothing(method: Any, monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(value, before[name]) for name, value in experiment.student.state_dict().items())
     assert all(parameter.requires_grad for parameter in experiment.student.parameters())
     assert [server.student is experiment.student for server in made] == [False]
-    assert experiment.audit.summary()["queries"] == 0
+    assert experiment.audit.traffic_totals()["queries"] == 0
 
 
 def test_names_nodes_that_refuse_parameters() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
     one = setting(FedAvg(rounds=1), policies=policies)
-    said = untouched(one, QueryRefused, "'node-1', 'node-2' refuse query 'train' by rule outputs_only")
-    assert "no parameters" in said
+    message = untouched(one, QueryRefused, "'node-1', 'node-2' refuse query 'train' by rule outputs_only")
+    assert "no parameters" in message
 
 
 class Between(nn.Module):
@@ -373,12 +377,12 @@ def test_frozen_network_runs_or_is_refused(method: Any) -> None:
     try:
         experiment = Simulation(one)
     except FedstillError as refused:
-        said = str(refused)
+        message = str(refused)
     else:
         experiment.run()
         assert all(torch.equal(value, before[name]) for name, value in one.models[1].state_dict().items())
         return
-    assert "node-1" in said
+    assert "node-1" in message
 
 
 def test_frozen_network_uses_no_random_numbers() -> None:
@@ -419,7 +423,7 @@ def test_result_counts_test_cases() -> None:
     part = blobs(4, 0)
     case_ids, corners = torch.tensor([2, 2, 5, 5]), torch.zeros(4, 2, dtype=torch.int64)
     cases = CaseIndex(case_ids, tuple("abcdef"), ("",) * 6)
-    assert case_counts(part) == {}
-    assert case_counts(replace(part, cases=cases)) == {"test_cases": 2, "case": "patient"}
-    assert case_counts(replace(part, cases=replace(cases, corners=corners)))["case"] == "picture"
-    assert case_counts(replace(part, cases=replace(cases, case_ids=torch.arange(4)))) == {}
+    assert describe_cases(part) == {}
+    assert describe_cases(replace(part, cases=cases)) == {"test_cases": 2, "case": "patient"}
+    assert describe_cases(replace(part, cases=replace(cases, corners=corners)))["case"] == "picture"
+    assert describe_cases(replace(part, cases=replace(cases, case_ids=torch.arange(4)))) == {}

@@ -61,7 +61,7 @@ def test_methods_learn_survival(tmp_path: Path, method: str, options: tuple[str,
 
 def test_rejects_survival_table_without_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = survivors.write(tmp_path / "hospitals", rows=12)
-    for task, text, said in (
+    for task, text, message in (
         ("survival", survivors.SCHEMA.replace('event = "died"', ""), "'months' of the schema is a number"),
         ("regression", survivors.SCHEMA, "'months' of the schema is a time until an event (expected"),
     ):
@@ -69,7 +69,7 @@ def test_rejects_survival_table_without_event(tmp_path: Path, capsys: pytest.Cap
         with pytest.raises(SystemExit) as exit:
             cli.main(["run", "diabetes-fediod", "--task.name", task, "--data.name", str(folder)])
         assert exit.value.code == 2
-        assert said in " ".join(capsys.readouterr().err.split())
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_distil_accepts_times_and_events(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_distil_accepts_times_and_events(tmp_path: Path) -> None:
     schema = read_schema(folder / "schema.toml")
     data = read_table_folder(folder, schema).data
     rows = torch.arange(len(data)) % 3
-    parts = [(data.inputs[rows == place], data.targets[rows == place]) for place in range(3)]
+    parts = [(data.inputs[rows == site], data.targets[rows == site]) for site in range(3)]
     torch.manual_seed(0)
     models = [MLP((6,), 8, 16) for _ in range(3)]
     result: dict[str, Any] = {

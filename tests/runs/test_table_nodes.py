@@ -21,7 +21,7 @@ from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.run_plan import describe
 from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict, to_toml
-from fedstill.runs.remote_run import plan_of
+from fedstill.runs.remote_run import make_run_plan
 from tests.federation.test_remote import NAMES
 from tests.runs.test_remote_run import RecordingLink, live, nodes
 
@@ -122,7 +122,7 @@ def test_owner_checks_table_by_own_schema(
 def test_approval_request_lists_columns(tmp_path: Path) -> None:
     config = run_of(tmp_path, "fediod")
     data = load(config.data, config.task)
-    request = ApprovalRequest(describe(plan_of(config, data, None, "one", 3), None).text, "one", "", "")
+    request = ApprovalRequest(describe(make_run_plan(config, data, None, "one", 3), None).text, "one", "", "")
     result = describe_request(request)
     assert result["columns"] == ["age: 0 to 100, or nothing", "ward: a, b, c", "ill: no, yes"]
     assert str(result["inputs"]).endswith("target ill")
@@ -140,10 +140,10 @@ def test_csv_nodes_equal_simulation(tmp_path: Path, method: str) -> None:
 
 def test_rows_outside_schema_refuse_join_without_values(tmp_path: Path) -> None:
     config = run_of(tmp_path, "fediod")
-    there = hosts(config, tmp_path)
+    node_hosts = hosts(config, tmp_path)
     own = tmp_path / "nodes" / NAMES[1] / "own.csv"
     own.write_text(own.read_text() + "\n163,a,no,train", encoding="utf-8")
     with pytest.raises(FedstillError) as refused:
-        live(config, RecordingLink(there), tmp_path).run()
+        live(config, RecordingLink(node_hosts), tmp_path).run()
     assert NAMES[1] in str(refused.value)
     assert "163" not in str(refused.value)

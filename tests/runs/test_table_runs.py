@@ -84,8 +84,8 @@ def test_saves_generated_rows_and_shows_schema(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     data = load(make_data_config("wine"), TabularConfig())
-    kept = load_file(tmp_path / "run" / "samples.safetensors")
-    check_features(next(iter(kept.values())), data.schema, "made")
+    saved = load_file(tmp_path / "run" / "samples.safetensors")
+    check_features(next(iter(saved.values())), data.schema, "made")
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "flavanoids" in page
     assert "0.3 to 5.2" in page
@@ -99,7 +99,7 @@ def test_dp_sgd_trains_tables_and_critics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "method", "model", "said"),
+    ("words", "method", "model", "message"),
     [
         ((), "fedavg", "small-cnn", "one of mlp, linear, residual-mlp"),
         ((), "fedavg", "linear:8", "model"),
@@ -114,10 +114,10 @@ def test_dp_sgd_trains_tables_and_critics(tmp_path: Path) -> None:
 )
 def test_rejects_methods_unsuitable_for_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], method: str, model: str,
-    said: str,
+    message: str,
 ) -> None:  # fmt: skip
     assert run(tmp_path, *words, method=method, model=model) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

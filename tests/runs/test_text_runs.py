@@ -69,7 +69,7 @@ def test_text_runs_release_logits_and_counts_only(reviews: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "method", "model", "said"),
+    ("words", "method", "model", "message"),
     [
         ((), "fediod", "bag", "text"),
         ((), "fedkd", "small-cnn", "as inputs are texts"),
@@ -79,8 +79,8 @@ def test_text_runs_release_logits_and_counts_only(reviews: Path, tmp_path: Path)
 )
 def test_rejects_methods_unsuitable_for_texts(
     reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], method: str,
-    model: str, said: str,
+    model: str, message: str,
 ) -> None:  # fmt: skip
     assert run(reviews, tmp_path, *words, method=method, model=model) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -58,7 +58,7 @@ def config(method: dict[str, Any], **more: Any) -> RunConfig:
     )
 
 
-def ended(of: RunConfig, out: Path, trained: Path | None) -> dict[str, Any]:
+def run_result(of: RunConfig, out: Path, trained: Path | None) -> dict[str, Any]:
     run.run(of, out, command="", progress=False, trained=trained)
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return result
@@ -84,12 +84,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_cached_models_reach_equal_metrics(tmp_path: Path, counted: list[str]) -> None:
     trained = tmp_path / "trained"
-    first = ended(config(FEDKD), tmp_path / "fedkd", trained)
+    first = run_result(config(FEDKD), tmp_path / "fedkd", trained)
     assert {"node-0", "node-1", "node-2", CENTRALIZED} <= set(counted)
     counted.clear()
-    second = ended(config(FEDIOD), tmp_path / "fediod", trained)
+    second = run_result(config(FEDIOD), tmp_path / "fediod", trained)
     assert counted == []
-    alone = ended(config(FEDIOD), tmp_path / "alone", None)
+    alone = run_result(config(FEDIOD), tmp_path / "alone", None)
     assert counted
     for name in ("accuracy", "standalone", "centralized", "ensemble", "bytes", "queries"):
         assert second[name] == alone[name]
@@ -103,8 +103,8 @@ def test_cached_models_reach_equal_metrics(tmp_path: Path, counted: list[str]) -
 
 def test_caches_outputs_on_test_set(tmp_path: Path) -> None:
     """The nodes' and the ensemble's metrics use the same outputs, and so do another run's."""
-    asked: list[str] = []
-    for of, once in ((FEDKD, ["node-0", "node-1", "node-2", CENTRALIZED]), (FEDIOD, [])):
+    evaluated: list[str] = []
+    for of, expected in ((FEDKD, ["node-0", "node-1", "node-2", CENTRALIZED]), (FEDIOD, [])):
         simulation: Simulation = build_simulation(config(of))[0]
         simulation.trained = TrainedModels(tmp_path, config(of))
         tested = simulation.test.inputs.untyped_storage().data_ptr()
@@ -114,13 +114,13 @@ def test_caches_outputs_on_test_set(tmp_path: Path) -> None:
         ) -> None:
             nodes = [*run.nodes, *([] if run.centralized_node is None else [run.centralized_node])]
             if isinstance(given[0], torch.Tensor) and given[0].untyped_storage().data_ptr() == of:
-                asked.extend(node.name for node in nodes if node.model is model)
+                evaluated.extend(node.name for node in nodes if node.model is model)
 
         hook = register_module_forward_pre_hook(about)
         simulation.run(None)
         hook.remove()
-        assert asked == once
-        asked.clear()
+        assert evaluated == expected
+        evaluated.clear()
 
 
 def test_comparison_trains_once_per_setting_and_seed(tmp_path: Path, counted: list[str]) -> None:
@@ -142,7 +142,7 @@ def test_resumed_run_keeps_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     whole = build_simulation(many)[0].run(None)
 
     monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
-    monkeypatch.setattr(Simulation, "_save", stopping(Simulation._save))
+    monkeypatch.setattr(Simulation, "_save_checkpoint", stopping(Simulation._save_checkpoint))
     with pytest.raises(KeyboardInterrupt):
         build_simulation(many)[0].run(tmp_path)
     monkeypatch.undo()
@@ -176,8 +176,8 @@ def test_cache_key_depends_on_training() -> None:
         config(FEDKD, nodes=local),
         config(FEDKD, data={"name": "digits", "train_limit": 149}),
     ]
-    found = [files(other) for other in others]
-    assert len({*found, files(base), files(base, "another span")}) == 5
+    model_files = [files(other) for other in others]
+    assert len({*model_files, files(base), files(base, "another span")}) == 5
     one, other = (build_simulation(base)[0] for _ in range(2))
     with torch.no_grad():
         next(other.nodes[1].model.parameters()).view(-1)[0] += 1e-6

@@ -52,16 +52,16 @@ def test_student_file_describes_network_and_inputs(run: Path) -> None:
 def test_evaluates_on_unseen_hospital(run: Path, command: Main) -> None:
     code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv", "--json")
     assert code == 0
-    found = json.loads(out)
+    evaluation = json.loads(out)
     rows = list(csv.DictReader((run.parent / "d.csv").open(encoding="utf-8")))
     responses = fedstill.load(run)({name: [row[name] for row in rows] for name in ("age", "sex")}).argmax(1)
     right = [("no", "yes")[int(each)] == row["ill"] for each, row in zip(responses, rows, strict=True)]
-    assert found["examples"] == len(rows) == 60
-    assert found["metrics"]["accuracy"] == pytest.approx(100 * sum(right) / 60)
-    assert found["metrics"]["accuracy"] > 75
-    low, high = found["interval"]
-    assert low < found["metrics"]["accuracy"] < high
-    assert found["seen"] == {"examples": 0, "public": 0, "why": ""}
+    assert evaluation["examples"] == len(rows) == 60
+    assert evaluation["metrics"]["accuracy"] == pytest.approx(100 * sum(right) / 60)
+    assert evaluation["metrics"]["accuracy"] > 75
+    low, high = evaluation["interval"]
+    assert low < evaluation["metrics"]["accuracy"] < high
+    assert evaluation["seen"] == {"examples": 0, "public": 0, "why": ""}
 
     code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv")
     assert code == 0
@@ -71,14 +71,14 @@ def test_evaluates_on_unseen_hospital(run: Path, command: Main) -> None:
 def test_evaluate_counts_seen_examples_and_reports_sites(run: Path, command: Main) -> None:
     both = run.parent / "both"
     both.mkdir()
-    for place in (run.parent / "d.csv", run.parent / "data" / "a.csv"):
-        shutil.copy(place, both)
-    found = json.loads(command("evaluate", run, "--data", both, "--json")[1])
-    assert set(found["sites"]) == {"a", "d"}
+    for source in (run.parent / "d.csv", run.parent / "data" / "a.csv"):
+        shutil.copy(source, both)
+    evaluation = json.loads(command("evaluate", run, "--data", both, "--json")[1])
+    assert set(evaluation["sites"]) == {"a", "d"}
     alone = json.loads(command("evaluate", run, "--data", run.parent / "d.csv", "--json")[1])
-    assert found["sites"]["d"]["metrics"] == alone["metrics"]
-    assert found["sites"]["d"]["interval"] == alone["interval"]
-    assert found["seen"]["examples"] > 30  # four of five rows of a are at its node
+    assert evaluation["sites"]["d"]["metrics"] == alone["metrics"]
+    assert evaluation["sites"]["d"]["interval"] == alone["interval"]
+    assert evaluation["seen"]["examples"] > 30  # four of five rows of a are at its node
     only = json.loads(command("evaluate", run, "--data", both, "--sites", "d", "--json")[1])
     assert only["metrics"] == alone["metrics"]
 
@@ -106,16 +106,20 @@ def test_evaluate_counts_public_training_examples(tmp_path: Path, command: Main)
     )
     rest = ("--evaluation.centralized", "false", "--quiet", "--out", out)
     assert command("run", "demo", "--data", file, *few.split(), *rest)[0] == 0
-    seen = json.loads(command("evaluate", out, "--data", file, "--json")[1])["seen"]
-    assert seen == {"examples": 128, "public": 32, "why": ""}  # 160 to train on, a fifth of which is held out
+    overlap = json.loads(command("evaluate", out, "--data", file, "--json")[1])["seen"]
+    assert overlap == {
+        "examples": 128,
+        "public": 32,
+        "why": "",
+    }  # 160 to train on, a fifth of which is held out
     expected = "128 are also in the nodes' training data, and 32 are also in the public data"
     assert expected in " ".join(command("evaluate", out, "--data", file)[1].split())
 
     file.rename(tmp_path / "moved.npz")  # and other data stand in its place
     np.savez(file, images=draws.random((200, 8, 8), dtype=np.float32), labels=draws.integers(0, 3, 200))
-    seen = json.loads(command("evaluate", out, "--data", tmp_path / "moved.npz", "--json")[1])["seen"]
-    assert seen["examples"] is None
-    assert "mine.npz" in seen["why"]
+    overlap = json.loads(command("evaluate", out, "--data", tmp_path / "moved.npz", "--json")[1])["seen"]
+    assert overlap["examples"] is None
+    assert "mine.npz" in overlap["why"]
 
 
 def test_evaluate_claims_nothing_about_unavailable_node_data(run: Path, command: Main) -> None:

@@ -16,7 +16,7 @@ import fedstill
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.evaluation import float32_outputs, student_outputs
+from fedstill.runs.evaluation import float32_outputs, student_outputs_as_reloaded
 from fedstill.runs.run import run
 from fedstill.student.evaluate import evaluate
 from tests import survivors
@@ -97,14 +97,14 @@ def texts(folder: Path) -> tuple[str, str]:
 
 
 def survival(folder: Path) -> tuple[str, str]:
-    place = survivors.write(folder / "hospitals", rows=COUNT, sites=1)
-    (file,) = place.glob("*.csv")
+    data_folder = survivors.write(folder / "hospitals", rows=COUNT, sites=1)
+    (file,) = data_folder.glob("*.csv")
     head, *rows = file.read_text(encoding="utf-8").splitlines()
     tested = [row for row, is_test in zip(rows, TEST, strict=True) if is_test]
-    (place / "tested.csv").write_text("\n".join([head, *tested]), encoding="utf-8")
+    (data_folder / "tested.csv").write_text("\n".join([head, *tested]), encoding="utf-8")
     parts = [f"{row},{'test' if is_test else 'train'}" for row, is_test in zip(rows, TEST, strict=True)]
     file.write_text("\n".join([f"{head},split", *parts]), encoding="utf-8")
-    return str(file), str(place / "tested.csv")
+    return str(file), str(data_folder / "tested.csv")
 
 
 # By task: who writes its data, its network, and the options of its data.
@@ -149,9 +149,9 @@ def test_delivered_student_reaches_reported_metrics(task: str, tmp_path: Path) -
     setting, tested = config(task, tmp_path)
     result = run(setting, tmp_path / "run", command="fedstill run", progress=False)
     assert result["engine"]["precision"] == "bfloat16"
-    found = evaluate(tmp_path / "run", tested)
-    assert found["examples"] == result["data"]["test"]
-    assert found["metrics"] == {key: result[key] for key in found["metrics"]}
+    evaluation = evaluate(tmp_path / "run", tested)
+    assert evaluation["examples"] == result["data"]["test"]
+    assert evaluation["metrics"] == {key: result[key] for key in evaluation["metrics"]}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1][result["metric"]] == result[result["metric"]]  # also what was measured on the way
 
@@ -164,8 +164,8 @@ def test_student_of_a_run_over_messages_reaches_reported_metrics(task: str, tmp_
     metrics = served.run()
     served.finish({**served.describe_run(), **metrics})
     assert served.compute.precision == "bfloat16"
-    found = evaluate(tmp_path / "away" / "server", tested)
-    assert found["metrics"] == {key: metrics[key] for key in found["metrics"]}
+    evaluation = evaluate(tmp_path / "away" / "server", tested)
+    assert evaluation["metrics"] == {key: metrics[key] for key in evaluation["metrics"]}
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
@@ -201,16 +201,16 @@ def test_evaluates_in_float32() -> None:
 
 def test_gpu_evaluation_does_not_use_tf32() -> None:
     """TF32 is torch's default. The flag can be read on any machine."""
-    seen = []
+    tf32_flags = []
 
     class Reads(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(torch.backends.cudnn.allow_tf32)
+            tf32_flags.append(torch.backends.cudnn.allow_tf32)
             return x
 
     before = torch.backends.cudnn.allow_tf32
     float32_outputs(Reads(), torch.zeros(2, 3), Compute())
-    assert (seen, torch.backends.cudnn.allow_tf32) == ([False], before)
+    assert (tf32_flags, torch.backends.cudnn.allow_tf32) == ([False], before)
 
 
 def test_student_does_not_depend_on_memory_layout() -> None:
@@ -221,8 +221,8 @@ def test_student_does_not_depend_on_memory_layout() -> None:
         nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.LazyLinear(10)
     )
     contiguous(x)
-    before = student_outputs(contiguous, x, Compute())
+    before = student_outputs_as_reloaded(contiguous, x, Compute())
     other = x.contiguous(memory_format=torch.channels_last)
     last = contiguous.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    assert torch.equal(student_outputs(last, other, Compute()), before)
+    assert torch.equal(student_outputs_as_reloaded(last, other, Compute()), before)
     assert last[2].weight.is_contiguous(memory_format=torch.channels_last)

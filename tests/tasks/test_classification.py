@@ -93,12 +93,12 @@ def test_metrics_equal_scikit_learn_and_torchmetrics(classes: int) -> None:
     rng = np.random.default_rng(0)
     p, true = rng.dirichlet(np.full(classes + 1, 0.5), 200), rng.integers(0, classes, 200)  # none of the last
     p[:60] = p[60:120]  # scores that tie
-    there, ranked = range(classes), range(1, 2) if classes == 2 else range(classes)
+    present, ranked = range(classes), range(1, 2) if classes == 2 else range(classes)
     if classes == 2:
         p = p[:, :2] / p[:, :2].sum(1, keepdims=True)
     expected = {
         "macro_f1": metrics.f1_score(true, p.argmax(1), average="macro"),
-        "auc": np.mean([metrics.roc_auc_score(true == c, p[:, c]) for c in there]),
+        "auc": np.mean([metrics.roc_auc_score(true == c, p[:, c]) for c in present]),
         "auprc": np.mean([metrics.average_precision_score(true == c, p[:, c]) for c in ranked]),
         "ece": multiclass_calibration_error(
             torch.from_numpy(p), torch.from_numpy(true), num_classes=p.shape[1], n_bins=15

@@ -192,12 +192,12 @@ def test_auc_is_share_of_ordered_pairs(seed: int, count: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randint(-3, 4, (count, 1), generator=generator).float()  # with ties
     y = torch.randint(-1, 2, (count, 1), generator=generator)
-    there, absent = z[y == 1], z[y == 0]
+    present, absent = z[y == 1], z[y == 0]
     (auc,) = MultiLabel(1).per_class(z, y) or []
-    if len(there) == 0 or len(absent) == 0:
+    if len(present) == 0 or len(absent) == 0:
         assert math.isnan(auc)
         return
-    ahead = there[:, None] - absent
+    ahead = present[:, None] - absent
     assert auc == pytest.approx(100 * ((ahead > 0).double() + 0.5 * (ahead == 0)).mean().item())
 
 

@@ -94,9 +94,9 @@ def slow_hd95(prediction: Mask, truth: Mask) -> float:
         return [(r, c) for r, c in np.argwhere(mask) if not all(inside(r + a, c + b) for a, b in around)]
 
     a, b = edge(prediction), edge(truth)
-    there = np.quantile([min(math.dist(p, q) for q in b) for p in a], 0.95)
+    forward = np.quantile([min(math.dist(p, q) for q in b) for p in a], 0.95)
     back = np.quantile([min(math.dist(p, q) for q in a) for p in b], 0.95)
-    return float(max(there, back))
+    return float(max(forward, back))
 
 
 def test_hd95_of_a_box_and_one_grown_by_two_columns() -> None:
@@ -227,7 +227,7 @@ def test_label_maps_separate_outside_body_and_classes() -> None:
     targets[0, 4, 4], targets[0, 14, 14] = 1, 1  # one out of the body
     maps = TASK.label_maps(head(targets))
     assert maps.dtype == torch.uint8
-    assert [int(maps[(0, *place)]) for place in ((0, 0), (3, 3), (4, 4), (14, 14))] == [0, 1, 2, 2]
+    assert [int(maps[(0, *pixel)]) for pixel in ((0, 0), (3, 3), (4, 4), (14, 14))] == [0, 1, 2, 2]
     assert (maps == 1).sum() == 10 * 10 - 4 - 1  # without four corners and the pixel of class 1
     assert torch.equal(TASK.targets_from_maps(maps, torch.zeros(1, 1, 16, 16)), targets)
     assert TASK.condition_channels == 3

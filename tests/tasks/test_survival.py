@@ -88,8 +88,8 @@ def test_integrated_brier_score_equals_definition(seed: int) -> None:
         share = 1.0
         for t in sorted({t for t, e in zip(time, event, strict=True) if not e}):
             if t < until or (including and t == until):
-                there = sum(time > t) + sum((time == t) & (event == 0))
-                share *= 1 - sum((time == t) & (event == 0)) / there
+                at_risk = sum(time > t) + sum((time == t) & (event == 0))
+                share *= 1 - sum((time == t) & (event == 0)) / at_risk
         return share
 
     scores = [0.0]
@@ -174,7 +174,7 @@ def test_times_are_counted_in_intervals_without_rounding_errors() -> None:
     cells = {"age": [50] * 31, "days": days, "died": [1] * 31}
     data = encode_rows(cells, SCHEMA, "rows", str)
     assert data.inputs.tolist() == [[0.0]] * 31
-    assert data.targets.tolist() == [[place, 1] for place in range(31)]
+    assert data.targets.tolist() == [[interval, 1] for interval in range(31)]
     responses = interval_labels(data.targets, 30)
     assert responses.argmax(1).tolist() == [*range(30), 29]
     assert SCHEMA.classes[:2] == ("30 to 31", "31 to 32")

@@ -55,12 +55,12 @@ def test_nuclei_are_ellipses_with_their_sampled_axes() -> None:
     labels = sample_nuclei(300, 300, generator(3))
     flats = []
     for number in range(1, labels.max() + 1):
-        places = np.argwhere(labels == number)
-        if places.min() == 0 or places.max() == 299:
+        pixels = np.argwhere(labels == number)
+        if pixels.min() == 0 or pixels.max() == 299:
             continue  # cut off at the image border
-        short, long = 2 * np.sqrt(np.linalg.eigvalsh(np.cov(places.T)))
+        short, long = 2 * np.sqrt(np.linalg.eigvalsh(np.cov(pixels.T)))
         assert NUCLEUS_RADIUS[0] - 0.5 < long < NUCLEUS_RADIUS[1] + 0.5
-        assert len(places) == pytest.approx(np.pi * short * long, rel=0.1)
+        assert len(pixels) == pytest.approx(np.pi * short * long, rel=0.1)
         flats.append(short / long)
     assert len(flats) > 10
     assert 0.55 < min(flats) < 0.75 < max(flats) <= 1.0

@@ -23,7 +23,7 @@ from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.run import resume, run
 from fedstill.track import TRACKERS, Tracker, final_metrics, flatten_metrics
 from fedstill.track.tracker_group import TrackerGroup
-from tests.own_lab import MY_LAB
+from tests.my_lab_package import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
 Logged = Counter[tuple[str, int, float]]  # count of each metric at each step
@@ -36,21 +36,19 @@ def line_at(step: int) -> dict[str, Any]:
 def read_tensorboard(folder: Path) -> Logged:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "tensorboard"))
-    found.Reload()
-    return Counter((n, e.step, e.value) for n in found.Tags()["scalars"] for e in found.Scalars(n))
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return Counter((n, e.step, e.value) for n in events.Tags()["scalars"] for e in events.Scalars(n))
 
 
 def read_mlflow(folder: Path) -> Logged:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-    [there] = client.search_runs(
-        [client.get_experiment_by_name("fedstill").experiment_id]
-    )  # deleted: no more
-    assert there.data.params["split.nodes"] == "5"
-    histories = {name: client.get_metric_history(there.info.run_id, name) for name in there.data.metrics}
-    return Counter((name, each.step, each.value) for name, found in histories.items() for each in found)
+    [run] = client.search_runs([client.get_experiment_by_name("fedstill").experiment_id])  # deleted: no more
+    assert run.data.params["split.nodes"] == "5"
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    return Counter((name, each.step, each.value) for name, history in histories.items() for each in history)
 
 
 def read_wandb(folder: Path) -> Logged:
@@ -64,7 +62,7 @@ def read_wandb(folder: Path) -> Logged:
     deadline = time.monotonic() + 30
     while not file.read_bytes().endswith(b"\x92\x01\x00") and time.monotonic() < deadline:  # Record.exit, 0
         time.sleep(0.1)
-    data, at, part, found = file.read_bytes(), 7, b"", Logged()
+    data, at, part, counts = file.read_bytes(), 7, b"", Logged()
     while at + 7 <= len(data):
         if at % 32768 > 32768 - 7:  # no space for a header: the block ends in zeros
             at += 32768 - at % 32768
@@ -76,12 +74,12 @@ def read_wandb(folder: Path) -> Logged:
             [step] = [value for name, value in values.items() if name.endswith("/step")] or [0]
             for name, value in values.items():
                 if name.startswith(("local/", "distillation/")) and not name.endswith("/step"):
-                    found[name, step, value] += 1
+                    counts[name, step, value] += 1
             for each in record.summary.update:
                 if each.key.startswith("result/"):
-                    found[each.key, 3, json.loads(each.value_json)] += 1
+                    counts[each.key, 3, json.loads(each.value_json)] += 1
             part = b""
-    return found
+    return counts
 
 
 def test_epsilon_is_maximum_over_nodes_or_none() -> None:
@@ -256,7 +254,7 @@ def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pyt
     ("named", "message"),
     [
         (["tensorbord"], r"invalid track = 'tensorbord' \(expected tensorboard, mlflow, wandb"),
-        (["tests.own_lab:Lab"], "a subclass of Tracker"),
+        (["tests.my_lab_package:Lab"], "a subclass of Tracker"),
         ([f"{__name__}:InterruptingTracker"] * 2, "each tracker once"),
     ],
 )

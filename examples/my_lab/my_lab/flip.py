@@ -16,13 +16,13 @@ import torch.nn.functional as F
 
 from fedstill.privacy import (
     COUNTED,
+    DeclaredRelease,
     Event,
     NoiseSampler,
     PrivacyConfig,
     PrivacyCost,
     Query,
-    Release,
-    Rule,
+    ReleaseRule,
     Task,
 )
 
@@ -35,7 +35,7 @@ class FlipConfig:
 
 
 @dataclass(frozen=True)
-class Flipped(Rule):
+class Flipped(ReleaseRule):
     noise_table: ClassVar[str] = "flip"  # option table of Flip that sets the level
     level: float
 
@@ -65,7 +65,7 @@ class Flip(PrivacyConfig):
     def refusal(self, query: Query, task: Task) -> str | None:
         return None if task.kind == "class" else f"task {task.name} does not have one class for each input"
 
-    def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
+    def rule(self, release: DeclaredRelease, levels: Mapping[str, float]) -> ReleaseRule:
         scores = (
             release.kind.category == "scores"
             and not release.is_input_gradient

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.attacks.attack import Attack, AttackResult, LeakageColumn, LeakageMetric, Target
+from fedstill.attacks.attack import Attack, AttackResult, ComparisonColumn, LeakageMetric, Target
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.queries import NodeSide
 
@@ -18,8 +18,8 @@ class MajorityClass(Attack):
     """Guess by the mean softmax: a model tends to predict the class that it saw most often."""
 
     title: ClassVar[str] = "Majority class of each node"
-    columns: ClassVar[tuple[LeakageColumn, ...]] = (
-        LeakageColumn(
+    columns: ClassVar[tuple[ComparisonColumn, ...]] = (
+        ComparisonColumn(
             name="majority_right",
             head="majority class",
             description="Percentage of the nodes whose majority class is guessed.",

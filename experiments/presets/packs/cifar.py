@@ -34,8 +34,8 @@ class CIFAR10(ArrayData):
         """All images."""
         path = find_file(self, "cifar10_jpeg.npz")
         arrays = read_npz(path)
-        record = {name: require_array(path, arrays, name) for name in ("labels", "split", "classes")}
-        return {"images": np.stack(list(_images(path, arrays))), **record}
+        labels = {name: require_array(path, arrays, name) for name in ("labels", "split", "classes")}
+        return {"images": np.stack(list(_images(path, arrays))), **labels}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,6 @@ class AGNews(TextData):
         words = vocabulary.tobytes().decode("utf-8").split("\n")
         # A token that a tokenizer does not know is its unknown one, so any rare sign will do.
         rare = "\ufffd" if self.vocabulary.startswith(HF_PREFIX) else "#{}"
-        record = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
-        texts = [text.tolist() for text in np.split(record[numbers], np.cumsum(lengths)[:-1])]
+        tokens = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
+        texts = [text.tolist() for text in np.split(tokens[numbers], np.cumsum(lengths)[:-1])]
         return LabeledTexts(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)

@@ -114,13 +114,13 @@ def filled(table: Table, kind: type | None, folder: Path | None, seen: tuple[str
             raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, name))}")
         below = filled(toml.read(file), kind, file.parent, (*seen, name))
         below.pop("name", None)  # what differs from a preset is not that preset any more
-    if plugins := [*below.get("plugins", []), *_baseline_metrics(table, folder)]:
+    if plugins := [*below.get("plugins", []), *_plugin_folders(table, folder)]:
         table["plugins"] = list(dict.fromkeys([*plugins, *table.get("plugins", [])]))
         add_search_folders(table["plugins"])
     return merge_tables(kind, below, table) if below else table
 
 
-def _baseline_metrics(table: Table, folder: Path | None) -> list[str]:
+def _plugin_folders(table: Table, folder: Path | None) -> list[str]:
     """The folder, if a table names ``module:Name`` that lies in it."""
     if folder is None:
         return []

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event, cost_from_dict
 from fedstill.privacy.noise import seeded
-from tests.own_lab import MY_LAB, SMALL, Lab
+from tests.my_lab_package import MY_LAB, SMALL, Lab
 
 TABLES = {
     "public": {"name": "held-out", "share": 0.05},
@@ -23,12 +23,12 @@ PUBLIC = 72  # rows that each node is asked about, once
 MODULE = """
 from dataclasses import dataclass
 from typing import ClassVar
-from fedstill.privacy import PrivacyCost, PrivacyConfig, Rule
+from fedstill.privacy import PrivacyCost, PrivacyConfig, ReleaseRule
 from fedstill.privacy.release_rules import Derived
 
 
 @dataclass(frozen=True)
-class Round(Rule):
+class Round(ReleaseRule):
     text: ClassVar[str] = "rounded, which is safe"
 
     def bound(self, tensor):
@@ -80,7 +80,7 @@ class Silent(PrivacyConfig):
 class Sharded(PrivacyConfig):
     about: ClassVar[str] = "copies on parts of the records"
 
-    def shards(self, data):
+    def shard_indices(self, data):
         return [torch.arange(len(data))]
 
 
@@ -108,8 +108,8 @@ OWN = ["--task.name", "ordinal", *under("flip", "epsilon=20")]  # the lab's own 
 
 
 def nodes(lab: Lab, out: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = lab.result(out)["privacy"]["nodes"]
-    return found
+    entries: list[dict[str, Any]] = lab.result(out)["privacy"]["nodes"]
+    return entries
 
 
 def test_flip_rate_matches_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: st
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "said"),
+    ("mechanism", "message"),
     [
         ("flop", "unknown mechanism 'flop': did you mean 'flip'?"),
         ("rounding:Silent", "expected a class with about: ClassVar[str]"),
@@ -210,8 +210,8 @@ def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: st
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
     ],
 )
-def test_rejects_broken_mechanism_in_one_line(lab: Lab, mechanism: str, said: str) -> None:
-    assert said in lab.refused(*under(mechanism))
+def test_rejects_broken_mechanism_in_one_line(lab: Lab, mechanism: str, message: str) -> None:
+    assert message in lab.refused(*under(mechanism))
 
 
 def test_mechanism_refuses_unsupported_query(lab: Lab) -> None:

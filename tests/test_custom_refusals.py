@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.own_lab import SMALL, Lab
+from tests.my_lab_package import SMALL, Lab
 
 NOT_IMPORTED = "= 'broken' (expected an importable object: broken:thing fails with"
 
@@ -20,7 +20,7 @@ def lab(lab: Lab) -> Lab:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--data plate", "invalid data.name = 'plate' (expected one of digits, mnist"),
         ("--data plates --data.white 0", "invalid data.white = 0.0 (expected above 0"),
@@ -50,5 +50,5 @@ def lab(lab: Lab) -> Lab:
         ),
     ],
 )
-def test_custom_component_errors_are_one_line(lab: Lab, words: str, said: str) -> None:
-    assert said in lab.refused(*words.split())
+def test_custom_component_errors_are_one_line(lab: Lab, words: str, message: str) -> None:
+    assert message in lab.refused(*words.split())

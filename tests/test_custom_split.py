@@ -22,7 +22,7 @@ from tests.methods.test_fediod import world as fediod_world
 from tests.methods.test_fedkd import CONFIG as FEDKD
 from tests.methods.test_fedkd import run, targets
 from tests.methods.test_fedkd import world as fedkd_world
-from tests.own_lab import MY_LAB, SMALL, Lab
+from tests.my_lab_package import MY_LAB, SMALL, Lab
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.node.network_limits import limit_parameters
+from fedstill.node.model_size_limits import wrap_with_parameter_limit
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
@@ -65,10 +65,10 @@ def test_query_with_large_network_is_refused() -> None:
 
     sends = {"generator": GENERATOR_PARAMETERS}
     queries = {"train": Query("train", handler, sends), "other": Query("other", handler)}
-    side = limit_parameters(NodeSide(queries), 10_000, "clinic")
+    side = wrap_with_parameter_limit(NodeSide(queries), 10_000, "clinic")
     with pytest.raises(QueryRefused, match="'train' by rule max_parameters: 10000"):
         side.queries["train"].handler(None, 0)
     assert not made
     side.queries["other"].handler(None, 0)
-    limit_parameters(NodeSide(queries), 10_100, "clinic").queries["train"].handler(None, 0)
+    wrap_with_parameter_limit(NodeSide(queries), 10_100, "clinic").queries["train"].handler(None, 0)
     assert len(made) == 2

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from fedstill.core.checkpoint import load_state
-from tests.own_lab import SMALL, Lab, write_plates
+from tests.my_lab_package import SMALL, Lab, write_plates
 
 KIND = "my_lab: class logits"
 NODES = {**SMALL["nodes"], "policy": {"kinds": [KIND]}}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.node.network_setup import architecture_hash
+from fedstill.node.model_setup import architecture_hash
 
 
 class Own(nn.Module):

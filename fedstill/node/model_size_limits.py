@@ -38,14 +38,14 @@ class _ParameterLimit(TorchFunctionMode):
     ) -> Any:
         arguments = dict(kwargs or {})
         if func is torch.empty:
-            self.created += _count_numbers(*args, **arguments)
+            self.created += _count_elements(*args, **arguments)
             if self.created > self.limit:
                 rule = f"max_parameters: {self.limit}, and the plan's networks have more"
                 raise QueryRefused(self.node, self.query, rule)
         return func(*args, **arguments)
 
 
-def _count_numbers(*args: Any, **given: Any) -> float:
+def _count_elements(*args: Any, **given: Any) -> float:
     """Return the number of elements of a ``torch.empty`` call; inf if it overflows."""
     try:
         return torch.empty(*args, **{**given, "device": "meta"}).numel()
@@ -53,7 +53,7 @@ def _count_numbers(*args: Any, **given: Any) -> float:
         return float("inf")
 
 
-def limit_parameters(side: NodeSide, limit: int, node: str) -> NodeSide:
+def wrap_with_parameter_limit(side: NodeSide, limit: int, node: str) -> NodeSide:
     """Return a method's node side that cannot create networks of more than ``limit`` parameters; 0: no
     limit.
 

@@ -14,7 +14,7 @@ from fedstill.protocol.wire_format import Tensors
 
 
 @dataclass(frozen=True)
-class SumContribution:
+class SumEncoder:
     """Conversion of a release into a contribution to a sum.
 
     Args:
@@ -36,7 +36,7 @@ class SumContribution:
     always_replace: bool = False
     check_weights: Callable[[str, torch.Tensor], None] | None = None
 
-    def mask(self, node: str, query: Query, released: Tensors) -> dict[str, torch.Tensor]:
+    def encode(self, node: str, query: Query, released: Tensors) -> dict[str, torch.Tensor]:
         """Return the contribution to release: 64-bit integers by name.
 
         Raises:

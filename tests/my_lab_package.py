@@ -95,8 +95,8 @@ class Lab:
 
     def result(self, out: str) -> dict[str, Any]:
         """What a run came to."""
-        found: dict[str, Any] = json.loads((self.here / out / "result.json").read_text())
-        return found
+        result: dict[str, Any] = json.loads((self.here / out / "result.json").read_text())
+        return result
 
     def text(self, file: str) -> str:
         """What stands in a file."""

@@ -17,7 +17,7 @@ from fedstill.node.local_training import predict
 from fedstill.protocol.local_config import LocalConfig
 
 
-def prepare_network(
+def prepare_model(
     model: nn.Module,
     compute: Compute,
     shape: tuple[int, ...],
@@ -46,7 +46,7 @@ def prepare_network(
     return parts
 
 
-def check_local_batch(
+def require_trainable_batch_size(
     model: nn.Module, local: LocalConfig, shape: tuple[int, ...], form: Form, label: str
 ) -> None:
     """Refuse a local batch size of one if the network cannot be trained with it.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstill.attacks.transcript import load_run, replay_run
-from tests.own_lab import Lab
+from tests.my_lab_package import Lab
 
 ATTACK = "my_lab.majority:MajorityClass"
 COMPARED = """
@@ -50,8 +50,8 @@ def run(lab: Lab) -> Path:
 
 
 def leakage(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
+    return record
 
 
 def test_runs_attack_by_entry_point(lab: Lab, run: Path) -> None:

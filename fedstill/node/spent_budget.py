@@ -15,7 +15,7 @@ from fedstill.privacy.events import cost_from_dict
 
 
 @dataclass(frozen=True)
-class AuditCost:
+class SpentBudget:
     """Privacy cost of a run, or of all runs of a payer.
 
     Args:
@@ -33,7 +33,7 @@ class AuditCost:
     remaining: float | None = None
 
 
-def compute_audit_cost(
+def compute_spent_budget(
     audit: AuditLog,
     payer: str,
     run: str,
@@ -41,7 +41,7 @@ def compute_audit_cost(
     accountant: Accountant,
     budget: PrivacyConfig | None = None,
     unit: str = "",
-) -> AuditCost:
+) -> SpentBudget:
     """Return the cost of a run, or of all runs (:data:`~fedstill.node.audit_entries.ALL_RUNS`).
 
     Args:
@@ -61,7 +61,7 @@ def compute_audit_cost(
     )
     units = audit.totals.units(payer, run)
     if len(units) > 1:
-        return AuditCost(no_guarantee)
+        return SpentBudget(no_guarantee)
     is_unknown = no_guarantee or len(units - {unit})
     try:
         cost = cost_from_dict(events)
@@ -70,11 +70,11 @@ def compute_audit_cost(
             if budget is None
             else remaining_epsilon(budget, events, is_unknown, all_runs=run == ALL_RUNS)
         )
-        return AuditCost(
+        return SpentBudget(
             no_guarantee,
             dict(events),
             None if no_guarantee else compute_epsilon(cost, delta, accountant),
             remaining,
         )
     except ArgumentError:
-        return AuditCost(no_guarantee)
+        return SpentBudget(no_guarantee)

@@ -1,4 +1,4 @@
-"""Calls of the functions of queries: node by node, stacked, or on a GPU as captured CUDA graphs."""
+"""Runner of the functions of queries: node by node, stacked, or on a GPU as captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.wire_format import Tensors
 
 
-class QueryHandlers:
-    """Functions of queries for one group of nodes, captured as CUDA graphs if query and networks allow it."""
+class HandlerRunner:
+    """Runs the functions of queries of one group of nodes, captured as CUDA graphs if query and networks allow it."""
 
     def __init__(self, group: NodeGroup, setting: NodeSetting | None, compute: Compute) -> None:
         self.group, self.setting, self.compute = group, setting, compute
@@ -71,7 +71,9 @@ class QueryHandlers:
     def _capture(self, query: Query, number: int) -> CudaGraphStep | None:
         nodes = self.group.nodes
         modules = [module for node in nodes for module in node.modules.values()]
-        if nodes[0].private_steps or not (query.is_capturable and self.compute.uses_cuda_graphs(*modules)):
+        if nodes[0].dp_sgd_parameters or not (
+            query.is_capturable and self.compute.uses_cuda_graphs(*modules)
+        ):
             return None
         optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
         for optimizer in optimizers:
