@@ -16,7 +16,7 @@ from fedstill.protocol.wire_format import Tensors
 
 
 class HandlerRunner:
-    """Runs the functions of queries of one group of nodes, captured as CUDA graphs if query and networks allow it."""
+    """Runs the functions of queries of one group of nodes, as CUDA graphs if query and networks allow it."""
 
     def __init__(self, group: NodeGroup, setting: NodeSetting | None, compute: Compute) -> None:
         self.group, self.setting, self.compute = group, setting, compute
@@ -71,9 +71,8 @@ class HandlerRunner:
     def _capture(self, query: Query, number: int) -> CudaGraphStep | None:
         nodes = self.group.nodes
         modules = [module for node in nodes for module in node.modules.values()]
-        if nodes[0].dp_sgd_parameters or not (
-            query.is_capturable and self.compute.uses_cuda_graphs(*modules)
-        ):
+        can_capture = query.is_capturable and self.compute.uses_cuda_graphs(*modules)
+        if nodes[0].dp_sgd_parameters or not can_capture:
             return None
         optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
         for optimizer in optimizers:

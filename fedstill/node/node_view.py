@@ -222,9 +222,8 @@ class NodeView:
                 for node in nodes
             ]
             for epoch in range(epochs):
-                orders = [
-                    shuffled_batches(len(x), batch, node.random_generator(*purpose, epoch)) for node in nodes
-                ]
+                generators = [node.random_generator(*purpose, epoch) for node in nodes]
+                orders = [shuffled_batches(len(x), batch, generator) for generator in generators]
                 for step, rows in enumerate(zip(*orders, strict=True)):
                     chosen = stack_tensors(rows).to(x.device)  # (G, B)
                     with torch.enable_grad(), compute.step(first.seed, first.name, *purpose, epoch, step):
