@@ -239,7 +239,7 @@ class MapSource:
             response = server.query_or_none("send_label_maps", nodes=[name])
             if response is None:
                 continue
-            if wrong := self._fault(response["maps"][0]):
+            if wrong := self._fault_text(response["maps"][0]):
                 federation.exclude(name, "send_label_maps", wrong, may_rejoin=False)
             else:
                 given.append((owner_id(name), response["maps"][0]))
@@ -277,7 +277,7 @@ class MapSource:
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
 
-    def _fault(self, maps: torch.Tensor) -> str:
+    def _fault_text(self, maps: torch.Tensor) -> str:
         """Return the fault of a node's maps, or an empty text."""
         conditions = self.server.task.condition_channels
         if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):

@@ -150,18 +150,18 @@ class CoBoosting(Method):
                     losses["statistics"] = responses["statistics"].mean()
                     L_G = L_G + self.bn * losses["statistics"]
             G.step(L_G)
-        S.replay.add(*self.perturb(server, state, x, y, t))
+        S.replay.add(*self.make_replay_batch(server, state, x, y, t))
         losses["student"] = S.train(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def perturb(
+    def make_replay_batch(
         self, server: Server, state: CoBoostingState, x: torch.Tensor, y: torch.Tensor, t: int
     ) -> LabeledBatch:
         """Improve w on the batch; return x~ = x + epsilon sign(d/dx v A_w(x)), v random, and A_w(x~)."""
         x = x.detach().requires_grad_(self.epsilon > 0)
         with server.compute.step(server.seed, "moving", t):
             responses = self.respond(server, state, x)
-            self.boost(server, state, responses, y, t)
+            self.update_node_weights(server, state, responses, y, t)
             z = self.ensemble_responses(server, state, responses)
         if not self.epsilon:
             return x, z.detach()
@@ -172,7 +172,7 @@ class CoBoosting(Method):
         with torch.no_grad(), server.compute.step(server.seed, "moved", t):
             return x, self.ensemble_responses(server, state, self.respond(server, state, x))
 
-    def boost(
+    def update_node_weights(
         self, server: Server, state: CoBoostingState, responses: Responses, y: torch.Tensor, t: int
     ) -> None:
         """Update w <- w - mu sign(d/dw CE(A_w(x), y)), within 0..1, for the nodes that responded."""

@@ -144,13 +144,13 @@ def scaled(schema: Schema, totals: Sequence[float], off: float, width: float) ->
         if column.type == "number" and column.name != schema.target:
             here = rest.pop(0) if column.missing else count
             column = replace(
-                column, scale=_scale(column.scaled_range, here, rest.pop(0), rest.pop(0), off, width)
+                column, scale=_column_range(column.scaled_range, here, rest.pop(0), rest.pop(0), off, width)
             )
         columns.append(column)
     return replace(schema, columns=tuple(columns))
 
 
-def _scale(
+def _column_range(
     span: tuple[float, float], count: float, total: float, squares: float, off: float, width: float
 ) -> tuple[float, ...]:
     """Return the range of a column, or nothing if the noise is too large."""

@@ -153,9 +153,9 @@ class FedAD(Method):
     def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         """Return all queries."""
         counts = [QueryCall("count_labels")] if self.weights == "counts" else []
-        return [*counts, *self.public_queries(require_public(public), seed)]
+        return [*counts, *self.iterate_public_queries(require_public(public), seed)]
 
-    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+    def iterate_public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for rows in split_rows(public, CHUNK):
             yield QueryCall("predict", {"rows": rows})
 
@@ -182,7 +182,7 @@ class FedAD(Method):
         """Return outputs ``(N, C, ...)``; with attention also its bounds ``least`` and ``most`` ``(N,
         64)``."""
         each: list[dict[str, torch.Tensor]] = []
-        for call in self.public_queries(require_public(server.public), server.seed):
+        for call in self.iterate_public_queries(require_public(server.public), server.seed):
             responses = server.query(call.query, nodes=state.histogram.names, **call.tensors)
             z = self.ensemble_responses(server, state, responses)  # (B, C, ...)
             each.append({"outputs": z})

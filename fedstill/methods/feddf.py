@@ -138,7 +138,7 @@ class FedDF(FedAvg):
         for student in state.students.values():
             optimizer = make_student_optimizer(student, self.lr)
             student.eval()  # batch norm keeps the averaged statistics, as public inputs have others
-            batches = self.iterate_batches(optimizer, place.to(x.device), x, target)
+            batches = self.iterate_batches_and_set_rates(optimizer, place.to(x.device), x, target)
             loss = distill(student, optimizer, batches, distance, server.compute, server.seed, "student", t)
             student_loss = loss if student is server.student else student_loss
         return student_loss
@@ -163,7 +163,7 @@ class FedDF(FedAvg):
         omega = server.task.importance_weights(histogram.counts)  # (K, 1, C)
         return server.task.ensemble(torch.stack(list(responses.values())), omega, self.ensemble)
 
-    def iterate_batches(
+    def iterate_batches_and_set_rates(
         self, optimizer: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor
     ) -> Iterator[Batch]:
         """Yield the round's batches in order, and set the learning rate of each."""

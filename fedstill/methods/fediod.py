@@ -245,7 +245,7 @@ class FedIOD(Method):
         critic = self.train_critic(node, x, maps)
         difference = self.difference(node, x, source)
         z_k = node.model(node.task.observe(x))
-        return {"logits": z_k, **critic, **difference, **self.rate_real(node, len(x))}
+        return {"logits": z_k, **critic, **difference, **self.mean_critic_output_on_real(node, len(x))}
 
     def train_critic(self, node: NodeView, x: torch.Tensor, maps: torch.Tensor | None) -> Tensors:
         """Take a step of D_k (Eq. 2), and return D_k(x) ``(B, h, w)``."""
@@ -261,7 +261,7 @@ class FedIOD(Method):
             return {}
         return {"difference": node.separately(self.generator.difference, x, source)}
 
-    def rate_real(self, node: NodeView, size: int) -> Tensors:
+    def mean_critic_output_on_real(self, node: NodeView, size: int) -> Tensors:
         """Return E D_k(x'_k), over a sample of the node's own inputs, if pi_k(x) needs it."""
         if not self.rates_inputs:
             return {}
@@ -277,7 +277,7 @@ class FedIOD(Method):
         if not self.weighs_by_critics:
             return {}
         d = node.module("critic")(self.critic_input(node.task, x, maps))
-        return {"critic": d, **self.rate_real(node, len(x))}
+        return {"critic": d, **self.mean_critic_output_on_real(node, len(x))}
 
     def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
         """Return the response of :meth:`predict` to inputs whose label maps are unknown."""

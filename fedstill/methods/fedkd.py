@@ -235,9 +235,9 @@ class FedKD(Method):
             )
             raise ArgumentError("method.z_max", self.z_max, allowed)
         counts = [QueryCall("count_labels")] if self.weights == "counts" else []
-        return [*counts, *self.public_queries(require_public(public), seed)]
+        return [*counts, *self.iterate_public_queries(require_public(public), seed)]
 
-    def public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
+    def iterate_public_queries(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for p in range(self.predictions):
             for rows in split_rows(public, query_size(public)):
                 yield QueryCall("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
@@ -262,7 +262,7 @@ class FedKD(Method):
         """Return z_hat of each prediction of each example, ``(P, N, C, ...)``."""
         z_max = self.fetch_bound(server) if self.agrees_on_bound else self.z_max
         bound, each = {"z_max": z_max} if self.agrees_on_bound else {}, []
-        for call in self.public_queries(require_public(server.public), server.seed):
+        for call in self.iterate_public_queries(require_public(server.public), server.seed):
             responses = server.query(call.query, nodes=state.histogram.names, **call.tensors, **bound)
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             z = responses["logits"]

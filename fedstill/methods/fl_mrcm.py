@@ -58,7 +58,7 @@ class FLMRCMState(HistogramState):
     features: torch.Tensor | None = None  # last z_t of the target (M, p)
 
 
-def latent_module(model: nn.Module) -> str:
+def latent_module_name(model: nn.Module) -> str:
     """Return the name of the submodule that computes latent features: encoder, or extractor if there is
     none."""
     encoder = getattr(model.extractor, "encoder", None)
@@ -141,7 +141,7 @@ class FLMRCM(FedAvg):
             return
         model = split_model(node.model, node.name)
         with torch.no_grad():
-            z = pool_latent(model.eval().get_submodule(latent_module(model))(node.data.inputs[:2]))
+            z = pool_latent(model.eval().get_submodule(latent_module_name(model))(node.data.inputs[:2]))
         if z.ndim != 2:
             shape = tuple(z.shape[1:])
             raise ModelError(f"latent features of {node.name} are {shape} (expected (C, h, w) or (p,))")
@@ -157,7 +157,7 @@ class FLMRCM(FedAvg):
         node.load_parameters(parameters)
         x, _ = node.sample(self.target_examples, "target", round, each_query=False)
         node.model.train(False)
-        return {"features": pool_latent(node.model(x, latent_module(node.network())))}
+        return {"features": pool_latent(node.model(x, latent_module_name(node.network())))}
 
     def align(self, node: NodeView, parameters: torch.Tensor, round: int, features: torch.Tensor) -> Tensors:
         """Run one round at a source site, from the server's parameters."""
@@ -183,7 +183,7 @@ class FLMRCM(FedAvg):
             step,
         )
         z_t = features[rows]  # (B, p)
-        z = pool_latent(node.model(x, latent_module(node.model.structure)))  # z^k = E^k(x)
+        z = pool_latent(node.model(x, latent_module_name(node.model.structure)))  # z^k = E^k(x)
         L_C = (F.softplus(-identifier(z_t)) + F.softplus(identifier(z.detach()))).mean() / 2
         node.step("identifier", L_C)
         L_advE = F.softplus(-identifier(z)).mean()
