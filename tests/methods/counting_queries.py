@@ -1,20 +1,17 @@
-"""Queries that several methods ask, each by itself."""
+"""Queries for the nodes' numbers of examples, each by itself."""
 
 from __future__ import annotations
 
 from fedstill.core.compute import Compute
-from fedstill.methods._label_histogram import LabelCountQuery, SampleCountQuery
+from fedstill.methods import count_labels_query, count_samples_query
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting, Query, declared_queries
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.tasks import Task
-from fedstill.tasks.classification import Classification
 
 
 def count_labels(task: Task) -> Query:
-    (query,) = declared_queries(LabelCountQuery(), NodeSetting(task, LocalConfig(), Compute()))
-    return query
+    return count_labels_query(NodeSetting(task, LocalConfig(), Compute()))
 
 
 def count_samples() -> Query:
-    (query,) = declared_queries(SampleCountQuery(), NodeSetting(Classification(2), LocalConfig(), Compute()))
-    return query
+    return count_samples_query()

@@ -23,36 +23,53 @@ SHAPE, CLASSES = (1, 8, 8), 10
 SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch
 LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
 
-# The smallest work that still has more than one turn, for options that a method may have.
+# The smallest work that still has more than one step, for options and groups of options that a method may have.
 TINY: dict[str, Any] = {
     "rounds": 2,
-    "first": 1,
+    "initial_rounds": 1,
     "steps": 3,
     "epochs": 2,
     "batch": 16,
-    "noise": 6,
-    "memory": 40,
     "subset": 20,
-    "student_steps": 2,
-    "student_batch": 16,
-    "student_epochs": 1,
-    "server_steps": 2,
-    "server_batch": 16,
-    "generator_width": 8,
-    "critic_width": 4,
     "attention": 0.0,  # FedAD's needs convolutions: see test_fedad.py
     "target_examples": 12,
     "dream_steps": 2,
     "features": 8,
     "server_epochs": 2,
+    "server_batch": 16,
+    "student_epochs": 1,
+    "generator": {"noise": 6, "width": 8},
+    "critic": {"width": 4},
+    "student": {"steps": 2, "epochs": 2, "batch": 16, "memory": 40},
+    "server": {"steps": 2, "batch": 16},
 }
 
 
 def config_of(name: str, **options: Any) -> Any:
-    """A method's config, as small as may be."""
+    """Config of a method, as small as may be.
+
+    Args:
+        name: name of the method.
+        options: options. Those of a group are a table, such as ``student={"steps": 1}``; options that the
+            method does not have are ignored.
+    """
     kind = METHODS[name]
-    known = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{key: value for key, value in {**TINY, **options}.items() if key in known})
+    default = kind()
+    changes = {}
+    for each in dataclasses.fields(kind):
+        tiny, value = TINY.get(each.name), options.get(each.name)
+        group = getattr(default, each.name)
+        if dataclasses.is_dataclass(group) and not dataclasses.is_dataclass(value):
+            known = {one.name for one in dataclasses.fields(group)}
+            table = {**(tiny or {}), **(value or {})}
+            changes[each.name] = dataclasses.replace(
+                group, **{key: one for key, one in table.items() if key in known}
+            )
+        elif each.name in options:
+            changes[each.name] = value
+        elif tiny is not None and not isinstance(tiny, dict):
+            changes[each.name] = tiny
+    return kind(**changes)
 
 
 @cache

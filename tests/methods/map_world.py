@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.methods.asyndgan import AsynDGAN
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._label_maps import MapGenerator
+from fedstill.methods._replay_training import ReplayTraining
+from fedstill.methods.asyndgan import AsynDGAN, PairTraining, critic_options, generator_options
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models import build
 from fedstill.models.vgg import CONV_INDICES, OUTPUT_INDICES, VGGFeatures
@@ -28,16 +31,25 @@ OPEN = PolicyConfig(label_maps=True)
 FIOD = FedIODMaps(
     steps=3,
     batch=4,
-    generator_width=2,
-    critic_width=4,
-    memory=12,
-    student_steps=2,
-    student_batch=6,
     ensemble="log_probs",
+    generator=MapGenerator(width=2),
+    critic=Discriminators(width=4, batch=32),
+    student=ReplayTraining(steps=2, batch=6, memory=12),
 )
 ASYN = AsynDGAN(
-    steps=2, batch=2, generator_width=2, critic_width=4, student_steps=2, student_batch=4, pixel=3.0
+    steps=2,
+    batch=2,
+    generator=generator_options(width=2, pixel=3.0),
+    critic=critic_options(width=4),
+    student=PairTraining(steps=2, batch=4),
 )
+GROUPS = ("generator", "critic", "student")
+
+
+def changed(config: Any, **options: Any) -> Any:
+    """The config with other options; those of a group are a table, such as ``student={"steps": 1}``."""
+    groups = {name: replace(getattr(config, name), **options.pop(name)) for name in GROUPS if name in options}
+    return replace(config, **groups, **options)
 
 
 def blobs(count: int, seed: int, task: Task = TASK) -> TensorData:
@@ -79,7 +91,7 @@ def world(
     **options: Any,
 ) -> World:
     """Nodes with 5, 8 and 11 images each, none of them trained."""
-    config = replace(config, **options)
+    config = changed(config, **options)
     models = [disagreeing(build(spec, SHAPE, task.classes, 0, index)) for index, spec in enumerate(specs)]
     nodes = make_nodes(models, policy=policy, data=lambda index: blobs(5 + 3 * index, index, task))
     student = build("unet:2", SHAPE, task.classes, 0, "student")
@@ -96,7 +108,7 @@ def weights(*modules: nn.Module) -> torch.Tensor:
 def everything(world: World) -> torch.Tensor:
     """All numbers that a run can change."""
     critics = [node.modules["critic"] for node in world.nodes if "critic" in node.modules]
-    return weights(world.server.student, world.server.state.generator, *critics)
+    return weights(world.server.student, world.server.state.generator.G, *critics)
 
 
 def up(world: World) -> Mapping[str, int]:

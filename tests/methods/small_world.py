@@ -18,6 +18,7 @@ from fedstill.data.public import PublicData
 from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import SentQuery
+from fedstill.methods._input_generators import GeneratorTraining
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split_model
@@ -26,6 +27,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stacking_key
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
@@ -111,8 +113,23 @@ class World:
 
     def states(self) -> list[torch.Tensor]:
         """Everything that has been learned."""
-        modules = [module for module in vars(self.server.state).values() if isinstance(module, nn.Module)]
+        parts = [
+            part.G if isinstance(part, GeneratorTraining) else part
+            for part in vars(self.server.state).values()
+        ]
+        modules = [part for part in parts if isinstance(part, nn.Module)]
         return [to_vector(module) for module in (self.server.student, *modules, *self.networks())]
+
+    def preview(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Previewed responses of all nodes to inputs ``(B, ...)``: ``(K, B, ...)`` each, without gradients."""
+        assert self.side.preview_response is not None
+        assert self.side.setting is not None
+        each = []
+        with torch.no_grad():
+            for node in self.nodes:
+                view = NodeView(NodeGroup([node]), self.side.setting)
+                each.append(self.side.preview_response(view, x, node.model(x)))
+        return {name: torch.stack([response[name] for response in each]) for name in each[0]}
 
     def state_dict(self) -> dict[str, Any]:
         """What a run remembers, to go on."""
@@ -151,7 +168,8 @@ def world(
     side = method.node_side(node_setting)
     if protect is not None:
         protect(side, node_setting)
-    side.prepare(nodes)
+    for node in nodes:
+        side.prepare(node)
     federation = InProcess(
         nodes, group_nodes(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
     )
@@ -209,9 +227,9 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=atol)
 
 
-def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeGroup:
-    """A group of one whose networks of some roles learn."""
-    group = NodeGroup([node]).set_query(setting)
+def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeView:
+    """View of a node whose networks of some roles are in training mode, and the others in evaluation mode."""
+    group = NodeGroup([node])
     for role in node.modules:
         group.module(role).train(role in roles)
-    return group
+    return NodeView(group, setting)
