@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation
 from tests.methods import small_world
-from tests.methods.small_world import World, disagreeing, make_nodes
+from tests.methods.small_world import World, changed, disagreeing, make_nodes
 
 SHAPE = (1, 16, 16)
 TASK = Segmentation(2)
@@ -43,13 +42,6 @@ ASYN = AsynDGAN(
     critic=critic_options(width=4),
     student=PairTraining(steps=2, batch=4),
 )
-GROUPS = ("generator", "critic", "student")
-
-
-def changed(config: Any, **options: Any) -> Any:
-    """The config with other options; those of a group are a table, such as ``student={"steps": 1}``."""
-    groups = {name: replace(getattr(config, name), **options.pop(name)) for name in GROUPS if name in options}
-    return replace(config, **groups, **options)
 
 
 def blobs(count: int, seed: int, task: Task = TASK) -> TensorData:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,15 @@ def public_data(count: int) -> PublicData:
     generator = torch.Generator().manual_seed(99)
     inputs = torch.randn(count, *SHAPE, generator=generator)
     return PublicData("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
+
+
+def changed(config: Any, **options: Any) -> Any:
+    """A method with other options; those of a group may be a table, such as ``student={"steps": 1}``."""
+    options = {
+        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in options.items()
+    }
+    return replace(config, **options)
 
 
 def disagreeing(model: nn.Module) -> nn.Module:
@@ -121,7 +130,7 @@ class World:
         return [to_vector(module) for module in (self.server.student, *modules, *self.networks())]
 
     def preview(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Previewed responses of all nodes to inputs ``(B, ...)``: ``(K, B, ...)`` each, without gradients."""
+        """Previewed responses of all nodes to inputs ``(B, ...)``: ``(K, B, ...)`` each."""
         assert self.side.preview_response is not None
         assert self.side.setting is not None
         each = []
