@@ -23,7 +23,7 @@ SHAPE, CLASSES = (1, 8, 8), 10
 SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch
 LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
 
-# The smallest work that still has more than one step, for options, and groups of them, that a method may have.
+# The smallest work with more than one step, for the options that a method may have and for groups of them.
 TINY: dict[str, Any] = {
     "rounds": 2,
     "initial_rounds": 1,

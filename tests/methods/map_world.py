@@ -8,16 +8,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.methods._discriminators import Discriminators
-from fedstill.methods._label_maps import MapGenerator
+from fedstill.methods._label_maps import MapGenerator, map_order
 from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.asyndgan import AsynDGAN, PairTraining, critic_options, generator_options
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models import build
 from fedstill.models.vgg import CONV_INDICES, OUTPUT_INDICES, VGGFeatures
+from fedstill.node.node import Node
+from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation
@@ -89,6 +94,16 @@ def world(
     student = build("unet:2", SHAPE, task.classes, 0, "student")
     given: dict[str, Any] = {"shape": SHAPE, "std": 0.5, "features": features, "task": task}
     return small_world.world(config, nodes, student, local=LocalConfig(), stacked=stacked, **given)
+
+
+def view(node: Node, task: Task = TASK, features: nn.Module | None = None) -> NodeView:
+    """A node as a method's functions see it."""
+    return NodeView(NodeGroup([node]), NodeSetting(task, LocalConfig(), Compute(), None, features))
+
+
+def sent_order(node: Node) -> torch.Tensor:
+    """The order in which a node sends its maps."""
+    return map_order(view(node))
 
 
 def weights(*modules: nn.Module) -> torch.Tensor:

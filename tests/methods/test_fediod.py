@@ -18,16 +18,30 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.federation import Responses
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._input_generators import InputGenerator
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, few, made, make_nodes
+from tests.methods.small_world import (
+    CLASSES,
+    SEED,
+    SHAPE,
+    World,
+    changed,
+    disagreeing,
+    few,
+    made,
+    make_nodes,
+)
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -35,17 +49,14 @@ SPECS = ("small-cnn:4", "resnet8:4", "mlp:8")
 SMALL = FedIOD(
     steps=4,
     batch=5,
-    noise=6,
-    generator_width=4,
-    critic_width=4,
-    memory=12,
-    student_steps=2,
-    student_batch=100,  # all that is remembered
     ensemble="log_probs",
+    generator=InputGenerator(noise=6, width=4),
+    critic=Discriminators(width=4, batch=32),
+    student=ReplayTraining(steps=2, batch=100, memory=12),  # a batch is all that is remembered
 )
-PAPER = replace(
+PAPER = changed(
     SMALL,
-    gan_form="eq2",
+    critic={"loss": "eq2"},
     gan_weights="size",
     importance="fakeness",
     ensemble="logits",
@@ -56,7 +67,7 @@ PAPER = replace(
     mimic=1.0,
     balance=0.0,
     student_inputs="fresh",
-    student_steps=1,
+    student={"steps": 1},
 )
 
 
@@ -94,15 +105,15 @@ class Plain:
         rated = config.importance in ("fakeness", "realness", "odds")
         critical = config.gan > 0 or rated  # else there are none
         self.D = [copy.deepcopy(node.modules["critic"]).train() for node in start.nodes if critical]
-        self.G, self.S = copy.deepcopy(start.server.state.generator), copy.deepcopy(start.server.student)
+        self.G, self.S = copy.deepcopy(start.server.state.generator.G), copy.deepcopy(start.server.student)
         adam = {"betas": (0.5, 0.999)}
         self.g_opt = torch.optim.Adam(self.G.parameters(), **adam)
-        self.d_opt = [torch.optim.Adam(D.parameters(), config.critic_lr, **adam) for D in self.D]
+        self.d_opt = [torch.optim.Adam(D.parameters(), config.critic.lr, **adam) for D in self.D]
         self.s_opt = torch.optim.Adam(self.S.parameters())
         self.sizes = [len(data) for data in self.data]
         self.pi = [size / sum(self.sizes) for size in self.sizes]
         self.t, self.number = 0, 1  # query 0 asked for the label counts
-        self.remembered: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.replay: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def rate(self, first: float, last: float) -> float:
         return last + (first - last) * 0.5 * (1 + math.cos(math.pi * self.t / (self.config.steps - 1)))
@@ -162,20 +173,20 @@ class Plain:
     def step(self) -> dict[str, float]:
         config, K = self.config, len(self.T)
         for group in self.g_opt.param_groups:
-            group["lr"] = self.rate(config.generator_lr, config.generator_lr_end)
+            group["lr"] = self.rate(config.generator.lr, config.generator.lr_end)
         for group in self.s_opt.param_groups:
-            group["lr"] = self.rate(config.student_lr, config.student_lr_end)
+            group["lr"] = self.rate(config.student.lr, config.student.lr_end)
 
-        w = torch.randn(config.batch, config.noise, generator=torch_generator(SEED, "w", self.t))
+        w = torch.randn(config.batch, config.generator.noise, generator=torch_generator(SEED, "w", self.t))
         x = self.G(w)
-        some = config.critic_batch or config.batch
+        some = config.critic.batch or config.batch
         own = [
             node.sample_batch(min(some, config.batch), "critic", self.number).inputs for node in self.nodes
         ]
         reals = self.draw()
         for D, optimizer, real in zip(self.D, self.d_opt, own, strict=False):
             real_loss, fake_loss = D(real), D(x.detach()[:some])
-            if config.gan_form == "eq2":
+            if config.critic.loss == "eq2":
                 loss = real_loss.sigmoid().mean() + (1 - fake_loss.sigmoid()).mean()
             else:  # real is class 0, generated is class 1
                 loss = F.binary_cross_entropy_with_logits(real_loss, torch.zeros_like(real_loss))
@@ -192,7 +203,7 @@ class Plain:
             for k in range(len(self.D)):
                 share = {"size": self.pi[k], "average": 1 / K, "expertise": (knows / knows.sum())[k]}
                 fake = d[k][b].sigmoid()
-                doubt = fake.sum() if config.gan_form == "eq2" else -(1 - fake).log().sum()
+                doubt = fake.sum() if config.critic.loss == "eq2" else -(1 - fake).log().sum()
                 L_gan = L_gan + share[config.gan_weights] * doubt / config.batch
         q = [one.softmax(1) for one in z]
         L_conf = sum(self.pi[k] * entropy(q[k]).mean() for k in range(K))
@@ -205,16 +216,17 @@ class Plain:
         loss.backward()
         self.g_opt.step()
 
-        self.remembered = [*self.remembered, *zip(x.detach(), z_bar.detach(), strict=True)][-config.memory :]
+        self.replay += zip(x.detach(), z_bar.detach(), strict=True)
+        self.replay = self.replay[-config.student.memory :]
         self.S.train()
-        for turn in range(config.student_steps):
+        for turn in range(config.student.steps):
             if config.student_inputs == "fresh":
                 draw = torch_generator(SEED, "fresh w", self.t, turn)
                 with torch.no_grad():
-                    x = self.G(torch.randn(config.batch, config.noise, generator=draw))
+                    x = self.G(torch.randn(config.batch, config.generator.noise, generator=draw))
                     target = self.responses(x, self.draw())[-1]
             else:
-                x, target = (torch.stack(part) for part in zip(*self.remembered, strict=True))
+                x, target = (torch.stack(part) for part in zip(*self.replay, strict=True))
             L_S = self.mimic(self.S(x), target)
             self.s_opt.zero_grad()
             L_S.backward()
@@ -239,15 +251,15 @@ def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(SMALL, id="remembered"),
+        pytest.param(SMALL, id="replayed"),
         pytest.param(PAPER, id="paper"),
-        pytest.param(replace(PAPER, gan_form="bce", student_inputs="remembered"), id="fakeness, bce"),
+        pytest.param(changed(PAPER, critic={"loss": "bce"}, student_inputs="replayed"), id="fakeness, bce"),
         pytest.param(replace(SMALL, importance="realness", ensemble="probs", tau=4.0), id="realness"),
         pytest.param(replace(SMALL, importance="odds", ensemble="probs"), id="odds"),
         pytest.param(replace(SMALL, importance="size", gan_weights="average"), id="sizes, average"),
         pytest.param(replace(SMALL, gan_weights="expertise"), id="expertise"),
-        pytest.param(replace(SMALL, critic_batch=2), id="critics learn on two of five"),
-        pytest.param(replace(SMALL, critic_batch=0), id="critics learn on all"),
+        pytest.param(changed(SMALL, critic={"batch": 2}), id="critics learn on two of five"),
+        pytest.param(changed(SMALL, critic={"batch": 0}), id="critics learn on all"),
         pytest.param(replace(SMALL, gan=0.0, conf=0.0, unique=5.0, mimic=3.0, balance=0.0), id="adversaries"),
         pytest.param(replace(SMALL, unique=-5.0), id="agreement"),
     ],
@@ -259,7 +271,7 @@ def test_step_equals_algorithm_1(config: FedIOD) -> None:
         losses, expected = one.server.step(), plain.step()
         assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
     same(one.server.student, plain.S)
-    same(one.server.state.generator, plain.G, CANCELED)
+    same(one.server.state.generator.G, plain.G, CANCELED)
     assert len(plain.D) == sum("critic" in node.modules for node in one.nodes) == (3 if config.gan else 0)
     for node, critic in zip(one.nodes, plain.D, strict=False):
         same(node.modules["critic"], critic, CANCELED_IN_CRITIC)
@@ -280,11 +292,12 @@ def test_private_critic_samples_real_inputs_only_for_ratings(
         return sample(*args)
 
     monkeypatch.setattr(Node, "sample_batch", counted)
-    node, x = one.nodes[0], torch.zeros(1, 5, *SHAPE)
+    node, x = one.nodes[0], torch.zeros(5, *SHAPE)
     node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
-    one.side.prepare([node])
+    one.side.prepare(node)
     before = to_vector(node.modules["critic"])
-    one.side.queries["predict_logits"].handler(NodeGroup([node]), 0, x=x)
+    assert one.side.setting is not None
+    one.side.queries["predict_logits"].function(NodeView(NodeGroup([node]), one.side.setting), x=x)
     assert times[0] == samples
     assert not torch.equal(to_vector(node.modules["critic"]), before)
 
@@ -309,9 +322,7 @@ def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
     one.server.step()
     before, audit = copy.deepcopy([node.state_dict() for node in one.nodes]), one.audit.traffic_totals()
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        z = torch.stack([node.model(x) for node in one.nodes])
-        response = one.side.preview_responses(one.nodes, x, z)
+    response = one.preview(x)
     for row, node in enumerate(one.nodes):
         torch.testing.assert_close(response["logits"][row], node.model(x))
         if importance != "counts":  # only then do the weights need the critic
@@ -328,11 +339,12 @@ def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
 
 def test_preview_samples_are_repeatable_and_change_nothing() -> None:
     server = world(SMALL).server
-    state = copy.deepcopy(server.state.generator.state_dict())
+    G = server.state.generator.G
+    state = copy.deepcopy(G.state_dict())
     first, again = server.preview_samples(4), server.preview_samples(4)
     assert torch.equal(first, again)
-    assert server.state.generator.training
-    assert all(torch.equal(state[name], value) for name, value in server.state.generator.state_dict().items())
+    assert G.training
+    assert all(torch.equal(state[name], value) for name, value in G.state_dict().items())
     assert -2 <= first.min() < first.max() <= 2  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
     server.step()
     assert not torch.equal(server.preview_samples(4), first)
@@ -340,9 +352,9 @@ def test_preview_samples_are_repeatable_and_change_nothing() -> None:
 
 def test_rejects_odds_with_eq2_critics() -> None:
     with pytest.raises(
-        ArgumentError, match=r"invalid method\.gan_form = 'eq2' \(expected bce where importance"
+        ArgumentError, match=r"invalid method\.critic\.loss = 'eq2' \(expected bce where importance"
     ):
-        FedIOD(importance="odds", gan_form="eq2")
+        FedIOD(importance="odds", critic=Discriminators(loss="eq2"))
 
 
 def test_rejects_generator_without_loss() -> None:

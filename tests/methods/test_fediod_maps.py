@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.federation import Responses
-from fedstill.methods._label_maps import map_order, owner_id
+from fedstill.methods._label_maps import owner_id
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._student import Augment, Replay
+from fedstill.methods._replay_training import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual_loss
@@ -27,34 +26,36 @@ from tests.methods.map_world import (
     SHAPE,
     TASK,
     everything,
+    sent_order,
     up,
     vgg,
     weights,
     world,
 )
-from tests.methods.small_world import SEED, change_responses, resumed
+from tests.methods.small_world import SEED, change_responses, changed, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-FULL = replace(FIOD, perceptual=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
+FULL = changed(FIOD, generator={"perceptual": 0.5, "pixel": 2.0}, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
 
 
 def real_of(node: Any, row: int, pose: int) -> torch.Tensor:
-    image = node.data.inputs[map_order(node)][row]
+    image = node.data.inputs[sent_order(node)][row]
     return torch.rot90(image.flip(-1) if pose % 2 else image, pose // 2, (-2, -1))
 
 
 @pytest.mark.parametrize("augment", ["none", "turn"])
-def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds(augment: Any) -> None:
-    features, config = vgg(), replace(FULL, map_augment=augment)
+def test_gradient_of_the_generator_equals_plain_autograd(augment: Any) -> None:
+    features, config = vgg(), changed(FULL, generator={"augment": augment})
     one, plain = world(config, features=features), world(config, features=features)
     losses = one.server.step()
 
     for node in plain.nodes:  # queries before the first predict_logits, which take numbers
         node.model.requires_grad_(False)
-    G, S = plain.server.state.generator, plain.server.student.eval()
-    plain.server.state.source.load_state_dict(one.server.state.source.state_dict(), torch.device("cpu"))
-    batch = plain.server.state.source.sample(config.batch, "w", 0)
+    G, S = plain.server.state.generator.G, plain.server.student.eval()
+    source = plain.server.state.generator.source
+    source.load_state_dict(one.server.state.generator.source.state_dict(), torch.device("cpu"))
+    batch = source.sample(config.batch, "w", 0)
     x = G(TASK.encode_maps(batch.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)
@@ -65,7 +66,7 @@ def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds
         real = torch.cat([TASK.encode_maps(TASK.label_maps(sampled)), sampled.inputs], 1)
         fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
         D_loss = F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()
-        optimizer = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
+        optimizer = torch.optim.Adam(D.parameters(), config.critic.lr, betas=(0.5, 0.999))
         D_loss.backward()
         optimizer.step()
         gan = gan + pi[k] * F.softplus(D(fake)).flatten(1).sum(1).mean()
@@ -93,7 +94,7 @@ def test_the_generators_gradient_backpropagate_the_federation_is_plain_autograds
     for name, value in expected.items():
         assert losses[name] == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
     assert losses["balance"] == 0
-    learned = one.server.state.generator.named_parameters()
+    learned = one.server.state.generator.G.named_parameters()
     for (name, mine), other in zip(learned, G.parameters(), strict=True):
         assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm(), name
         assert mine.grad.abs().max() > 1e-6, name
@@ -120,8 +121,8 @@ def test_notes_that_perceptual_loss_is_off() -> None:
         "perceptual loss is off (nodes have no VGG features: nodes.perceptual names a file of them)",
     )
     assert world(features=vgg()).side.notes == ()
-    assert world(perceptual=0.0).side.notes == ()
-    assert world(conditions="drawn").side.notes == ()
+    assert world(generator={"perceptual": 0.0}).side.notes == ()
+    assert world(generator={"conditions": "drawn"}).side.notes == ()
 
 
 # --- before the student, and after ---------------------------------------------------------------
@@ -169,7 +170,7 @@ def test_pretraining_weights_critics_as_training_does() -> None:
 
 def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
     """Its rates: the generator's fall over all steps, the student's over those that it takes part in."""
-    one = world(pretrain=1, steps=2, student_lr=0.5, student_lr_end=0.1)
+    one = world(pretrain=1, steps=2, student={"lr": 0.5, "lr_end": 0.1})
     rates = []
     for _ in range(3):
         one.server.step()
@@ -192,7 +193,7 @@ def test_preview_samples_have_maps() -> None:
     x, maps = one.server.preview_samples(5), one.server.preview_maps(5)
     assert maps.shape == (5, 16, 16)
     assert maps.dtype == torch.uint8
-    torch.testing.assert_close(x, one.server.state.generator(TASK.encode_maps(maps)))
+    torch.testing.assert_close(x, one.server.state.generator.G(TASK.encode_maps(maps)))
 
 
 # --- remembered images turn with what is known of them -------------------------------------------
@@ -226,9 +227,9 @@ def test_shift_flip_mirrors_half_of_the_images() -> None:
 
 
 def test_rejects_invalid_replay_augmentation() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid method.student_augment = 'shift' \(expected none"):
+    with pytest.raises(ArgumentError, match=r"invalid method.student.augment = 'shift' \(expected none"):
         Replay(9, "shift", RECONSTRUCTION, SHAPE, 0)
-    with pytest.raises(ArgumentError, match=r"invalid method.student_augment = 'turn' \(expected not turn"):
+    with pytest.raises(ArgumentError, match=r"invalid method.student.augment = 'turn' \(expected not turn"):
         Replay(9, "turn", TASK, (1, 16, 24), 0)
 
 
@@ -236,7 +237,7 @@ def test_rejects_invalid_replay_augmentation() -> None:
 
 
 def test_label_shift_corrects_targets_to_the_nodes_class_shares() -> None:
-    one = world(label_shift=True, importance="size", student_steps=1)
+    one = world(label_shift=True, importance="size", student={"steps": 1})
     student = one.server.state.student
     learned: list[torch.Tensor] = []
     step = student.step
@@ -249,7 +250,7 @@ def test_label_shift_corrects_targets_to_the_nodes_class_shares() -> None:
     share = z.argmax(1).double().mean()
     moved = (held / (1 - held)).log() - (share / (1 - share)).log()  # of the second class against the first
     assert abs(moved) > 0.5, "else nothing is shown"
-    stored, target = student.replay.sample(FIOD.student_batch, 1, 0)[1], learned[1]
+    stored, target = student.replay.sample(FIOD.student.batch, 1, 0)[1], learned[1]
     difference = (target[:, 1] - target[:, 0]) - (stored[:, 1] - stored[:, 0])
     torch.testing.assert_close(difference, torch.full_like(difference, moved.item()), rtol=1e-3, atol=1e-3)
 
@@ -281,8 +282,13 @@ def test_label_shift_is_for_classes() -> None:
     [
         {},
         {"importance": "realness", "student_inputs": "fresh", "gan_weights": "expertise"},
-        {"conditions": "drawn", "pretrain": 1},
-        {"student_augment": "turn", "map_augment": "mirror", "ensemble": "consensus", "label_shift": True},
+        {"generator": {"conditions": "drawn"}, "pretrain": 1},
+        {
+            "student": {"augment": "turn"},
+            "generator": {"augment": "mirror"},
+            "ensemble": "consensus",
+            "label_shift": True,
+        },
     ],
 )
 def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) -> None:
@@ -299,7 +305,7 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"pretrain": 1, "map_augment": "turn"}, {"student_inputs": "fresh"}, {"label_shift": True}],
+    [{"pretrain": 1, "generator": {"augment": "turn"}}, {"student_inputs": "fresh"}, {"label_shift": True}],
 )
 def test_resumed_training_equals_uninterrupted(options: dict[str, Any], tmp_path: Path) -> None:
     whole = world(**options, features=vgg())
@@ -315,9 +321,8 @@ def test_preview_responses_need_no_maps() -> None:
     one.server.step()
     x = one.nodes[0].data.inputs
     before = copy.deepcopy(everything(one))
+    response = one.preview(x)
     with torch.no_grad():
-        z = torch.stack([node.model(x) for node in one.nodes])
-        response = one.side.preview_responses(one.nodes, x, z)
         together = one.server.ensemble_responses(Responses(-1, one.federation.nodes, response))
     torch.testing.assert_close(response["logits"][1], one.nodes[1].model(x))
     assert together.shape == (len(x), 2, 16, 16)
@@ -328,7 +333,7 @@ def test_preview_responses_need_no_maps() -> None:
 
 
 def test_models_get_measured_images() -> None:
-    one = world(task=RECONSTRUCTION, stacked=False, student_steps=1)
+    one = world(task=RECONSTRUCTION, stacked=False, student={"steps": 1})
     batches: list[torch.Tensor] = []
     models = [node.model for node in one.nodes] + [one.server.student]
     for model in models:
