@@ -11,9 +11,18 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import NodeFault
 from fedstill.federation.link_config import LinkConfig
-from fedstill.methods._label_maps import map_order
 from fedstill.node.policy import PolicyConfig
-from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
+from tests.methods.map_world import (
+    ASYN,
+    RECONSTRUCTION,
+    TASK,
+    World,
+    everything,
+    sent_order,
+    up,
+    weights,
+    world,
+)
 from tests.methods.small_world import change_responses, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -22,24 +31,25 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
     one, plain = world(ASYN), world(ASYN)
     losses = one.server.step()
-    plain.server.state.source.load_state_dict(one.server.state.source.state_dict(), torch.device("cpu"))
+    plain_generator, source = plain.server.state.generator, plain.server.state.generator.source
+    source.load_state_dict(one.server.state.generator.source.state_dict(), torch.device("cpu"))
     sizes, gan, unlike = [5.0, 8.0, 11.0], torch.zeros(()), torch.zeros(())
     for k, node in enumerate(plain.nodes):
         number = 1 + 3 + k  # after the sizes and three nodes' maps
-        batch = plain.server.state.source.sample(ASYN.batch, "w", 0, node.name, node=node.name)
-        x = plain.server.state.generator(TASK.encode_maps(batch.maps))
+        batch = source.sample(ASYN.batch, "w", 0, node.name, node=node.name)
+        x = plain_generator.G(TASK.encode_maps(batch.maps))
         D, sampled = node.modules["critic"].train(), node.sample_batch(ASYN.batch, "critic", number)
         real = torch.cat([TASK.encode_maps(TASK.label_maps(sampled)), sampled.inputs], 1)
         fake = torch.cat([TASK.encode_maps(batch.maps), x], 1)
-        optimizer = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
+        optimizer = torch.optim.Adam(D.parameters(), ASYN.critic.lr, betas=(0.5, 0.999))
         (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
         optimizer.step()
         gan = gan + sizes[k] / 24 * F.softplus(D(fake)).mean()
-        own = node.data.inputs[map_order(node)][batch.source[:, 1]]
+        own = node.data.inputs[sent_order(node)][batch.source[:, 1]]
         unlike = unlike + sizes[k] / 24 * 3.0 * (x - own).abs().mean()
     assert losses == pytest.approx({"gan": gan.item(), "difference": unlike.item()}, rel=1e-4)
     (gan + unlike).backward()
-    G, other_G = one.server.state.generator, plain.server.state.generator
+    G, other_G = one.server.state.generator.G, plain_generator.G
     pairs = zip(G.parameters(), other_G.parameters(), strict=True)
     for mine, other in pairs:
         assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm()
@@ -48,28 +58,28 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
 def test_first_the_generator_learns_and_then_the_student() -> None:
     one = world(ASYN)
     assert one.server.total_steps == 4
-    student, G = weights(one.server.student), weights(one.server.state.generator)
+    student, G = weights(one.server.student), weights(one.server.state.generator.G)
     for _ in range(2):
         assert set(one.server.step()) == {"gan", "difference"}
     assert torch.equal(weights(one.server.student), student)
-    made, bytes_up = weights(one.server.state.generator), up(one)
+    made, bytes_up = weights(one.server.state.generator.G), up(one)
     assert not torch.equal(made, G)
     for _ in range(2):
         assert set(one.server.step()) == {"student"}
     assert not torch.equal(weights(one.server.student), student)
-    assert torch.equal(weights(one.server.state.generator), made)
+    assert torch.equal(weights(one.server.state.generator.G), made)
     assert up(one) == bytes_up, "what the student learns on is made at the server"
     assert set(bytes_up) == {"label maps", "data sizes", "critic", "difference", "gradients"}
 
 
 def test_the_student_learns_on_generated_images_and_their_maps() -> None:
-    one, turning, plain = world(ASYN), world(ASYN, student_augment="turn"), world(ASYN)
+    one, turning, plain = world(ASYN), world(ASYN, student={"augment": "turn"}), world(ASYN)
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):
         plain.server.step()
-    batch = plain.server.state.source.sample(ASYN.student_batch, "student", 0)
+    batch = plain.server.state.generator.source.sample(ASYN.student.batch, "student", 0)
     with torch.no_grad():
-        x = plain.server.state.generator(TASK.encode_maps(batch.maps))
+        x = plain.server.state.generator.G(TASK.encode_maps(batch.maps))
     z = plain.server.student.train()(x)
     (loss,) = TASK.loss(z.unsqueeze(0), TASK.targets_from_maps(batch.maps, x).unsqueeze(0))
     assert losses[0]["student"] == pytest.approx(loss.item(), rel=1e-4)
@@ -77,7 +87,7 @@ def test_the_student_learns_on_generated_images_and_their_maps() -> None:
 
 
 def test_sampled_maps_give_all_nodes_the_same_images() -> None:
-    one = world(ASYN, policy=PolicyConfig(), conditions="drawn")
+    one = world(ASYN, policy=PolicyConfig(), generator={"conditions": "drawn"})
     for _ in range(4):
         one.server.step()
     assert set(up(one)) == {"data sizes", "critic", "gradients"}
@@ -87,14 +97,14 @@ def test_sampled_maps_give_all_nodes_the_same_images() -> None:
 def test_reconstructs_from_label_maps() -> None:
     """The student turns what would have been measured of generated images back into them."""
     one, turning, plain = (
-        world(ASYN, task=RECONSTRUCTION, student_augment=how) for how in ("none", "turn", "none")
+        world(ASYN, task=RECONSTRUCTION, student={"augment": how}) for how in ("none", "turn", "none")
     )
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):
         plain.server.step()
-    batch = plain.server.state.source.sample(ASYN.student_batch, "student", 0)
+    batch = plain.server.state.generator.source.sample(ASYN.student.batch, "student", 0)
     with torch.no_grad():
-        x = plain.server.state.generator(RECONSTRUCTION.encode_maps(batch.maps))
+        x = plain.server.state.generator.G(RECONSTRUCTION.encode_maps(batch.maps))
         z = plain.server.student.train()(RECONSTRUCTION.observe(x))
     assert losses[0]["student"] == pytest.approx((z - x).abs().mean().item(), rel=1e-4)
     assert losses[1] != losses[0]
@@ -109,7 +119,7 @@ def test_resumed_training_equals_uninterrupted(stop: int, tmp_path: Path) -> Non
 
 
 def test_stacked_and_single_nodes_give_equal_metrics() -> None:
-    for options in ({}, {"conditions": "drawn"}):
+    for options in ({}, {"generator": {"conditions": "drawn"}}):
         stacked, alone = world(ASYN, **options), world(ASYN, **options, stacked=False)
         for _ in range(4):
             assert stacked.server.step() == pytest.approx(alone.server.step(), rel=1e-3, abs=1e-5)

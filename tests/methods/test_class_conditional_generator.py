@@ -13,7 +13,10 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.seeds import torch_generator
+from fedstill.federation.federation import Responses
 from fedstill.federation.link_config import LinkConfig
+from fedstill.methods._input_generators import LabelGenerator
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.co_boosting import CoBoosting
 from fedstill.methods.dense import DENSE
 from fedstill.models.interface import Interface
@@ -41,10 +44,8 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 TINY: dict[str, Any] = {
     "steps": 3,
     "batch": 4,
-    "noise": 6,
-    "generator_width": 4,
-    "student_steps": 1,
-    "student_batch": 100,  # all that is remembered
+    "generator": LabelGenerator(noise=6, width=4),
+    "student": ReplayTraining(steps=1, batch=100),  # a batch is all that is remembered
     "tau": 2.0,
 }
 DENSER = DENSE(**TINY, generator_steps=2, adversary=0.5, bn=0.3)
@@ -74,9 +75,9 @@ class Plain:
     def __init__(self, config: Any) -> None:
         start = world(config)
         self.config, self.f = config, [node.model.eval().requires_grad_(False) for node in start.nodes]
-        self.G, self.S = copy.deepcopy(start.server.state.generator), copy.deepcopy(start.server.student)
-        self.g_adam = torch.optim.Adam(self.G.parameters(), config.generator_lr, betas=(0.5, 0.999))
-        self.s_adam = torch.optim.Adam(self.S.parameters(), config.student_lr)
+        self.G, self.S = copy.deepcopy(start.server.state.generator.G), copy.deepcopy(start.server.student)
+        self.g_adam = torch.optim.Adam(self.G.parameters(), config.generator.lr, betas=(0.5, 0.999))
+        self.s_adam = torch.optim.Adam(self.S.parameters(), config.student.lr)
 
     def kl(self, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
         """For each input."""
@@ -166,7 +167,7 @@ def test_step_equals_plain_implementation(config: Any, step: Any, models: Any) -
     losses, expected = one.server.step(), step(plain)
     assert losses == pytest.approx(expected, rel=2e-3, abs=1e-5)
     same(one.server.student, plain.S, rtol=1e-3, atol=2e-4)
-    for mine, theirs in zip(one.server.state.generator.parameters(), plain.G.parameters(), strict=True):
+    for mine, theirs in zip(one.server.state.generator.G.parameters(), plain.G.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-4)
     if config is BOOSTING:
         torch.testing.assert_close(one.server.state.w, plain.w)
@@ -184,10 +185,10 @@ def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
     ]
     further = {"batch norm distance"} if config is DENSER else set()
     assert released == [{"logits", "gradients", *further}, {"parameters"}]
-    assert [len({entry["number"] for entry in one.audit.entries()}) for one in (queried, uploaded)] == [
-        config.steps * config.queries_per_step,
-        1,
-    ]
+    steps = 3 * (2 if config is DENSER else 3)  # steps of G; with its batch and the perturbed one
+    assert queried.side.queries["predict_logits"].times == steps
+    numbers = [len({entry["number"] for entry in one.audit.entries()}) for one in (queried, uploaded)]
+    assert numbers == [steps, 1]
 
 
 def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
@@ -211,14 +212,11 @@ def test_weights_favor_nodes_that_recognize_the_inputs() -> None:
     one = world(replace(BOOSTING, mu=0.6), specs=("mlp:8",) * 2)
     y = torch.tensor([0, 1, 2, 1])
     right = 4.0 * F.one_hot(y, CLASSES).float()
-    BOOSTING.update_node_weights(
-        one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), 0
-    )
+    responses = Responses(-1, ("n0", "n1"), {"logits": torch.stack([right, -right])})
+    BOOSTING.update_node_weights(one.server, one.server.state, responses, y, 0)
     torch.testing.assert_close(one.server.state.w, torch.tensor([0.55, 0.45]))
     for t in range(60):
-        BOOSTING.update_node_weights(
-            one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), t
-        )
+        BOOSTING.update_node_weights(one.server, one.server.state, responses, y, t)
     torch.testing.assert_close(one.server.state.w, torch.tensor([1.0, 0.0]))
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.seeds import torch_generator
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.co_dream import CoDream
 from fedstill.models.normalization import outputs_and_batch_norm_loss
 from fedstill.node.policy import PolicyConfig
@@ -27,8 +28,7 @@ SMALL = CoDream(
     dream_lr=0.3,
     bn=0.2,
     adversary=0.7,
-    student_steps=1,
-    student_batch=100,  # all that is remembered
+    student=ReplayTraining(steps=1, batch=100),  # a batch is all that is remembered
 )
 SPECS = ("resnet8:4", "mlp:8", "resnet8:4")
 
@@ -68,7 +68,7 @@ def test_batch_of_dreams_equals_plain_implementation() -> None:
     means = (sum(terms) / 3).tolist()
     y = sum(f_k(x) for f_k in f) / 3
     L_S = F.kl_div(S(x.detach()).log_softmax(1), y.detach().softmax(1), reduction="batchmean")
-    s_adam = torch.optim.Adam(S.parameters(), SMALL.student_lr)
+    s_adam = torch.optim.Adam(S.parameters(), SMALL.student.lr)
     L_S.backward()
     s_adam.step()
     expected = dict(zip(("entropy", "adversary", "statistics", "student"), (*means, L_S.item()), strict=True))

@@ -14,6 +14,9 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig, Precision
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._input_generators import InputGenerator, LabelGenerator
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods._zeroth_order import directions, linearize
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedzge import FedZGE
@@ -29,16 +32,21 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 SMALL = FedZGE(
     steps=3,
     batch=4,
-    noise=6,
-    generator_width=4,
     directions=2,
     epsilon=0.01,
-    student_steps=1,
-    student_batch=100,  # all that is remembered
+    generator=LabelGenerator(noise=6, width=4),
+    student=ReplayTraining(steps=1, batch=100),  # a batch is all that is remembered
     tau=1.0,
     adversary=0.5,
     diversity=2.0,
     balance=3.0,
+)
+IOD = FedIOD(
+    steps=3,
+    batch=4,
+    gan=0.0,
+    generator=InputGenerator(noise=6, width=4),
+    student=ReplayTraining(memory=12),
 )
 TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is no module is given, and gives
 
@@ -52,7 +60,7 @@ def world(config: Any, *models: nn.Module, precision: Precision = "float32") -> 
 def slopes(one: World) -> torch.Tensor:
     """What teaches G in the next step."""
     one.server.step()
-    return torch.cat([parameter.grad.flatten() for parameter in one.server.state.generator.parameters()])
+    return torch.cat([parameter.grad.flatten() for parameter in one.server.state.generator.G.parameters()])
 
 
 # --- the estimate ---------------------------------------------------------------------------------
@@ -78,7 +86,7 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
 
 def test_differences_approximate_gradients_of_nodes() -> None:
     """Where many directions are asked about, and where none is it does not."""
-    config = FedIOD(steps=3, batch=4, noise=6, generator_width=4, gan=0.0, memory=12, conf=5.0)
+    config = replace(IOD, conf=5.0)
     ways = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
     through, around, mimicking = (slopes(world(replace(config, **way))) for way in ways)  # type: ignore[arg-type]
     assert F.cosine_similarity(around, through, dim=0) > 0.98
@@ -90,16 +98,7 @@ def test_differences_approximate_gradients_of_nodes() -> None:
     "config",
     [
         SMALL,
-        FedIOD(
-            steps=3,
-            batch=4,
-            noise=6,
-            generator_width=4,
-            gan=0.0,
-            memory=12,
-            backpropagate=False,
-            directions=2,
-        ),
+        replace(IOD, backpropagate=False, directions=2),
     ],
     ids=["fedzge", "fediod"],
 )
@@ -110,9 +109,7 @@ def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(conf
 @pytest.mark.parametrize("importance", ["realness", "odds"])
 def test_other_tensors_are_not_linearized(importance: Any) -> None:
     """What critics say of each input is differenced, the mean of what they say of real ones is not."""
-    config = FedIOD(
-        steps=3, batch=4, noise=6, generator_width=4, critic_width=4, memory=12, importance=importance
-    )
+    config = replace(IOD, gan=1.0, critic=Discriminators(width=4, batch=32), importance=importance)
     one = world(replace(config, backpropagate=False, directions=2, ensemble="probs"))
     one.server.step()
     assert one.side.queries["predict_logits"].rows == 12
@@ -128,8 +125,8 @@ def test_other_tensors_are_not_linearized(importance: Any) -> None:
 
 def test_step_equals_plain_implementation() -> None:
     one, plain = world(SMALL), world(SMALL)
-    G, S = copy.deepcopy(plain.server.state.generator), copy.deepcopy(plain.server.student)
-    adam = torch.optim.Adam(G.parameters(), SMALL.generator_lr, betas=(0.5, 0.999))
+    G, S = copy.deepcopy(plain.server.state.generator.G), copy.deepcopy(plain.server.student)
+    adam = torch.optim.Adam(G.parameters(), SMALL.generator.lr, betas=(0.5, 0.999))
     losses = one.server.step()
 
     draw = torch_generator(SEED, "w", 0)
@@ -178,9 +175,9 @@ def test_step_equals_plain_implementation() -> None:
             leaf.grad[b] += 64 / 2 * slope.detach() * u[j, b]
     x.backward(leaf.grad)
     adam.step()
-    for mine, theirs in zip(one.server.state.generator.parameters(), G.parameters(), strict=True):
+    for mine, theirs in zip(one.server.state.generator.G.parameters(), G.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-4)
-    s_adam = torch.optim.Adam(S.parameters(), SMALL.student_lr)
+    s_adam = torch.optim.Adam(S.parameters(), SMALL.student.lr)
     log_S = S(x.detach()).log_softmax(1)
     loss = F.kl_div(log_S, z.detach().log_softmax(1), reduction="batchmean", log_target=True)
     assert losses["student"] == pytest.approx(loss.item(), rel=1e-4)
@@ -219,6 +216,6 @@ def test_rejects_directions_with_gradients_and_small_memory() -> None:
         FedIOD(directions=2)
     assert FedIOD(backpropagate=False, mimic=0.0, directions=2).directions, "differences teach it"
     with pytest.raises(
-        ArgumentError, match=r"invalid method\.memory = 3 \(expected at least method\.batch \(4\)"
+        ArgumentError, match=r"invalid method\.student\.memory = 3 \(expected at least method\.batch \(4\)"
     ):
-        replace(SMALL, memory=3)
+        replace(SMALL, student=ReplayTraining(memory=3))

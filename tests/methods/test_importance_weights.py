@@ -9,7 +9,8 @@ import torch
 from torch.distributions import Normal
 
 from fedstill.federation.federation import Responses
-from fedstill.methods._critics import fake_loss, real_loss
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._importance_weights import importance_weights
 from fedstill.methods.fediod import FedIOD
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
@@ -33,14 +34,14 @@ def learned(own: Normal) -> torch.Tensor:
         return torch.stack([torch.ones_like(x), x, x**2], 1)
 
     real, fake = own.sample((20000,)), MADE.sample((20000,))
-    weights = torch.zeros(3, requires_grad=True)
+    weights, critics = torch.zeros(3, requires_grad=True), Discriminators(loss="bce")
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
         total = (
-            real_loss(quadratic_features(real) @ weights, "bce").mean()
-            + fake_loss(quadratic_features(fake) @ weights, "bce").mean()
+            critics.real_loss(quadratic_features(real) @ weights).mean()
+            + critics.fake_loss(quadratic_features(fake) @ weights).mean()
         )
         total.backward()
         return total
@@ -58,7 +59,8 @@ def test_odds_weights_are_posterior_probabilities(critic: Any, near: float) -> N
     server = small_world.world(config, nodes, made("mlp:4", "student"), local=LocalConfig()).server
     server.state.histogram.fetch(server)
     d = torch.stack([critic(own) for own in OWN]).view(3, -1, 1, 1).expand(-1, -1, 2, 2)
-    weights = config.weights(server, server.state, Responses(-1, server.federation.nodes, {"critic": d}))
+    responses = Responses(-1, server.federation.nodes, {"critic": d})
+    weights = importance_weights("odds", server.task, server.state.histogram, responses)
     dense = torch.stack([n * own.log_prob(X).exp() for n, own in zip(SIZES, OWN, strict=True)])
     expected = (dense / dense.sum(0)).unsqueeze(2).expand(-1, -1, 3)
     torch.testing.assert_close(weights, expected, rtol=0, atol=near)

@@ -12,12 +12,12 @@ import torch
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.federation.link_config import LinkConfig
-from fedstill.methods._label_maps import MapGeneratorOptions, MapSource, map_order, owner_id
+from fedstill.methods._label_maps import MapGenerator, MapSource, owner_id
 from fedstill.methods._server import Server
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from tests.methods.map_world import TASK, World, blobs, up, world
+from tests.methods.map_world import TASK, World, blobs, sent_order, up, world
 from tests.methods.small_world import change_responses
 
 
@@ -30,7 +30,7 @@ def at(one: World, **changes: Any) -> Server:
 
 
 def gathered(one: World, **options: Any) -> MapSource:
-    maps = MapSource(MapGeneratorOptions(**options), one.server)
+    maps = MapSource(MapGenerator(**options), one.server)
     maps.fetch(one.server)
     return maps
 
@@ -40,10 +40,10 @@ def test_each_node_sends_its_maps_in_its_own_order() -> None:
     maps = gathered(one)
     for node in one.nodes:
         mine = maps.owner == owner_id(node.name)
-        expected = TASK.label_maps(node.data)[map_order(node)]
+        expected = TASK.label_maps(node.data)[sent_order(node)]
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
-    assert map_order(one.nodes[2]).tolist() != list(range(11))
+    assert sent_order(one.nodes[2]).tolist() != list(range(11))
     maps.fetch(one.server)  # once is enough
     assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
 
@@ -51,12 +51,12 @@ def test_each_node_sends_its_maps_in_its_own_order() -> None:
 @pytest.mark.parametrize("augment", ["none", "mirror", "turn"])
 def test_samples_carry_owner_row_and_pose(augment: Any) -> None:
     one = world()
-    maps = gathered(one, map_augment=augment)
+    maps = gathered(one, augment=augment)
     batch = maps.sample(60, "w", 3)
     by_name = {owner_id(node.name): node for node in one.nodes}
     for sampled, (owner, row, pose) in zip(batch.maps, batch.source.tolist(), strict=True):
         node = by_name[owner]
-        real = TASK.label_maps(node.data)[map_order(node)][row]
+        real = TASK.label_maps(node.data)[sent_order(node)][row]
         real = real.flip(-1) if pose % 2 else real
         assert torch.equal(sampled, torch.rot90(real, pose // 2, (0, 1)))
     assert set(batch.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
@@ -69,7 +69,7 @@ def test_samples_carry_owner_row_and_pose(augment: Any) -> None:
 
 
 def test_sampled_maps_need_no_query() -> None:
-    one = world(conditions="drawn")
+    one = world(generator={"conditions": "drawn"})
     maps = gathered(one, conditions="drawn")
     assert maps.sample(3, "w").generator_input.shape == (3, 3, 16, 16)
     assert up(one) == {}
@@ -77,33 +77,33 @@ def test_sampled_maps_need_no_query() -> None:
 
 
 def test_public_maps_are_those_of_public_labels() -> None:
-    one, data = world(conditions="drawn"), blobs(6, 9)
+    one, data = world(generator={"conditions": "drawn"}), blobs(6, 9)
     public = PublicData("held-out", data.inputs, data.targets)
-    maps = MapSource(MapGeneratorOptions(conditions="public"), at(one, public=public))
+    maps = MapSource(MapGenerator(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.label_maps(data))
     for lacking in (None, PublicData("noise", data.inputs)):
         with pytest.raises(
-            ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"
+            ArgumentError, match=r"invalid method\.generator\.conditions = 'public' \(expected nodes or drawn"
         ):
-            MapSource(MapGeneratorOptions(conditions="public"), at(one, public=lacking))
+            MapSource(MapGenerator(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
     with pytest.raises(
-        ArgumentError, match=r"invalid method\.map_augment = 'turn' \(expected none or mirror"
+        ArgumentError, match=r"invalid method\.generator\.augment = 'turn' \(expected none or mirror"
     ):
-        MapSource(MapGeneratorOptions(map_augment="turn"), at(world(), shape=(1, 16, 24)))
+        MapSource(MapGenerator(augment="turn"), at(world(), shape=(1, 16, 24)))
 
 
 # --- refusals ------------------------------------------------------------------------------------
 
 
 def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
-    with pytest.raises(QueryRefused, match=r"label_maps: no .* method\.conditions = .drawn"):
+    with pytest.raises(QueryRefused, match=r"label_maps: no .* method\.generator\.conditions = .drawn"):
         world(policy=PolicyConfig())
     for policy in (PolicyConfig(label_maps=True), PolicyConfig(outputs_only=False)):
         world(policy=policy).server.step()
-    world(policy=PolicyConfig(), conditions="drawn").server.step()
+    world(policy=PolicyConfig(), generator={"conditions": "drawn"}).server.step()
 
 
 def test_difference_is_refused_by_default() -> None:
@@ -111,7 +111,7 @@ def test_difference_is_refused_by_default() -> None:
     one = world()
     predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
     assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: no difference, unless its owner")
-    query = world(pixel=0.0, perceptual=0.0).side.queries["predict_logits"]
+    query = world(generator={"pixel": 0.0, "perceptual": 0.0}).side.queries["predict_logits"]
     assert gate.refusal_reason(query) is None
     assert (predict_logits.depends_on_records, query.depends_on_records) == (("difference",), ()), (
         "it comes of the records themselves"
@@ -156,7 +156,7 @@ def test_node_with_invalid_maps_is_excluded(wrong: torch.Tensor, message: str) -
 def test_fetched_maps_are_saved() -> None:
     one = world()
     maps = gathered(one)
-    other = MapSource(MapGeneratorOptions(), one.server)
+    other = MapSource(MapGenerator(), one.server)
     assert not other.is_ready
     other.load_state_dict(maps.state_dict(), torch.device("cpu"))
     assert torch.equal(other.sample(9, "w").maps, maps.sample(9, "w").maps)
