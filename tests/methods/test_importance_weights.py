@@ -60,7 +60,7 @@ def test_odds_weights_are_posterior_probabilities(critic: Any, near: float) -> N
     server.state.histogram.fetch(server)
     d = torch.stack([critic(own) for own in OWN]).view(3, -1, 1, 1).expand(-1, -1, 2, 2)
     responses = Responses(-1, server.federation.nodes, {"critic": d})
-    weights = importance_weights("odds", server.task, server.state.histogram, responses)
+    weights = importance_weights(config.importance, server.task, server.state.histogram, responses)
     dense = torch.stack([n * own.log_prob(X).exp() for n, own in zip(SIZES, OWN, strict=True)])
     expected = (dense / dense.sum(0)).unsqueeze(2).expand(-1, -1, 3)
     torch.testing.assert_close(weights, expected, rtol=0, atol=near)
