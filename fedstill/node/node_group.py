@@ -131,7 +131,8 @@ class StackedModules:
 
     def train(self, mode: bool = True) -> None:
         """Switch to training mode with gradients of the parameters, or to evaluation mode without."""
-        if mode is self._training:
+        # Another group, or a view of one node, may have switched the same modules since.
+        if mode is self._training and all(module.training is mode for module in self.modules):
             return
         self._training = mode
         for module in self.modules:
@@ -280,9 +281,12 @@ class NodeGroup:
         return stack_tensors([to_vector(node.modules[role].get_submodule(submodule)) for node in self.nodes])
 
     def load_parameters(self, role: str, vectors: torch.Tensor, submodule: str = "") -> None:
-        """Load vectors ``(G, P)`` into the nodes' networks of a role, or into one submodule of each."""
+        """Load vectors ``(G, P)`` into the nodes' networks of a role, or into one submodule of each.
+
+        With fewer vectors, only the first nodes' networks get one.
+        """
         self.module(role)
-        for node, vector in zip(self.nodes, vectors, strict=True):
+        for node, vector in zip(self.nodes[: len(vectors)], vectors, strict=True):
             load_vector(node.modules[role].get_submodule(submodule), vector)
 
     def sample_batch(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
