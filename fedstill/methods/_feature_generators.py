@@ -100,12 +100,15 @@ class GlobalGenerator:
     ) -> None:
         self.t, self.noise, self.classes = t, options.noise, len(counts)
         inputs = example_inputs(node.input_shape, node.task.form)
-        sizes = options.sizes(node.model.structure, inputs, self.classes)
-        # skip_init: initial weights would come from torch's global generator, which forbids parallel nodes.
-        G = skip_init(FeatureGenerator, *sizes, device=node.device)  # type: ignore[no-untyped-call]
-        self._generator = G.eval().requires_grad_(False)
-        load_vector(self._generator, generator)
-        self._counts = counts.cpu()
+
+        def build() -> nn.Module:
+            sizes = options.sizes(node.model.structure, inputs, self.classes)
+            # Initial weights would come from torch's global generator, which forbids parallel nodes.
+            G: nn.Module = skip_init(FeatureGenerator, *sizes, device=node.device)  # type: ignore[no-untyped-call]
+            load_vector(G, generator)
+            return G.eval().requires_grad_(False)
+
+        self._generator, self._counts = node.outside(build), counts.cpu()
 
     def sample_features(self, node: NodeView, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
         """Return G(z, y) for labels ``(B,)``, z sampled by the node: ``(B, p)``, constant."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedstill.core.text_format import brief_repr
 from fedstill.federation.federation import Federation
-from fedstill.methods._server import Server
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, seal
 from fedstill.tasks import Task
+
+if TYPE_CHECKING:
+    from fedstill.methods._server import Server
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -16,6 +16,7 @@ from fedstill.core.registry import check_registered_names
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Federation, Responses
+from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.payload_kinds import INPUTS
@@ -153,6 +154,9 @@ class Server:
 
     def ensemble_responses(self, responses: Responses) -> torch.Tensor | None:
         """Return the nodes' responses to some inputs as one, ``(B, classes)``; None without an ensemble."""
+        histogram = LabelHistogram.find_in(self.state)
+        if histogram is not None and not histogram.names:  # the weights are not known yet
+            return None
         return self.method.ensemble_responses(self, self.state, responses)
 
     def preview_samples(self, count: int) -> torch.Tensor | None:

@@ -105,21 +105,23 @@ class ColumnSums(Method):
         """Return the schema, with a scale for each column for which the noise permits one."""
         # All nodes' noise on one sum: each has sqrt(M) noise, as NoisySums draws it.
         off = self.noise * (len(state.sums) * state.nodes) ** 0.5
-        return {SCHEMA_FILE: schema_text(scaled(server.schema, state.sums.tolist(), off, self.width))}
+        return {
+            SCHEMA_FILE: schema_text(schema_with_scales(server.schema, state.sums.tolist(), off, self.width))
+        }
 
 
 @seal
 def sum_columns(node: NodeView) -> Tensors:
     """Return ``moments`` (M,): the number of rows, then for each column n (if values may be missing), sum x,
     sum x^2."""
-    return {"moments": sums(node.data.inputs, node.setting.schema)}
+    return {"moments": compute_column_sums(node.data.inputs, node.setting.schema)}
 
 
 def _in_float32(response: Tensors, sent: Tensors) -> Tensors:
     return {name: tensor.float() for name, tensor in response.items()}
 
 
-def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
+def compute_column_sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
     """Return the sums ``(M,)`` float64 of features ``(N, F)``; each row adds from -1 to 1 to each."""
     x = inputs.double().clamp(-1, 1)
     parts = [torch.ones_like(x[:, 0])]
@@ -130,12 +132,12 @@ def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
     return torch.stack(parts, 1).sum(0)
 
 
-def scaled(schema: Schema, totals: Sequence[float], off: float, width: float) -> Schema:
+def schema_with_scales(schema: Schema, totals: Sequence[float], off: float, width: float) -> Schema:
     """Return the schema with scales from the sums over all nodes, whose noise has standard deviation ``off``.
 
     >>> from fedstill.core.table_schema import SchemaColumn
     >>> age, ill = SchemaColumn(name="age", range=(0.0, 200.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-    >>> scaled(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
+    >>> schema_with_scales(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
     (25.0, 75.0)
     """
     rest, columns = list(totals), []

@@ -133,7 +133,7 @@ class FedCG(Method):
         self, G: GlobalGenerator, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
         """Take a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2 (classification)."""
-        gamma = self.gamma * ramp(G.t, self.rounds)
+        gamma = self.gamma * gamma_share(G.t, self.rounds)
         f = node.model(x, EXTRACTOR)  # F_i(x)  (B, p)
         loss = node.loss(node.model(f, HEAD), y)
         if gamma:
@@ -209,10 +209,10 @@ class FedCG(Method):
         return result | dict(zip(names, losses.tolist(), strict=False))
 
 
-def ramp(t: int, rounds: int) -> float:
+def gamma_share(t: int, rounds: int) -> float:
     """Return the share of gamma in round t.
 
-    >>> [round(ramp(t, 10), 2) for t in (0, 1, 5, 9)]
+    >>> [round(gamma_share(t, 10), 2) for t in (0, 1, 5, 9)]
     [0.0, 0.46, 0.99, 1.0]
     """
     return 2 / (1 + math.exp(-10 * t / rounds)) - 1

@@ -215,7 +215,11 @@ class FedKD(Method):
 
         The model does not change after the first query, and all queries about one view use one pass.
         """
-        return node.cached("predictions", view, lambda: node.predict(shift_public(node.public, view)))
+
+        def compute() -> torch.Tensor:
+            return node.predict(node.shared(lambda: shift_public(node.public, view)))
+
+        return node.cached("predictions", view, compute)
 
     def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
         return {"logits": z}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import Task
 
+T = TypeVar("T")
 Purpose = tuple[str | int | None, ...]  # None: the query's number
 View = Callable[[TensorData], TensorData]
 SampleRequest = tuple[int, Purpose, View | None]
@@ -350,6 +351,30 @@ class NodeView:
             lambda: stack_tensors([sample(node.random_generator(*purpose)) for node in nodes]).to(self.device)
         )
         return numbers
+
+    def outside(self, function: Callable[[], T]) -> T:
+        """Return ``function()``, called outside of a stacked call, such as a new network for all nodes."""
+        results: list[T] = []
+
+        def run() -> torch.Tensor:
+            results.append(function())
+            return torch.zeros(self._count)
+
+        self.on_group(run)
+        return results[0]
+
+    def shared(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return a tensor that is the same for all nodes, with random numbers that are the same for all.
+
+        A function that samples random numbers itself cannot run inside a stacked call.
+        """
+
+        def run() -> torch.Tensor:
+            value = function()
+            return value.unsqueeze(0).expand(self._count, *value.shape)
+
+        result: torch.Tensor = self.on_group(run)
+        return result
 
     # --- properties of the environment --------------------------------------------------------------------
 

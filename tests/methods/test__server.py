@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,10 +16,11 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
+from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, build_node_side
-from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSetting, query
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS, SCHEDULE, PayloadKind
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.tasks.classification import Classification
 from tests.methods.small_world import make_nodes
 
@@ -56,11 +57,14 @@ class Keeps(Method):
     title: ClassVar[str] = "Keeps"
     rounds: int = 4
 
-    @query(sends={"x": "inputs", "t": "schedule", "share": SHARE}, releases={"logits": "logits"})
-    def answer(self, nodes: Any, x: torch.Tensor, t: int, share: float) -> dict[str, torch.Tensor]:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        sends = {"x": INPUTS, "t": SCHEDULE, "share": SHARE}
+        yield Query(self.predict, sends=sends, releases={"logits": LOGITS})
+
+    def predict(self, node: NodeView, x: torch.Tensor, t: int, share: float) -> dict[str, torch.Tensor]:
         assert isinstance(t, int)
         assert isinstance(share, float)
-        return {"logits": nodes.module("model")(x) * share + t}
+        return {"logits": node.model(x) * share + t}
 
     def init_state(self, server: Server) -> Everything:
         torch.manual_seed(0)
@@ -74,7 +78,9 @@ class Keeps(Method):
             adam.zero_grad()
             loss.backward()
             adam.step()
-        logits = server.query("answer", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)["logits"]  # (K, 2, classes)
+        logits = server.query("predict", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)[
+            "logits"
+        ]  # (K, 2, classes)
         state.box.seen.append(logits.mean().item())
         state.late = logits.mean(0) if state.late is None else state.late + logits.mean(0)
         state.several["count"] += 1

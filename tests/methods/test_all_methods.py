@@ -528,11 +528,11 @@ def test_runs_with_a_single_node(name: str) -> None:
     ("name", "option", "value"),
     [
         ("fedad", "attention", math.inf),
-        ("fediod", "generator_width", 1),
+        ("fediod", "generator.width", 1),
         ("fediod", "steps", 0),
         ("fediod", "conf", math.inf),
         ("fediod", "tau", 0.0),
-        ("fediod", "memory", 15),  # less than a batch
+        ("fediod", "student.memory", 15),  # less than a batch
         ("fedkd", "levels", -1),
         ("fedkd", "gamma", 0.0),
         ("fedkd", "z_max", -1.0),

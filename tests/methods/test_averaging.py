@@ -14,7 +14,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedavg import FedAvg, sample_nodes
 from fedstill.methods.fedavgm import FedAvgM
 from fedstill.methods.fedper import FedPer
 from fedstill.methods.fedprox import FedProx
@@ -305,7 +305,7 @@ def test_only_participants_are_queried_and_train(config: Any, engine: str) -> No
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
         participants = queried[-1]
-        assert list(participants) == FedAvg(participation=0.5).sample_participants(names, SEED, round)
+        assert list(participants) == sample_nodes(names, 0.5, SEED, round)
         assert len(participants) == 2
         moved = [
             name for name, old, new in zip(names, before, vectors(one), strict=True) if (old != new).any()
@@ -326,5 +326,5 @@ def test_only_participants_are_queried_and_train(config: Any, engine: str) -> No
 )
 def test_samples_a_share_of_the_nodes_and_at_least_one(nodes: int, share: float, expected: int) -> None:
     names = [str(index) for index in range(nodes)]
-    assert len(FedAvg(participation=share).sample_participants(names, 0, 0)) == expected
-    assert FedAvg(participation=1.0).sample_participants(names, 0, 0) == names
+    assert len(sample_nodes(names, share, 0, 0)) == expected
+    assert sample_nodes(names, 1.0, 0, 0) == names

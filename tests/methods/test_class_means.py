@@ -10,7 +10,6 @@ import torch
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import LabelHistogram, Method, Responses
-from fedstill.methods._node_buffers import get_buffers
 from fedstill.methods.fd import FD, mean_of_others
 from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedtgp import FedTGP, class_margin, contrastive_loss
@@ -58,16 +57,16 @@ def test_fd_target_is_the_mean_of_other_holders() -> None:
         rows = [p[node.data.targets == label] for label in range(CLASSES)]
         sent.append([each.mean(0) if len(each) else None for each in rows])
         mine = [each if each is not None else torch.zeros(CLASSES) for each in sent[-1]]
-        close(get_buffers(node, "sent")["F"], torch.stack(mine))
+        close(node.buffers("sent")["F"], torch.stack(mine))
     for index, node in enumerate(here.nodes):
-        target = mean_of_others(F_sum, get_buffers(node, "sent"), 1)
+        target = mean_of_others(F_sum, node.buffers("sent"), 1)
         for label in range(CLASSES):
             rest = [each[label] for at, each in enumerate(sent) if at != index and each[label] is not None]
             close(target[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
     assert sent[0][2] is sent[1][2] is None  # so the third is alone with class 2
-    assert not mean_of_others(F_sum, get_buffers(here.nodes[2], "sent"), 1)[2].any()
+    assert not mean_of_others(F_sum, here.nodes[2].buffers("sent"), 1)[2].any()
     # Who did not tell in the round before takes nothing away.
-    close(mean_of_others(F_sum, get_buffers(here.nodes[2], "sent"), 2)[2], sent[2][2])
+    close(mean_of_others(F_sum, here.nodes[2].buffers("sent"), 2)[2], sent[2][2])
 
 
 def test_fd_counts_holders_before_clipping_negative_noise() -> None:
@@ -81,7 +80,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     config = FD(rounds=2, gamma=0.7)
     here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch a pass
     node, F_sum = here.nodes[1], here.server.state.F_sum
-    F_hat = mean_of_others(F_sum, get_buffers(node, "sent"), 1)
+    F_hat = mean_of_others(F_sum, node.buffers("sent"), 1)
     model = copy.deepcopy(node.model).requires_grad_()
     optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(2, 4):  # the second half
@@ -134,8 +133,8 @@ def test_fedproto_class_without_prototypes_keeps_its_last() -> None:
     state.histogram = LabelHistogram(("n0", "n1"), torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
     state.C = torch.full((CLASSES, 2), 9.0)
     sent = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [[3.0, 4.0], [5.0, 0.0], [0.0, 0.0]]])
-    FedProto().aggregate(here.server, state, Responses(0, ("n0", "n1"), {"C": sent}), 0)
-    close(state.C, torch.tensor([[1.5, 2.5], [5.0, 0.0], [9.0, 9.0]]))
+    C = FedProto().aggregate(state, Responses(0, ("n0", "n1"), {"C": sent}))
+    close(C, torch.tensor([[1.5, 2.5], [5.0, 0.0], [9.0, 9.0]]))
 
 
 def test_fedproto_a_round_at_a_node_by_hand() -> None:

@@ -25,7 +25,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import COLUMN_SUMS
-from fedstill.protocol.queries import NodeSide, Query, declared_queries
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
@@ -51,16 +51,14 @@ def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
 def column_sums_query(schema: Schema = SCHEMA) -> tuple[Query, Any]:
     """The query, and its setting at a node."""
     at = SimpleNamespace(task=TASK, schema=schema, secure_aggregation=False)
-    (query,) = declared_queries(ColumnSums(), at)
+    (query,) = ColumnSums().queries(at)
     return query, at
 
 
 def sums_of(data: TensorData) -> torch.Tensor:
-    """Return the tensors that the query's handler computes from a node's records."""
-    query, _ = column_sums_query()
-    group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.set_query = lambda setting, number: SimpleNamespace(**vars(group), setting=setting)
-    return query.handler(group, 0)["moments"][0]
+    """Return the tensors that the query's function computes from a node's records."""
+    query, setting = column_sums_query()
+    return query.function(SimpleNamespace(data=data, setting=setting))["moments"]
 
 
 def test_sums_by_hand() -> None:

@@ -13,7 +13,7 @@ import torch
 from fedstill.compare.comparison_file import plan_comparison
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._label_histogram import LabelCountQuery
+from fedstill.methods._label_histogram import count_labels_query
 from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol.local_config import LocalConfig
@@ -83,8 +83,11 @@ def test_accepts_state_that_can_be_saved() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hasty(LabelCountQuery, Idle):
-    """Asks before its first turn, when nodes have learned nothing and nothing is charged for that."""
+class Hasty(Idle):
+    """Queries before its first step, when nodes have not trained and nothing is charged for it."""
+
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield count_labels_query(setting)
 
     def init_state(self, server: Server) -> Any:
         return SimpleNamespace(counts=server.query("count_labels")["counts"])
@@ -142,14 +145,14 @@ def test_false_module_name_does_not_make_a_builtin() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counting(LabelCountQuery, Idle):
-    """Counts labels by the package's own query, or by one of its own that is called so."""
+class Counting(Idle):
+    """Counts labels by the package's own function, or by another under the same name."""
 
     own: bool = False
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        for query in super().queries(setting):
-            yield replace(query, handler=lambda *given, **sent: {}) if self.own else query
+        query = count_labels_query(setting)
+        yield replace(query, function=lambda *given, **sent: {}) if self.own else query
 
 
 def test_only_sealed_queries_keep_their_kinds() -> None:

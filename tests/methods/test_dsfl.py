@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.methods._node_buffers import get_buffers
 from fedstill.methods.dsfl import DSFL
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
@@ -126,7 +125,7 @@ def test_label_is_queried_again_only_after_cache_rounds() -> None:
         since |= dict.fromkeys(new, t)
     assert here.server.state.since.tolist() == [since.get(row, -1) for row in range(N)]
     for node in here.nodes:  # and everybody has the same ones
-        assert torch.equal(get_buffers(node, "labels")["t_g"], here.server.state.t_g)
+        assert torch.equal(node.buffers("labels")["t_g"], here.server.state.t_g)
 
 
 def test_cached_labels_are_free_and_unchanged() -> None:
@@ -137,7 +136,7 @@ def test_cached_labels_are_free_and_unchanged() -> None:
     t_g = next(sent["t_g"] for query, sent, _ in first if query == "distill")
     labels = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
     for row, label in labels.items():
-        assert torch.equal(get_buffers(cached.nodes[0], "labels")["t_g"][row], label)
+        assert torch.equal(cached.nodes[0].buffers("labels")["t_g"][row], label)
     size = len(MIXED) * N * CLASSES * 4
     assert cached.audit.traffic_totals()["by_kind"]["logits"] == {"up": size, "down": size}
     assert plain.audit.traffic_totals()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,17 +19,17 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._feature_generators import (
+    FeatureGeneratorOptions,
     GlobalGenerator,
+    ServerTraining,
+    UploadedModels,
+    crossed_distillation_loss,
     diversity_loss,
+    ensemble_distillation_loss,
+    kl,
     sample_noise,
     sample_noise_and_labels,
     stack_uploads,
-)
-from fedstill.methods._local_generators import (
-    UploadedModels,
-    crossed_distillation_loss,
-    ensemble_distillation_loss,
-    kl,
 )
 from fedstill.methods.fedcg import FedCG, gamma_share
 from fedstill.methods.fedgen import FedGEN
@@ -39,6 +39,7 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeTrainStep, NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting
@@ -49,12 +50,16 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 
 LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.1)
 SETTING = NodeSetting(TASK, LOCAL, Compute())
-SMALL: dict[str, Any] = {"rounds": 2, "noise": 4, "generator_width": 6, "server_steps": 3, "server_batch": 8}
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "generator": FeatureGeneratorOptions(noise=4, width=6),
+    "server": ServerTraining(steps=3, batch=8),
+}
 LAMBDAS = {"lambda1": 0.3, "lambda2": 0.5, "lambda3": 0.7, "lambda4": 1.1, "lambda5": 1.3, "lambda6": 1.7}
 PRINTED: dict[str, Any] = {"temperature": 1.0, "kl_first": "student"}
 MDCG, CG = FedMDCG(**SMALL, **LAMBDAS), FedCG(**SMALL)
-GEN = FedGEN(**{**SMALL, "server_steps": 20, "server_batch": 16}, server_lr=0.01)
-COUNTS = torch.tensor([[4.0, 0.0, 12.0]])
+GEN = FedGEN(**{**SMALL, "server": ServerTraining(steps=20, batch=16, lr=0.01)})
+COUNTS = torch.tensor([4.0, 0.0, 12.0])
 
 
 def nodes_of(count: int = 2, spec: str = "lenet5:3") -> list[Node]:
@@ -69,7 +74,8 @@ def nodes_of(count: int = 2, spec: str = "lenet5:3") -> list[Node]:
 def prepared(config: Method) -> Node:
     """A node with what it trains, outside a federation."""
     nodes = nodes_of()
-    config.node_side(SETTING).prepare(nodes)
+    for node in nodes:
+        config.node_side(SETTING).prepare(node)
     local_training.attach_optimizers(nodes, LOCAL)
     return nodes[0]
 
@@ -84,21 +90,18 @@ def generator_of(config: Any, node: Node) -> nn.Module:
     if "generator" in node.modules:
         return copy.deepcopy(node.modules["generator"])
     torch.manual_seed(3)
-    return config.make_generator(node.model, node.data.inputs[:2], CLASSES)
+    return config.generator.make(node.model, node.data.inputs[:2], CLASSES)
 
 
 def received(config: Any, node: Node, t: int = 1) -> GlobalGenerator:
-    return GlobalGenerator(
-        config, NodeGroup([node]), to_vector(generator_of(config, node)).unsqueeze(0), COUNTS, t
-    )
+    generator = to_vector(generator_of(config, node))
+    return GlobalGenerator(config.generator, NodeView(NodeGroup([node]), SETTING), generator, COUNTS, t)
 
 
-def stepped(node: Node, roles: tuple[str, ...], make_train_step: Callable[[NodeGroup], Any]) -> float:
+def stepped(node: Node, roles: tuple[str, ...], train_step: NodeTrainStep) -> float:
     """The loss that a step on four of a node's own examples is said to have."""
     x, y = batch(node)
-    group = in_training(node, SETTING, *roles)
-    loss: float = make_train_step(group)(group, 7, x.unsqueeze(0), y.unsqueeze(0)).item()
-    return loss
+    return train_step(in_training(node, SETTING, *roles), 0, x, y).item()
 
 
 def batch(node: Node) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,9 +158,9 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
     E, D = model.extractor, model.head
-    z = torch.randn(4, config.noise, generator=node.random_generator("z", 1, 0))
-    z_hat = torch.randn(4, config.noise, generator=node.random_generator("z", 1, "resampled", 0))
-    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.random_generator("y", 1, 0))
+    z = torch.randn(4, config.generator.noise, generator=node.random_generator("z", 1, 0))
+    z_hat = torch.randn(4, config.generator.noise, generator=node.random_generator("z", 1, "resampled", 0))
+    y_hat = torch.multinomial(COUNTS, 4, replacement=True, generator=node.random_generator("y", 1, 0))
     f, f_hat = E(x), G(append_one_hot(z, y, CLASSES)).detach()
     plain = F.cross_entropy(D(f), y, label_smoothing=0.1)  # Eq. 1, smoothed on real data only
     transfer = config.lambda2 * ((f - f_hat) ** 2).mean()  # Eq. 2, per value
@@ -170,7 +173,7 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     plain = plain + share * transfer
     plain.backward()
     G_sent = received(config, node)
-    loss = stepped(node, ("model",), lambda group: config.make_model_step(group, G_sent))
+    loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     same_slopes(node.model, model)
 
@@ -179,7 +182,7 @@ def test_stage_a_is_plain_training_in_the_first_round() -> None:
     one, other = prepared(MDCG), prepared(MDCG)
     G = received(MDCG, one, 0)
     for _ in range(3):
-        stepped(one, ("model",), lambda group: MDCG.make_model_step(group, G))
+        stepped(one, ("model",), partial(MDCG.model_step, G))
         stepped(other, ("model",), lambda group: local_training.make_task_loss_step(TASK, LOCAL))
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
@@ -188,13 +191,13 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
     config = replace(CG, gamma=0.6 / gamma_share(1, CG.rounds))
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
-    z = torch.randn(4, config.noise, generator=node.random_generator("z", 1, 0))
+    z = torch.randn(4, config.generator.noise, generator=node.random_generator("z", 1, 0))
     f = model.extractor(x)
     plain = F.cross_entropy(model.head(f), y, label_smoothing=0.1)
     plain = plain + 0.6 * F.mse_loss(f, G(append_one_hot(z, y, CLASSES)).detach())
     plain.backward()
     G_sent = received(config, node)
-    loss = stepped(node, ("model",), lambda group: config.make_model_step(group, G_sent))
+    loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     same_slopes(node.model, model)
 
@@ -205,9 +208,9 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     config = replace(GEN, alpha=0.3, beta=beta, decay=decay)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
-    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.random_generator("y", 2, 0))
+    y_hat = torch.multinomial(COUNTS, 4, replacement=True, generator=node.random_generator("y", 2, 0))
     z, z_same = (
-        torch.randn(4, config.noise, generator=node.random_generator("z", 2, *of))
+        torch.randn(4, config.generator.noise, generator=node.random_generator("z", 2, *of))
         for of in ((0,), ("same", 0))
     )
     imagined, same = (
@@ -219,7 +222,7 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     plain = plain + decay**2 * beta * (p * (p.log() - model(x).log_softmax(1))).sum(1).mean()
     plain.backward()
     G_sent = received(config, node, 2)
-    loss = stepped(node, ("model",), lambda group: config.make_train_step(group, G_sent))
+    loss = stepped(node, ("model",), partial(config.train_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     same_slopes(node.model, model)
 
@@ -236,7 +239,7 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     node = prepared(config)
     (x, y), G, before = batch(node), generator_of(config, node).train(), to_vector(node.model)
     model = copy.deepcopy(node.model)
-    z = sample_noise(NodeGroup([node]), (1, 4), config.noise, "generator", 1, 0)[0]
+    z = sample_noise(NodeView(NodeGroup([node]), SETTING), 4, config.generator.noise, "generator", 1, 0)
     f, f_hat = model.extractor(x).detach(), G(append_one_hot(z, y, CLASSES))
     D = model.head
     plain = slow_divergence(replace(config, temperature=1.0), D(f_hat), D(f).detach())  # Eq. 5
@@ -244,7 +247,7 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     plain = plain + config.lambda5 * F.cross_entropy(D(f_hat), y)  # Eq. 6
     plain = plain + config.lambda6 * diversity_loss(form, f_hat, z, F.one_hot(y, CLASSES).float())  # Eq. 7, 8
     plain.backward()
-    loss = stepped(node, ("generator",), lambda group: config.make_generator_step(group, 1))
+    loss = stepped(node, ("generator",), partial(config.generator_step, 1))
     assert loss == pytest.approx(plain.item(), rel=1e-4)
     same_slopes(node.modules["generator"], G, atol=1e-5)
     assert torch.equal(to_vector(node.model), before)
@@ -254,7 +257,7 @@ def test_fedcg_trains_critic_and_generator_with_fixed_model() -> None:
     node = prepared(CG)
     (x, y), G, before = batch(node), generator_of(CG, node).train(), to_vector(node.model)
     critic = copy.deepcopy(node.modules["critic"])
-    z = sample_noise(NodeGroup([node]), (1, 4), CG.noise, "generator", 1, 0)[0]
+    z = sample_noise(NodeView(NodeGroup([node]), SETTING), 4, CG.generator.noise, "generator", 1, 0)
     f, f_hat = copy.deepcopy(node.model).extractor(x).detach(), G(append_one_hot(z, y, CLASSES))
     real, fake = (torch.cat([each, F.one_hot(y, CLASSES).float()], 1) for each in (f, f_hat))
     bce = F.binary_cross_entropy_with_logits
@@ -264,7 +267,7 @@ def test_fedcg_trains_critic_and_generator_with_fixed_model() -> None:
     adam.step()
     L_G = bce(critic(fake), torch.ones(4, 1))  # it would be called real
     L_G.backward()
-    loss = stepped(node, ("generator", "critic"), lambda group: CG.make_generator_step(group, 1))
+    loss = stepped(node, ("generator", "critic"), partial(CG.generator_step, 1))
     assert loss == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
     same_slopes(node.modules["generator"], G)
@@ -408,7 +411,7 @@ def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
 @pytest.mark.parametrize("aggregation", ["kdc", "kd"])
 def test_one_node_has_nothing_to_distill(aggregation: Any) -> None:
     # One step at the server: its loss is that of the averages, before they are moved.
-    config = replace(MDCG, server_steps=1, aggregation=aggregation)
+    config = replace(MDCG, server=replace(MDCG.server, steps=1), aggregation=aggregation)
     here = served(config, nodes_of(1))
     for _ in range(2):
         losses = here.server.step()

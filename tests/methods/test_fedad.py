@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 N = 13
 IMAGES, LABELS = Reconstruction(), Classification(3)
 LOCAL = LocalConfig(epochs=1, batch=4)
-CONFIG = FedAD(epochs=3, batch=5)
+CONFIG = FedAD(student=replace(FedAD().student, epochs=3, batch=5))
 ALIKE, MIXED = ("unet:4",) * 3, ("unet:4", "unet:2", "unet:6")
 
 
@@ -161,7 +161,7 @@ def test_each_image_is_queried_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_student_learns_outputs_and_attention() -> None:
-    made = world(replace(CONFIG, epochs=40, lr=5e-3))
+    made = world(replace(CONFIG, student=replace(CONFIG.student, epochs=40, lr=5e-3)))
     first = made.server.step()
     last = [made.server.step() for _ in range(39)][-1]
     assert last["student"] < 0.7 * first["student"]

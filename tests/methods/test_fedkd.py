@@ -18,6 +18,7 @@ from fedstill.data.augmentation import random_shift
 from fedstill.federation.federation import Responses
 from fedstill.methods import fedkd
 from fedstill.methods._logit_perturbation import dequantize
+from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedkd import FedKD
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 
 N = 23
 SPECS = ("small-cnn:4", "resnet8:4", "mlp:8", "small-cnn:4")
-CONFIG = FedKD(epochs=4, batch=6, lr=1e-2, lr_end=1e-3)
+CONFIG = FedKD(student=StudentTraining(epochs=4, batch=6, lr=1e-2, lr_end=1e-3))
 CLEAR = replace(CONFIG, gamma=math.inf, levels=0)
 NOISY = NoisyOutputs(outputs=OutputsConfig("laplace", noise=10.0, bound=2.0), counts_noise=2.0)
 
@@ -72,7 +73,7 @@ def world(
 
 
 def targets(here: World) -> torch.Tensor:
-    return here.server.state.targets["z_hat"]
+    return here.server.state.z_hat
 
 
 def by_hand(here: World, predictions: int = 1) -> torch.Tensor:
@@ -203,9 +204,11 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
     optimizer = torch.optim.Adam(student.parameters())
     with torch.no_grad():
         z_hat = teacher(x)
-    for e in range(config.epochs):
+    for e in range(config.student.epochs):
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 + (1e-2 - 1e-3) * 0.5 * (1 + math.cos(math.pi * e / (config.epochs - 1)))
+            group["lr"] = 1e-3 + (1e-2 - 1e-3) * 0.5 * (
+                1 + math.cos(math.pi * e / (config.student.epochs - 1))
+            )
         order = torch.randperm(N, generator=torch_generator(SEED, "public", e))
         for rows in torch.tensor_split(order, 4):  # 23 examples, at most 6 at once
             z = student(x[rows])
@@ -221,7 +224,7 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
 
 
 def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
-    config = replace(CLEAR, predictions=3, epochs=6)
+    config = replace(CLEAR, predictions=3, student=replace(CLEAR.student, epochs=6))
     here = run(world(config), 1)
     expected = by_hand(here, 3)
     torch.testing.assert_close(targets(here), expected, rtol=1e-4, atol=1e-5)
@@ -230,7 +233,7 @@ def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
     with torch.no_grad():
         x = random_shift(here.public.inputs, torch_generator(derive(SEED, "view", 1), "view"), flip=False)
         z = here.server.student(x)
-    here.server.method = replace(config, batch=N, lr=0.0, lr_end=0.0)
+    here.server.method = replace(config, student=replace(config.student, batch=N, lr=0.0, lr_end=0.0))
     expected_loss = TASK.distillation_loss(z, expected[1], math.inf).mean().item()
     assert here.server.step()["student"] == pytest.approx(expected_loss, rel=1e-3)
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 N = 23
 LOCAL = LocalConfig(epochs=4, batch=4, lr=1e-2)
 MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4")
-CONFIG = FedMD(initial_rounds=2, rounds=3, subset=11, digest_batch=4, digest_epochs=2, student_epochs=2)
+STUDENT = replace(FedMD().student, epochs=2, batch=4)
+CONFIG = FedMD(initial_rounds=2, rounds=3, subset=11, digest_batch=4, digest_epochs=2, student=STUDENT)
 
 
 def world(

@@ -20,6 +20,7 @@ from fedstill.models import build
 from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
@@ -147,8 +148,8 @@ def test_a_step_at_a_source_by_hand() -> None:
     group = NodeGroup([node]).set_query(NodeSetting(TASK, local, Compute()))
     group.module("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
-    train_step = config.make_align_step(group, features, 5)
-    loss_k = train_step(group, 0, x.unsqueeze(0), y.unsqueeze(0))
+    view = NodeView(group, NodeSetting(TASK, local, Compute()))
+    loss_k = config.align_step(features, 5, view, 0, x, y)
     assert loss_k.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)
     same(node.modules["identifier"], C, rtol=1e-4, atol=1e-5)
     same(node.model, model, rtol=1e-4, atol=1e-5)

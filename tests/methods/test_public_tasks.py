@@ -16,6 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.methods import fedkd
+from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.centralized import Centralized
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.feddf import FedDF
@@ -96,11 +97,18 @@ def setting(name: str, method: Any, **changes: Any) -> Setting:
 
 
 METHODS = (
-    FedKD(epochs=2, batch=8),
-    FedKD(epochs=1, batch=8, labeled=True, levels=0),
+    FedKD(student=StudentTraining(epochs=2, batch=8)),
+    FedKD(student=StudentTraining(epochs=1, batch=8), labeled=True, levels=0),
     FedDF(rounds=2, steps=2, batch=8, weights="counts"),
-    FedMD(initial_rounds=1, rounds=2, subset=10, public_epochs=1, weights="counts", student_epochs=1),
-    FedMD(initial_rounds=1, rounds=1, subset=10, distance="l1", student_epochs=1),
+    FedMD(
+        initial_rounds=1,
+        rounds=2,
+        subset=10,
+        public_epochs=1,
+        weights="counts",
+        student=StudentTraining(epochs=1, batch=32),
+    ),
+    FedMD(initial_rounds=1, rounds=1, subset=10, distance="l1", student=StudentTraining(epochs=1, batch=32)),
     NodeEnsemble(),
     PublicOnly(),
     Centralized(),
@@ -125,7 +133,7 @@ def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any
 # --- FedKD by hand -----------------------------------------------------------------------------------
 
 
-CLEAR = FedKD(epochs=1, batch=4, levels=0, gamma=math.inf)
+CLEAR = FedKD(student=StudentTraining(epochs=1, batch=4), levels=0, gamma=math.inf)
 
 
 def taught(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[Simulation, torch.Tensor]:
@@ -188,7 +196,7 @@ def test_large_images_use_smaller_queries() -> None:
 )
 def test_rejects_shifts_of_unshiftable_inputs(name: str, options: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Simulation(setting(name, FedKD(epochs=1, batch=8, **options)))
+        Simulation(setting(name, FedKD(student=StudentTraining(epochs=1, batch=8), **options)))
 
 
 # --- training on public data only -----------------------------------------------------------------------
@@ -230,7 +238,9 @@ def test_centralized_may_train_on_public_data_too() -> None:
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
     # At scale 4 the noise, which is sampled each time, sometimes leaves a node of a dozen records none.
     privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=DPTrainingConfig(clip=0.5))
-    metrics = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
+    metrics = Simulation(
+        setting(name, FedKD(student=StudentTraining(epochs=1, batch=8)), privacies=[privacy] * 2)
+    ).run()
     for node in metrics["privacy"]["nodes"]:
         assert node["guarantee"]
         assert 1.0 < node["epsilon"] <= 30.0
@@ -245,7 +255,7 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["multi-label", "segmentation", "reconstruction"])
 def test_rejects_pate_and_noise_for_images_before_training(name: str) -> None:
-    method = FedKD(epochs=1, batch=8, z_max=10.0)
+    method = FedKD(student=StudentTraining(epochs=1, batch=8), z_max=10.0)
     pate = PATE(epsilon=30.0, pate=PateConfig(teachers=3))
     with pytest.raises(QueryRefused, match=r"teachers vote for one class an input.*use dp-sgd"):
         Simulation(setting(name, method, privacies=[pate] * 2))

@@ -16,6 +16,10 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
 from fedstill.federation.secure_aggregation import check_secure_aggregation
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._input_generators import InputGenerator, LabelGenerator
+from fedstill.methods._public_data import StudentTraining
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.co_dream import CoDream
 from fedstill.methods.dsfl import DSFL
 from fedstill.methods.fedavg import FedAvg
@@ -42,25 +46,29 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 FEDIOD = FedIOD(
     steps=3,
     batch=5,
-    noise=6,
-    generator_width=4,
-    critic_width=4,
-    student_steps=2,
+    generator=InputGenerator(noise=6, width=4),
+    critic=Discriminators(width=4),
+    student=ReplayTraining(steps=2),
     ensemble="logits",
     gan=0.0,
     conf=0.0,
     unique=0.0,
 )
-FEDKD = FedKD(levels=0, gamma=float("inf"), epochs=3, batch=8)
+FEDKD = FedKD(levels=0, gamma=float("inf"), student=StudentTraining(epochs=3, batch=8))
 SUMMED = {
     "FedIOD": FEDIOD,
     "FedIOD by size": replace(FEDIOD, importance="size"),
     "FedIOD without slopes": replace(FEDIOD, backpropagate=False),
-    "FedIOD with fresh queries": replace(FEDIOD, student_inputs="fresh", student_steps=1),
+    "FedIOD with fresh queries": replace(FEDIOD, student_inputs="fresh", student=ReplayTraining(steps=1)),
     "FedKD": FEDKD,
     "FedKD, all alike": replace(FEDKD, weights="equal"),
     "FedZGE": FedZGE(
-        steps=2, batch=4, noise=6, generator_width=4, directions=2, epsilon=0.1, student_steps=2
+        steps=2,
+        batch=4,
+        generator=LabelGenerator(noise=6, width=4),
+        directions=2,
+        epsilon=0.1,
+        student=ReplayTraining(steps=2),
     ),
     "FedAvg": FedAvg(rounds=2),
     "FedProx": FedProx(rounds=2),
@@ -129,7 +137,7 @@ def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
 
     run(here)
 
-    z_hat = here.server.state.targets["z_hat"]
+    z_hat = here.server.state.z_hat
     assert torch.equal(z_hat[..., -1], z_hat[..., :-1].amin(-1))
 
 
@@ -185,7 +193,7 @@ def summed_outputs(name: str) -> str:
         check_secure_aggregation(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), queries)
     except ArgumentError:
         return ""
-    return "sums" if any(query.sums for query in queries.values()) else "nothing leaves"
+    return "sums" if any(query.sums for query in queries.values()) else "nothing is released"
 
 
 def test_secure_aggregation_support_equals_documentation() -> None:
