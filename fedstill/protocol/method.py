@@ -15,7 +15,7 @@ from fedstill.core.text_format import brief_repr
 from fedstill.data.public import PublicData
 from fedstill.protocol.digests import chain_digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query, checked_declarations
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query, checked_declarations, with_declaring_class
 from fedstill.tasks import Task
 
 SECURE_AGGREGATION_NOTE = (
@@ -158,6 +158,12 @@ class Method(Registrable):
     length_options: ClassVar[tuple[str, ...]] = ("rounds",)
     server_only_options: ClassVar[tuple[str, ...]] = ()
     batch_options: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Note in each declaration of a query which class makes it."""
+        super().__init_subclass__(**given)
+        if "queries" in vars(cls):
+            cls.queries = with_declaring_class(cls, cls.queries)  # type: ignore[assignment]
 
     @staticmethod
     def validate_class(kind: Any) -> str | None:

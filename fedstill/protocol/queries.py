@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from threading import RLock
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -107,6 +108,9 @@ class Query:
         name: name in policies and audit logs; the function's name by default.
         details: rare properties.
 
+    Attributes:
+        declared_in: class of the method whose ``queries`` makes this declaration; None outside of it.
+
     Raises:
         ArgumentError: parts of the declaration that contradict each other.
     """
@@ -124,6 +128,7 @@ class Query:
     stackable: bool = False
     name: str = ""
     details: QueryDetails = QueryDetails()
+    declared_in: type | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):
@@ -441,21 +446,42 @@ def seal(function: F) -> F:
     return function
 
 
+def with_declaring_class(
+    kind: type, queries: Callable[[Any, NodeSetting], Iterable[Query]]
+) -> Callable[[Any, NodeSetting], Iterable[Query]]:
+    """Return the ``queries`` of a class with :attr:`Query.declared_in` set in each declaration of its own."""
+
+    @wraps(queries)
+    def declare(method: Any, setting: NodeSetting) -> Iterable[Query]:
+        for query in queries(method, setting):
+            if query.declared_in is None:  # otherwise a base class's, from super().queries(setting)
+                object.__setattr__(query, "declared_in", kind)
+            yield query
+
+    return declare
+
+
 def checked_declarations(method: Any, queries: Iterable[Query], setting: NodeSetting) -> list[Query]:
     """Return a method's queries without promises that a subclass may break, and without unused sums.
 
-    A subclass that overrides the function of a query, but not ``queries``, inherits the declaration of
-    another function. Its response may depend on anything, so that no mechanism can protect it.
+    A subclass that overrides the function of a query, but not its declaration, inherits the declaration of
+    another function. Its response may depend on anything, so that no mechanism can protect it. A custom
+    subclass may override a function that the query's function calls, and that reads values: its inherited
+    queries are not captured as CUDA graphs.
     """
     classes = type(method).__mro__
+    is_custom = type(method).__module__.partition(".")[0] != "fedstill"
 
     def defining(name: str) -> int:
         return next((index for index, each in enumerate(classes) if name in vars(each)), len(classes))
 
     checked = []
     for declared in queries:
-        is_method = getattr(declared.function, "__self__", None) is method
-        if is_method and defining(declared.function.__name__) < defining("queries"):
-            declared = replace(declared, depends_on_records=None, stackable=False)
+        if getattr(declared.function, "__self__", None) is method:
+            defined = defining(declared.function.__name__)
+            if declared.declared_in in classes and defined < classes.index(declared.declared_in):
+                declared = replace(declared, depends_on_records=None, stackable=False)
+            if is_custom and defined > 0:
+                declared = replace(declared, details=replace(declared.details, reads_values=True))
         checked.append(declared if setting.secure_aggregation else replace(declared, sums={}))
     return checked
