@@ -36,7 +36,16 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.core.table_schema import Schema as Schema
     from fedstill.core.table_schema import SchemaColumn as SchemaColumn
     from fedstill.federation.link_config import LinkConfig as LinkConfig
+    from fedstill.methods._discriminators import Discriminators as Discriminators
+    from fedstill.methods._feature_generators import FeatureGeneratorOptions as FeatureGeneratorOptions
+    from fedstill.methods._feature_generators import ServerTraining as ServerTraining
+    from fedstill.methods._input_generators import InputGenerator as InputGenerator
+    from fedstill.methods._input_generators import LabelGenerator as LabelGenerator
+    from fedstill.methods._label_maps import MapGenerator as MapGenerator
+    from fedstill.methods._public_data import StudentTraining as StudentTraining
+    from fedstill.methods._replay_training import ReplayTraining as ReplayTraining
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
+    from fedstill.methods.asyndgan import PairTraining as PairTraining
     from fedstill.methods.centralized import Centralized as Centralized
     from fedstill.methods.co_boosting import CoBoosting as CoBoosting
     from fedstill.methods.co_dream import CoDream as CoDream
@@ -100,7 +109,13 @@ _PUBLIC_NAMES = {
     "core.errors": "FedstillError",
     "core.table_schema": "Schema SchemaColumn",
     "federation.link_config": "LinkConfig",
-    "methods.asyndgan": "AsynDGAN",
+    "methods._discriminators": "Discriminators",
+    "methods._feature_generators": "FeatureGeneratorOptions ServerTraining",
+    "methods._input_generators": "InputGenerator LabelGenerator",
+    "methods._label_maps": "MapGenerator",
+    "methods._public_data": "StudentTraining",
+    "methods._replay_training": "ReplayTraining",
+    "methods.asyndgan": "AsynDGAN PairTraining",
     "methods.centralized": "Centralized",
     "methods.co_boosting": "CoBoosting",
     "methods.co_dream": "CoDream",

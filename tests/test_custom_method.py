@@ -84,13 +84,14 @@ def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
     assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line
     (lab.here / "liar.py").write_text(
-        "import dataclasses\nfrom fedstill.methods import payload_kinds, query\n"
+        "import dataclasses\nfrom fedstill.methods import payload_kinds\n"
         "from my_lab.feddistill import FedDistill\n\n"
         "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
-        "    @query(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
-        " releases={'mean': payload_kinds.LOGITS}, depends_on_records=())\n"
-        "    def train_locally(self, nodes, shared, round):\n"
-        "        return super().train_locally(nodes, shared, round)\n"
+        "    def queries(self, setting):\n"
+        "        for query in super().queries(setting):\n"
+        "            sends = {'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE}\n"
+        "            releases = {'mean': payload_kinds.LOGITS}\n"
+        "            yield dataclasses.replace(query, sends=sends, releases=releases, depends_on_records=())\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
     assert "outputs_only: no liar: logits" in line, "whatever kind it declares"

@@ -308,15 +308,18 @@ class NodeGroup:
         stacked = self.module(role)
         if losses.ndim != 1 or not 0 < len(losses) <= len(self.nodes):
             expected = f"a vector of {len(self.nodes)}, one loss for each node"
-            raise ArgumentError("losses of nodes.step", tuple(losses.shape), expected)
+            raise ArgumentError("losses of node.step", tuple(losses.shape), expected)
         for node in self.nodes:
             if role in node.dp_sgd_parameters or "model" in node.dp_sgd_parameters:
                 rule = f"privacy: its networks train with DP-SGD, and here its {role} would train without"
                 raise QueryRefused(node.name, "train_locally", rule)
         for node in self.nodes[: len(losses)]:
             if role not in node.optimizers:
-                expected = "a network with an optimizer: models have one in train_round only, other networks "
-                raise ArgumentError("nodes.step", role, f"{expected}that of node.add_module")
+                expected = (
+                    "a network with an optimizer: a model has one in the train step of node.train only, other "
+                    "networks that of node.add_module; node.train_on trains a model on given inputs"
+                )
+                raise ArgumentError("role of node.step", role, expected)
         stacked.backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimizers[role].step()

@@ -462,13 +462,13 @@ def test_step_without_optimizer_names_network() -> None:
     node = Node("clinic", TensorData(torch.zeros(2, 4), torch.zeros(2).long()), nn.Linear(4, 3), None, 0)  # type: ignore[arg-type]
     group = NodeGroup([node])
     losses = group.module("model")(torch.zeros(1, 2, 4)).sum((1, 2))
-    with pytest.raises(ArgumentError, match=r"nodes.step.*model.*optimizer"):
+    with pytest.raises(ArgumentError, match=r"node.step.*model.*optimizer"):
         group.step("model", losses)
     with pytest.raises(ArgumentError, match="role = 'critic'"):
         group.step("critic", losses)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), 0.1)
     group.module("model").train(True)
-    with pytest.raises(ArgumentError, match=r"losses of nodes\.step"):
+    with pytest.raises(ArgumentError, match=r"losses of node\.step"):
         group.step("model", group.module("model")(torch.zeros(1, 2, 4)).sum())
 
 

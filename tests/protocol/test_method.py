@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +17,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.input_spec import InputSpec
-from fedstill.methods._label_histogram import LabelCountQuery
+from fedstill.methods._label_histogram import count_labels, count_labels_query
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
@@ -29,11 +32,14 @@ from fedstill.protocol.payload_kinds import (
     PayloadKind,
     payload_kind,
 )
-from fedstill.protocol.queries import NodeSetting, Query, query
+from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
 AT = NodeSetting(Classification(4), LocalConfig(), Compute())
+
+
+Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,31 +51,30 @@ class Asks(Method):
     rounds: int = 3
     often: bool = True
 
-    @query(
-        sends={"x": "inputs", "round": "schedule"},
-        releases={"logits": LOGITS},
-        differentiable=("x",),
-        times=lambda self, setting: self.rounds,
-        rows=lambda self, setting: setting.task.classes,
-        depends_on_records=(),
-        span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
-        postprocess=lambda self, predict, sent: {"logits": predict["logits"] * self.rounds},
-    )
-    def predict(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
-        return {"logits": x.sum((2, 3, 4)) + round + nodes.number}
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield Query(
+            self.predict,
+            sends={"x": payload_kind("inputs"), "round": payload_kind("schedule")},
+            releases={"logits": LOGITS},
+            differentiable=("x",),
+            times=self.rounds,
+            rows=setting.task.classes,
+            depends_on_records=(),
+            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            stackable=True,
+            details=QueryDetails(postprocess=self.multiply),
+        )
+        if self.often:
+            yield Query(self.count, releases={"counts": LABEL_COUNTS}, name="begin")
 
-    @query(name="begin", releases={"counts": LABEL_COUNTS}, when=lambda self, setting: self.often)
-    def count(self, nodes: Any) -> dict[str, torch.Tensor]:
+    def predict(self, node: Any, x: torch.Tensor, round: int) -> Tensors:
+        return {"logits": x.sum((1, 2, 3)) + round + node.query_number}
+
+    def multiply(self, response: Tensors, sent: Tensors) -> Tensors:
+        return {"logits": response["logits"] * self.rounds}
+
+    def count(self, node: Any) -> Tensors:
         return {}
-
-
-class Nodes:
-    setting: Any = None
-    number = 0
-
-    def set_query(self, setting: Any, number: int = 0) -> Nodes:
-        self.at, self.number = setting, number
-        return self
 
 
 def test_query_has_the_declared_fields() -> None:
@@ -78,61 +83,77 @@ def test_query_has_the_declared_fields() -> None:
     assert (begin.name, dict(begin.releases)) == ("begin", {"counts": LABEL_COUNTS})
     assert predict.span is not None
     assert predict.span({"round": torch.tensor(2)}) == Span(2, 3, 5)
-    assert predict.postprocess is not None
-    assert predict.postprocess({"logits": torch.ones(1)}, {})["logits"].item() == 5
-    response = predict.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
-    assert response["logits"].tolist() == [[10.0] * 3] * 2
+    assert predict.details.postprocess is not None
+    assert predict.details.postprocess({"logits": torch.ones(1)}, {})["logits"].item() == 5
+    response = predict.function(SimpleNamespace(query_number=7), x=torch.ones(2, 3, 1, 1), round=2)
+    assert response["logits"].tolist() == [12.0, 12.0]
     assert [each.name for each in Asks(often=False).queries(AT)] == ["predict"]
 
 
 def query_of(method: Method) -> Query:
-    return next(each for each in method.queries(AT) if each.name == "predict")
+    return build_node_side(method, AT).queries["predict"]
 
 
-def test_overridden_handlers_lose_their_declaration() -> None:
+def test_overridden_functions_lose_their_declaration() -> None:
     @dataclass(frozen=True, kw_only=True)
     class More(Asks):
-        def predict(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
+        def predict(self, node: Any, x: torch.Tensor, round: int) -> Tensors:
             return {"logits": torch.zeros(1)}
 
     @dataclass(frozen=True, kw_only=True)
     class Less(Asks):
-        @query(releases={"sizes": "data sizes"})
-        def predict(self, nodes: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def queries(self, setting: NodeSetting) -> Iterable[Query]:
+            yield Query(self.predict, releases={"sizes": payload_kind("data sizes")}, depends_on_records=())
+
+        def predict(self, node: Any) -> Tensors:  # type: ignore[override]
             return {}
 
-    (more, _), (less, _) = More().queries(AT), Less().queries(AT)
-    assert more.handler(Nodes(), 0, x=torch.ones(1), round=0)["logits"].item() == 0
-    assert (more.times, dict(less.releases)) == (3, {"sizes": "data sizes"})
-    # What the answer reads was said of another function: of this one nothing is known.
-    assert (query_of(Asks()).depends_on_records, more.depends_on_records) == ((), None)
+    asks, more, less = query_of(Asks()), query_of(More()), query_of(Less())
+    assert more.function(SimpleNamespace(query_number=0), x=torch.ones(1), round=0)["logits"].item() == 0
+    assert (more.times, [*less.releases]) == (3, ["sizes"])
+    # What the response depends on was declared for another function: of this one nothing is known.
+    assert (asks.depends_on_records, more.depends_on_records, less.depends_on_records) == ((), None, ())
+    assert (asks.stackable, more.stackable) == (True, False)
 
 
 def test_rejects_other_kinds_for_gradients() -> None:
     with pytest.raises(ArgumentError, match=r"gradients of query predict .* a kind of gradients"):
-        Query("predict", lambda nodes, number: {}, gradients=LABEL_COUNTS)
+        Query(Asks().predict, details=QueryDetails(gradients=LABEL_COUNTS))
 
 
 def test_sealed_counts_keep_their_kind_in_plug_in_methods() -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Counting(LabelCountQuery, Method):
+    class Counting(Method):
         title: ClassVar[str] = "Counting"
+
+        def queries(self, setting: NodeSetting) -> Iterable[Query]:
+            yield count_labels_query(setting)
 
     @dataclass(frozen=True, kw_only=True)
     class Forging(Counting):
-        def count_labels(self, nodes: Any) -> dict[str, torch.Tensor]:
+        def queries(self, setting: NodeSetting) -> Iterable[Query]:
+            yield replace(count_labels_query(setting), function=self.count_labels)
+
+        def count_labels(self, node: Any) -> Tensors:
             return {}
 
+    @dataclass(frozen=True, kw_only=True)
+    class Wrapping(Counting):
+        def queries(self, setting: NodeSetting) -> Iterable[Query]:
+            yield replace(count_labels_query(setting), function=wraps(count_labels)(lambda node: {}))
+
     predict = {
-        method: build_node_side(method, AT).queries["count_labels"] for method in (Counting(), Forging())
+        method: build_node_side(method, AT).queries["count_labels"]
+        for method in (Counting(), Forging(), Wrapping())
     }
     assert {kind.package for kind in predict[Counting()].released_kinds().values()} == {""}
     assert "" not in {kind.package for kind in predict[Forging()].released_kinds().values()}
+    assert "" not in {kind.package for kind in predict[Wrapping()].released_kinds().values()}
 
 
 def test_rejects_unknown_query_fields() -> None:
-    with pytest.raises(TypeError, match="a query has no release, send"):
-        query(release={}, send={})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'release'"):
+        Query(Asks().predict, release={})  # type: ignore[call-arg]
 
 
 def test_kinds_of_plug_in_methods_carry_the_package_name() -> None:

@@ -6,7 +6,7 @@ batch norm statistics, which nodes would have to release. The generator is condi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,13 +17,15 @@ from torch import nn
 from fedstill.methods import (
     Method,
     Needs,
-    Node,
-    NodeGroup,
     NodeSetting,
+    NodeView,
+    Query,
     Responses,
     Server,
+    Tensors,
+    adam,
+    descend,
     payload_kinds,
-    query,
     seeded,
     torch_generator,
 )
@@ -48,6 +50,7 @@ class DENSE(Method):
     title: ClassVar[str] = "DENSE"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
     unit: ClassVar[Literal["step"]] = "step"
+    has_ensemble: ClassVar[bool] = True
 
     steps: int = 200
     """Steps, each with one query to all nodes."""
@@ -69,23 +72,25 @@ class DENSE(Method):
     def total_steps(self) -> int:
         return self.steps
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield Query(
+            self.response,
+            sends={"x": payload_kinds.INPUTS},
+            releases={"logits": payload_kinds.LOGITS},
+            differentiable=("x",),
+            times=self.steps,
+            rows=self.batch,
+            depends_on_records=(),
+            stackable=True,
+        )
 
-    @query(
-        sends={"x": payload_kinds.INPUTS},
-        releases={"logits": payload_kinds.LOGITS},
-        differentiable=("x",),
-        times=lambda self, setting: self.steps,
-        rows=lambda self, setting: self.batch,
-        depends_on_records=(),
-    )
-    def response(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {"logits": nodes.module("model")(x)}  # (G, B, channels, H, W) to (G, B, C)
+    # --- at a node --------------------------------------------------------------------------------------
 
-    def preview_responses(
-        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, setting: NodeSetting
-    ) -> Mapping[str, torch.Tensor]:
-        return {"logits": z}  # for evaluation: the models' outputs (K, B, C) unchanged
+    def response(self, node: NodeView, x: torch.Tensor) -> Tensors:
+        return {"logits": node.model(x)}  # (B, channels, H, W) to (B, C)
+
+    def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
+        return {"logits": z}  # for evaluation: the model's outputs (B, C) unchanged
 
     # --- at the server ----------------------------------------------------------------------------------
 

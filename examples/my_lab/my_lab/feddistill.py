@@ -7,7 +7,7 @@ leaves out the node that trains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,14 +17,15 @@ import torch.nn.functional as F
 from fedstill.methods import (
     Method,
     Needs,
-    NodeGroup,
+    NodeSetting,
+    NodeView,
     PayloadKind,
+    Query,
+    QueryDetails,
     Server,
     Span,
+    Tensors,
     payload_kinds,
-    predict,
-    query,
-    train_round,
 )
 
 CLASS_LOGITS = PayloadKind(
@@ -56,37 +57,38 @@ class FedDistill(Method):
     def needs(self) -> Needs:
         return Needs(trainable=True, single_label=True)
 
-    # --- at the nodes -----------------------------------------------------------------------------------
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield Query(
+            self.train_locally,
+            sends={"shared": CLASS_LOGITS, "round": payload_kinds.SCHEDULE},
+            releases={"mean": CLASS_LOGITS},
+            times=self.rounds,
+            rows=setting.task.classes,
+            depends_on_records=("mean",),
+            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            details=QueryDetails(extra_loss="the distance to the shared class logits"),
+        )
 
-    @query(
-        sends={"shared": CLASS_LOGITS, "round": payload_kinds.SCHEDULE},
-        releases={"mean": CLASS_LOGITS},
-        times=lambda self, setting: self.rounds,
-        rows=lambda self, setting: setting.task.classes,
-        depends_on_records=("mean",),
-        span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
-        extra_loss="the distance to the shared class logits",
-    )
-    def train_locally(self, nodes: NodeGroup, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+    # --- at a node --------------------------------------------------------------------------------------
+
+    def train_locally(self, node: NodeView, shared: torch.Tensor, round: int) -> Tensors:
         """Train with F(x) close to the shared logits of x's class; return the mean logits of each class."""
-        task, smoothing = nodes.setting.task, nodes.setting.local.smoothing
-
-        def train_step(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            z = group.module("model")(x)  # (G, B, C)
-            target = shared[0][y]  # (G, B, C); all nodes receive the same shared logits
-            losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
-            group.step("model", losses + self.gamma * (z - target).square().mean((1, 2)))
-            return losses
-
         # In the first round there are no shared logits yet.
-        train_round(nodes, round, self.rounds, train_step if round else None)
-        means = []
-        for node in nodes.nodes:
-            z = predict(node.model, node.data.inputs, nodes.setting.compute)  # (N, C)
-            one_hot = F.one_hot(node.data.targets, task.classes).to(z.dtype)  # (N, C)
-            counts = one_hot.sum(0).clamp_min(1).unsqueeze(1)  # (C, 1)
-            means.append(one_hot.T @ z / counts)  # (C, C); 0 for absent classes
-        return {"mean": torch.stack(means)}
+        train_step = self.train_step if round else None
+        node.train(Span.part(round, self.rounds), train_step, given={"shared": shared})
+        z = node.predict(node.data.inputs)  # (N, C)
+        one_hot = F.one_hot(node.data.targets, node.task.classes).to(z.dtype)  # (N, C)
+        counts = one_hot.sum(0).clamp_min(1).unsqueeze(1)  # (C, 1)
+        return {"mean": one_hot.T @ z / counts}  # (C, C); 0 for absent classes
+
+    def train_step(
+        self, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor, shared: torch.Tensor
+    ) -> torch.Tensor:
+        """Take one step on a batch of the node's own data; return the task's loss, which is reported."""
+        z = node.model(x)  # (B, C)
+        loss = node.loss(z, y)
+        node.step("model", loss + self.gamma * (z - shared[y]).square().mean())
+        return loss
 
     # --- at the server ----------------------------------------------------------------------------------
 

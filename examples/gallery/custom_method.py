@@ -2,7 +2,7 @@
 Custom method
 =============
 
-A method is one frozen dataclass. Its fields are its options, functions decorated with ``@query`` run at
+A method is one frozen dataclass. Its fields are its options, ``queries`` declares the functions that run at
 the nodes, ``init_state`` and ``step`` run at the server. This method is the simplest distillation: it
 queries all nodes once for their logits on public inputs, and the student trains on the mean of their
 softened responses. It runs with the same gates, budgets and audit logs as all methods, on every engine.
@@ -10,7 +10,7 @@ softened responses. It runs with the same gates, budgets and audit logs as all m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,19 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedstill
-from fedstill.methods import Method, Needs, NodeGroup, Server, payload_kinds, query, torch_generator
+from fedstill.methods import (
+    Method,
+    Needs,
+    NodeSetting,
+    NodeView,
+    Query,
+    Server,
+    Tensors,
+    adam,
+    descend,
+    payload_kinds,
+    torch_generator,
+)
 from fedstill.models import SmallCNN
 
 
@@ -48,16 +60,17 @@ class MeanTeacher(Method):
         """Return the requirements: public inputs."""
         return Needs(public=True)
 
-    @query(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, setting: len(setting.public.inputs))
-    def predict(self, nodes: NodeGroup) -> Mapping[str, torch.Tensor]:
-        """Return z_k = T_k(x) of all public x, (G, N, C); runs at the nodes."""
-        x = nodes.setting.public.inputs.expand(len(nodes.nodes), *nodes.setting.public.inputs.shape)
-        with torch.no_grad():
-            return {"logits": nodes.module("model")(x)}
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        """Return the queries: one, which releases logits."""
+        yield Query(self.predict, releases={"logits": payload_kinds.LOGITS}, stackable=True)
+
+    def predict(self, node: NodeView) -> Tensors:
+        """Return z_k = T_k(x) of all public x, (N, C); runs at a node."""
+        return {"logits": node.predict(node.public.inputs)}
 
     def init_state(self, server: Server) -> State:
         """Return the initial state; runs at the server before the first step, without queries."""
-        return State(torch.optim.Adam(server.student.parameters(), 2e-3), torch.empty(0))
+        return State(adam(server.student, lr=2e-3), torch.empty(0))
 
     def step(self, server: Server, state: State, t: int) -> Mapping[str, float]:
         """Run one epoch at the server."""
@@ -65,13 +78,11 @@ class MeanTeacher(Method):
             z = server.query("predict")["logits"]  # (K, N, C)
             state.targets = (z / self.temperature).softmax(2).mean(0)
         server.student.train()
-        draw = torch_generator(server.seed, "order", t)
-        for rows in torch.randperm(len(state.targets), generator=draw).split(32):
+        generator = torch_generator(server.seed, "order", t)
+        for rows in torch.randperm(len(state.targets), generator=generator).split(32):
             z = server.student(server.public.inputs[rows]) / self.temperature
             loss = F.kl_div(z.log_softmax(1), state.targets[rows], reduction="batchmean")
-            state.adam.zero_grad()
-            loss.backward()
-            state.adam.step()
+            descend(state.adam, loss)
         return {"student": loss.item()}
 
 
@@ -102,7 +113,7 @@ def run(method: Method, **given: Any) -> Mapping[str, Any]:
 
 runs = {
     "FedAvg": run(fedstill.FedAvg(rounds=10), policies=[fedstill.PolicyConfig(outputs_only=False)] * 4),
-    "FedKD": run(fedstill.FedKD(epochs=40)),
+    "FedKD": run(fedstill.FedKD(student=fedstill.StudentTraining(epochs=40))),
     "custom": run(MeanTeacher(), policies=[fedstill.PolicyConfig(kinds=(f"{__name__}: logits",))] * 4),
 }
 
