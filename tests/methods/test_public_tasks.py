@@ -96,6 +96,7 @@ def setting(name: str, method: Any, **changes: Any) -> Setting:
     return Setting(**given)
 
 
+BRIEF = StudentTraining(epochs=1, batch=32)
 METHODS = (
     FedKD(student=StudentTraining(epochs=2, batch=8)),
     FedKD(student=StudentTraining(epochs=1, batch=8), labeled=True, levels=0),
@@ -154,7 +155,7 @@ def test_node_without_a_label_has_no_weight_for_it() -> None:
     n = torch.stack([(part.targets == 1).sum(0) for part in (first, second)]).float()
     expected = torch.stack([z[0, :, 0], (n[:, 1, None] * z[:, :, 1]).sum(0) / n[:, 1].sum(), z[1, :, 2]], 1)
     state = experiment.server.state
-    torch.testing.assert_close(state.targets["z_hat"][0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state.z_hat[0], expected, rtol=1e-4, atol=1e-5)
     assert state.histogram.sizes.tolist() == [12, 9], "not the sum of labels"
 
 
@@ -165,7 +166,7 @@ def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: in
     parts = [data_of(name, 6, 0), data_of(name, 4, 1)]
     experiment, z = taught(name, replace(CLEAR, predictions=predictions), parts)  # (2, 21, C, 8, 8)
     counts = torch.stack([task_of(name).counts(part) for part in parts]).float()
-    z_hat = experiment.server.state.targets["z_hat"]
+    z_hat = experiment.server.state.z_hat
     assert z_hat.shape == (predictions, *z.shape[1:])
     expected = torch.einsum("kc,kbchw->bchw", counts / counts.sum(0), z)
     torch.testing.assert_close(z_hat[0], expected, rtol=1e-4, atol=1e-5)
