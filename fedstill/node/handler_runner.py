@@ -9,6 +9,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
+from fedstill.core.errors import ArgumentError
 from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.node.node_view import NodeView, QuerySamples, map_nodes
 from fedstill.protocol.queries import NodeSetting, Query
@@ -52,7 +53,7 @@ class HandlerRunner:
         if query.stackable:
 
             def one(node: NodeView, **tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
-                return query.function(node, **shared, **tensors, **values)
+                return _checked_response(query, query.function(node, **shared, **tensors, **values))
 
             outputs: Mapping[str, Any] = map_nodes(one, self.group, setting, number, copied, samples)
             return outputs
@@ -60,13 +61,13 @@ class HandlerRunner:
         for row, node in enumerate(self.group.nodes):
             view = NodeView(NodeGroup([node]), setting, number)
             own = {name: tensor[row] for name, tensor in copied.items()}
-            responses.append(query.function(view, **shared, **own, **values))
-        return {
-            name: [response[name] for response in responses]
-            if name in query.unstacked
-            else stack_tensors([response[name] for response in responses])
-            for name in responses[0]
-        }
+            response = query.function(view, **shared, **own, **values)
+            responses.append(_checked_response(query, response))
+        names = {name for response in responses for name in response}
+        if any(len(response) < len(names) for response in responses):
+            expected = f"{sorted(names)} from each node"
+            raise ArgumentError(f"response of query {query.name}", "different names", expected)
+        return {name: _join_nodes(query, name, [each[name] for each in responses]) for name in responses[0]}
 
     def _capture(self, query: Query, number: int) -> CudaGraphStep | None:
         nodes = self.group.nodes
@@ -84,3 +85,29 @@ class HandlerRunner:
             return self._call(query, number, tensors, {}, samples)
 
         return CudaGraphStep(step, StaticBuffers(modules, optimizers))
+
+
+def _checked_response(query: Query, response: object) -> Mapping[str, Any]:
+    """Return one node's response, if it maps names to tensors. The gate refuses undeclared ones.
+
+    Raises:
+        ArgumentError: no mapping, or an item that is not a tensor without being declared as a JSON value.
+    """
+    if not isinstance(response, Mapping):
+        found = type(response).__name__
+        raise ArgumentError(f"response of query {query.name}", found, "a mapping from names to tensors")
+    for name, value in response.items():
+        if name not in query.details.json_values and not isinstance(value, torch.Tensor):
+            expected = "a tensor; any JSON value if json_values names it"
+            raise ArgumentError(f"{name} of query {query.name}", f"a {type(value).__name__}", expected)
+    return response
+
+
+def _join_nodes(query: Query, name: str, values: list[Any]) -> Any:
+    """Return the part of all nodes' responses under a name, ``(G, ...)``, or a list if it is not stacked."""
+    if name in query.unstacked:
+        return values
+    shapes = sorted({tuple(value.shape) for value in values})
+    if len(shapes) > 1:
+        raise ArgumentError(f"shapes of {name} of query {query.name}", shapes, "equal ones, or ragged")
+    return stack_tensors(values)
