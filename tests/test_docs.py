@@ -17,6 +17,7 @@ import pytest
 import fedstill
 from fedstill.attacks.attack import ATTACKS
 from fedstill.core.options import CheckedOptions
+from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
 from fedstill.data.splits import SPLITS
 from fedstill.federation import offline_files
@@ -109,7 +110,7 @@ def test_public_names_and_options_have_docstrings(name: str) -> None:
     thing = getattr(fedstill, name)
     assert (thing.__doc__ or "").strip()
     assert not thing.__doc__.startswith(f"{name}("), "a generated dataclass signature is no docstring"
-    if not (is_dataclass(thing) and issubclass(thing, CheckedOptions)):
+    if not (is_dataclass(thing) and issubclass(thing, CheckedOptions | Registrable)):
         return
     for kind in thing.__mro__:
         if is_dataclass(kind):

@@ -22,6 +22,7 @@ import fedstill
 from fedstill.attacks.attack import ATTACKS
 from fedstill.core.config_tables import to_table
 from fedstill.core.options import CheckedOptions
+from fedstill.core.registry import Registrable
 from fedstill.core.toml import parse
 from fedstill.data.config import DATA
 from fedstill.data.splits import SPLITS
@@ -69,7 +70,7 @@ def bounds() -> dict[str, Any]:
     """Return the range of each numeric option, from its type."""
     by_class: dict[str, Any] = {}
     for each in sorted(classes(), key=lambda each: each.__qualname__):
-        if issubclass(each, CheckedOptions):
+        if issubclass(each, CheckedOptions | Registrable):
             hints = get_type_hints(each, include_extras=True)
             own = inspect.get_annotations(each)
             limits = {name: " ".join(sorted(set(_limits(hints[name])))) for name in own}

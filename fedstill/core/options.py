@@ -147,8 +147,7 @@ class CheckedOptions:
     def __init_subclass__(cls, **given: Any) -> None:
         """Append the options to the docstring."""
         super().__init_subclass__(**given)
-        if isinstance(text := vars(cls).get("__doc__"), str):
-            cls.__doc__ = DocstringWithOptions.from_text(cls, text)
+        append_options_to_docstring(cls)
 
     def __post_init__(self) -> None:
         """Check each field.
@@ -157,6 +156,12 @@ class CheckedOptions:
             ArgumentError: with the field, its value and the valid values.
         """
         check_fields(self, self.section)
+
+
+def append_options_to_docstring(kind: type) -> None:
+    """Have a dataclass list its options in its docstring."""
+    if isinstance(text := vars(kind).get("__doc__"), str):
+        kind.__doc__ = DocstringWithOptions.from_text(kind, text)
 
 
 def check_fields(config: object, section: str) -> None:

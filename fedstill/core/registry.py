@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from fedstill.core.errors import ArgumentError, PluginError, UnknownName
-from fedstill.core.options import CheckedOptions
+from fedstill.core.options import append_options_to_docstring, check_fields
 
 # Errors that a computation of custom code may raise, such as a module's forward with an unsuitable input.
 COMPUTATION_ERRORS = (
@@ -321,7 +321,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return loaded
 
 
-class Registrable(CheckedOptions):
+class Registrable:
     """Base of classes that a configuration chooses by name: a method, a task, a split.
 
     Each is a frozen dataclass below a base class: its fields are its options, its methods implement it. In a
@@ -330,6 +330,7 @@ class Registrable(CheckedOptions):
 
     Attributes:
         registry: the names; declared by the base class only.
+        section: dotted name of the table that holds the fields, for errors.
         key: the key of a table that names the class; empty: the name of the table does, as several may be
             chosen.
         default: name of the default; None: a table must name a class.
@@ -338,9 +339,23 @@ class Registrable(CheckedOptions):
     """
 
     registry: ClassVar[Registry[Any]]
+    section: ClassVar[str] = ""
     key: ClassVar[str] = "name"
     default: ClassVar[str | None] = None
     same_meaning: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Append the options to the docstring."""
+        super().__init_subclass__(**given)
+        append_options_to_docstring(cls)
+
+    def __post_init__(self) -> None:
+        """Check each field against its type.
+
+        Raises:
+            ArgumentError: with the field, its value and the valid values.
+        """
+        check_fields(self, self.section)
 
     @staticmethod
     def validate_class(kind: Any) -> str | None:
