@@ -45,7 +45,9 @@ def few(**changes: Any) -> dict[str, Any]:
         "student": SmallCNN(SHAPE, 3, 8),
         "test": blobs(60, 3),
         "classes": 3,
-        "method": fedstill.FedIOD(steps=6, generator_width=8, critic_width=8),
+        "method": fedstill.FedIOD(
+            steps=6, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
+        ),
         "local": fedstill.LocalConfig(epochs=2, batch=16),
         "engine": fedstill.EngineConfig(name="one-by-one"),
         "every": 2,
@@ -324,7 +326,11 @@ class Clock:
 
 OTHERS = {
     "data[0]": {"data": [blobs(60, 7), blobs(90, 2)]},
-    "method": {"method": fedstill.FedIOD(steps=7, generator_width=8, critic_width=8)},
+    "method": {
+        "method": fedstill.FedIOD(
+            steps=7, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
+        )
+    },
     "policies": {"policies": [fedstill.PolicyConfig(), fedstill.PolicyConfig(max_bytes=10**9)]},
     "mean": {"mean": (0.45,), "std": (0.55,)},
     "student": {"student": MLP(SHAPE, 3, 8)},
@@ -426,7 +432,9 @@ def test_reports_labels_by_name() -> None:
             test=(x, labels),
             classes=["Mass", "Edema", "Hernia"],
             task="multi-label",
-            method=fedstill.FedIOD(steps=1, generator_width=8, critic_width=8),
+            method=fedstill.FedIOD(
+                steps=1, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
+            ),
         )
     )
     assert outcome.result["labels"]["names"] == ["Mass", "Edema", "Hernia"]

@@ -102,7 +102,9 @@ def test_custom_task_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
         data,
         ["none", "mild", "severe"],
         task=TASK_PATH,
-        method=fedstill.FedIOD(steps=2, generator_width=8, critic_width=8),
+        method=fedstill.FedIOD(
+            steps=2, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
+        ),
         local=fedstill.LocalConfig(epochs=1),
     )
     student.eval()

@@ -118,8 +118,14 @@ def normed() -> nn.Module:
 ONE: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("local.batch", {"local": fedstill.LocalConfig(epochs=1, batch=1)}),
     "query": ("method.batch", {"method": fedstill.FedIOD(steps=2, batch=1)}),
-    "student": ("method.student_batch", {"method": fedstill.FedIOD(steps=2, student_batch=1)}),
-    "passes": ("method.batch", {"method": fedstill.FedKD(batch=1), "public": blobs(5, 5)[0]}),
+    "student": (
+        "method.student.batch",
+        {"method": fedstill.FedIOD(steps=2, student=fedstill.ReplayTraining(batch=1))},
+    ),
+    "passes": (
+        "method.student.batch",
+        {"method": fedstill.FedKD(student=fedstill.StudentTraining(batch=1)), "public": blobs(5, 5)[0]},
+    ),
     "digest": ("method.digest_batch", {"method": fedstill.FedMD(digest_batch=1), "public": blobs(5, 5)}),
     "public": ("public", {"method": fedstill.FedKD(), "public": blobs(1, 5)[0]}),
 }
@@ -136,7 +142,7 @@ def test_rejects_batch_norm_with_batch_of_one(case: str) -> None:
 
 def test_last_batch_has_two_examples() -> None:
     """Five public examples in batches of two have no last batch of one."""
-    method = fedstill.FedKD(batch=2, epochs=1)
+    method = fedstill.FedKD(batch=2, student=fedstill.StudentTraining(epochs=1))
     given = few(models=[normed(), normed()], student=normed(), method=method, public=blobs(5, 5)[0])
     assert fedstill.distil(**given).student is not None
 

@@ -37,7 +37,9 @@ def trained(**more: Any) -> fedstill.Outcome:
 
 
 def test_outcome_repr_shows_method_metrics_bytes_and_folder(tmp_path: Path) -> None:
-    method = fedstill.FedIOD(steps=2, generator_width=8, critic_width=8)
+    method = fedstill.FedIOD(
+        steps=2, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
+    )
     outcome = trained(method=method, out=tmp_path / "run")
     metrics, text = outcome.result, repr(outcome)
     assert len(text) < LONGEST

@@ -39,7 +39,7 @@ outcome = fedstill.distil(
     test=test,
     classes=10,
     public=public,
-    method=fedstill.FedKD(epochs=60),
+    method=fedstill.FedKD(student=fedstill.StudentTraining(epochs=60)),
     local=fedstill.LocalConfig(epochs=15),
 )
 metrics = outcome.result

@@ -39,7 +39,7 @@ def reached(epsilon: float) -> float:
         test=test,
         classes=10,
         public=public,
-        method=fedstill.FedKD(weights="equal", z_max=10.0, epochs=60),
+        method=fedstill.FedKD(weights="equal", z_max=10.0, student=fedstill.StudentTraining(epochs=60)),
         local=fedstill.LocalConfig(epochs=10, batch=128, lr=0.02, lr_end=0.002),
         privacies=[fedstill.DPSGD(epsilon=epsilon)] * 2 if protected else [],
         every=0,

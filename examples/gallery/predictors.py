@@ -57,7 +57,7 @@ metrics = fedstill.distil(
     task="tabular",
     public=x[public],
     names=list(models),
-    method=fedstill.FedKD(epochs=60),
+    method=fedstill.FedKD(student=fedstill.StudentTraining(epochs=60)),
     every=0,
 ).result
 

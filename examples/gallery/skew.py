@@ -33,7 +33,7 @@ for alpha in alphas:
         test=(x[1300:], y[1300:]),
         classes=10,
         public=x[1000:1300],
-        method=fedstill.FedKD(epochs=40),
+        method=fedstill.FedKD(student=fedstill.StudentTraining(epochs=40)),
         local=fedstill.LocalConfig(epochs=10),
         every=0,
     ).result

@@ -37,7 +37,7 @@ outcome = fedstill.distil(
     test=(x[1300:], y[1300:]),
     classes=10,
     public=x[1000:1300],
-    method=fedstill.FedKD(epochs=40),
+    method=fedstill.FedKD(student=fedstill.StudentTraining(epochs=40)),
     local=fedstill.LocalConfig(epochs=10),
     every=0,
     out=home / "run",

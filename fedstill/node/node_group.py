@@ -316,7 +316,7 @@ class NodeGroup:
         for node in self.nodes[: len(losses)]:
             if role not in node.optimizers:
                 expected = (
-                    "a network with an optimizer: a model has one in the train step of node.train only, other "
+                    "a network with an optimizer: a model has one in a step of node.train only, other "
                     "networks that of node.add_module; node.train_on trains a model on given inputs"
                 )
                 raise ArgumentError("role of node.step", role, expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -56,12 +56,20 @@ def single_node_warning(nodes: Sequence[str]) -> str | None:
 
 def zero_learning_rates_warning(method: Method, local: float) -> list[str]:
     """Warn about learning rates of 0."""
-    options: Any = method
-    rates = {"nodes.local.lr": local}
-    for option in fields(options):
-        if option.name == "lr" or option.name.endswith("_lr"):
-            rates[f"method.{option.name}"] = getattr(options, option.name)
+    rates = {"nodes.local.lr": local, **_learning_rates(method, "method")}
     return [f"{name} is 0: its parameters are not trained" for name, rate in rates.items() if rate == 0]
+
+
+def _learning_rates(options: Any, section: str) -> dict[str, float]:
+    """Return the learning rates among options and their groups, by name."""
+    rates: dict[str, float] = {}
+    for option in fields(options):
+        value, name = getattr(options, option.name), f"{section}.{option.name}"
+        if is_dataclass(value):
+            rates |= _learning_rates(value, name)
+        elif option.name == "lr" or option.name.endswith("_lr"):
+            rates[name] = value
+    return rates
 
 
 def weak_privacy_warning(privacy: Mapping[str, Any]) -> str | None:

@@ -51,7 +51,7 @@ local.epochs = 10.0
 [method]
 name = "fedkd"
 z_max = 20.0
-epochs = 40
+student.epochs = 40
 predictions = 2
 [student]
 model = "small-cnn:8"
@@ -395,14 +395,14 @@ def test_stopped_combine_resumes_with_the_same_command(
         patch.setattr(offline.RemoteRun, "run", stop)
         code, _, err = command(*COMBINE)
     assert (code, err) == (130, "fedstill: stopped; run the same command to resume\n")
-    assert "holds another run or other files" in refused(command(*COMBINE, "--method.epochs", 5))
+    assert "holds another run or other files" in refused(command(*COMBINE, "--method.student.epochs", 5))
     assert "file not found: out/config.toml" in refused(command("run", "--resume", "out"))
     assert command(*COMBINE)[0] == 0
     assert "holds another run" in refused(command(*COMBINE))
 
 
 def test_server_side_options_can_change_after_the_queries(here: Path, command: Main) -> None:
-    code, _, err = command(*COMBINE, "--method.epochs", 3, "--student.model", "mlp:8")
+    code, _, err = command(*COMBINE, "--method.student.epochs", 3, "--student.model", "mlp:8")
     assert code == 0, err
     result = json.loads(Path("out/result.json").read_text())
     assert (result["iterations"], result["student"]["model"]) == (3, "mlp:8")

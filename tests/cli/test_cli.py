@@ -482,9 +482,9 @@ def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
     code, out, stderr = command("compare", "fedavg", "part.toml", "--out", "there")
     assert (code, out) == (0, "table of there\n")
     assert stderr.endswith("all run on digits; --base part.toml takes all else from it, too.\n")
-    code, _, stderr = command("compare", "digits-fedkd", "fedavg", "--fedkd.epochs", "2")
+    code, _, stderr = command("compare", "digits-fedkd", "fedavg", "--fedkd.levels", "2")
     assert code == 2
-    assert stderr == "fedstill: unknown option '--fedkd.epochs': did you mean '--digits-fedkd.epochs'?\n"
+    assert stderr == "fedstill: unknown option '--fedkd.levels': did you mean '--digits-fedkd.levels'?\n"
     (here / "lab.py").touch()
     wanted = "unknown method or preset 'lab.py': did you mean 'lab:CLASS', a method in that file?"
     assert one_line(command("compare", "fedavg", "lab.py")) == wanted
@@ -587,7 +587,7 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     """From one command to a result, a report and a second run that is refused."""
     small = (
         "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --method.steps 3 --method.batch 8 "
-        "--method.generator_width 8 --method.critic_width 8 --evaluation.every 2 --engine.threads 1"
+        "--method.generator.width 8 --method.critic.width 8 --evaluation.every 2 --engine.threads 1"
     )
     words = ["run", "mine.toml", *small.split(), "--out", "there"]
     done = process(*words, folder=here)
@@ -612,7 +612,7 @@ def test_a_whole_run(here: Path, command: Main) -> None:
 def test_output_for_scripts_has_no_progress_in_it(here: Path) -> None:
     small = (
         "--split.nodes 2 --data.train_limit 100 --nodes.local.epochs 1 --method.steps 2 --method.batch 8 "
-        "--method.generator_width 8 --method.critic_width 8 --engine.threads 1"
+        "--method.generator.width 8 --method.critic.width 8 --engine.threads 1"
     )
     words = ["run", "mine.toml", *small.split(), "--json"]
     output = process(*words, "--out", "there", "--evaluation.centralized", "false", folder=here)

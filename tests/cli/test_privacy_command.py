@@ -52,9 +52,9 @@ name = "one-by-one"
 centralized = false
 every = 0
 """
-FEDIOD = '[method]\nname = "fediod"\nsteps = 2\nbatch = 8\nmemory = 16\ncritic_width = 4\n'
+FEDIOD = '[method]\nname = "fediod"\nsteps = 2\nbatch = 8\nstudent.memory = 16\ncritic.width = 4\n'
 PUBLIC = '[public]\nname = "held-out"\nshare = 0.1\n'
-FEDKD = PUBLIC + '[method]\nname = "fedkd"\nepochs = 1\nz_max = 5.0\n'
+FEDKD = PUBLIC + '[method]\nname = "fedkd"\nstudent.epochs = 1\nz_max = 5.0\n'
 FEDMD = PUBLIC + '[method]\nname = "fedmd"\nrounds = 3\nsubset = 20\n'
 FEDAVG = '[method]\nname = "fedavg"\nrounds = 3\n'
 

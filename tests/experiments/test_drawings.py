@@ -24,7 +24,7 @@ engine = { threads = 1 }
 evaluation = { every = 1 }
 """
 FORMS = {
-    "fedkd_fig2": 'base.public = { name = "held-out" }\n[method]\nname = "fedkd"\nepochs = 1\n'
+    "fedkd_fig2": 'base.public = { name = "held-out" }\n[method]\nname = "fedkd"\nstudent.epochs = 1\n'
     "[vary]\ngamma = [inf, 1.0]\nlevels = [4, 200]\n",
     "fedmd_cg_fig3": 'methods = ["fedavg", "fedmd-cg"]\n[options]\nfedavg = { rounds = 2 }\n'
     "fedmd-cg = { rounds = 2 }\n",
@@ -33,7 +33,7 @@ FORMS = {
     "fedmd_cg_fig6": '[method]\nname = "fedmd-cg"\nrounds = 2\n'
     "[vary]\nlambda1 = [0.5, 1.0]\nlambda2 = [0.5]\n",
     "fediod_fig8": 'methods = ["fedavg", "fediod"]\n[options]\nfedavg = { rounds = 2 }\n'
-    "fediod = { steps = 2, batch = 8, generator_width = 8, critic_width = 4 }\n",
+    "fediod = { steps = 2, batch = 8, generator.width = 8, critic.width = 4 }\n",
 }
 
 

@@ -27,7 +27,7 @@ engine = { threads = 1 }
 evaluation = { every = 0 }
 
 [options]
-fedkd = { epochs = 2 }
+fedkd = { student.epochs = 2 }
 fedavg = { rounds = 2 }
 
 [leakage]

@@ -80,11 +80,16 @@ def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) 
         ).method
         for method in ("fediod", "asyndgan")
     )
-    alike = ("generator_width", "critic_width", "critic_form", "perceptual", "pixel", "batch", "generator_lr")
-    alike += ("generator_lr_end", "critic_lr", "student_batch", "student_augment", "student_lr")
-    assert {key: getattr(one, key) for key in alike} == {key: getattr(other, key) for key in alike}
+    for group, alike in (
+        ("generator", ("width", "perceptual", "pixel", "lr", "lr_end")),
+        ("critic", ("width", "form", "lr")),
+        ("student", ("batch", "augment", "lr")),
+    ):
+        mine, others = getattr(one, group), getattr(other, group)
+        assert {key: getattr(mine, key) for key in alike} == {key: getattr(others, key) for key in alike}
+    assert one.batch == other.batch
     assert other.steps == one.total_steps
-    assert other.student_steps == one.steps
+    assert other.student.steps == one.steps
 
 
 @pytest.mark.parametrize(
@@ -103,12 +108,12 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
     check_supports_task(run.data, run.task)
     given, method = run.nodes.local, run.method
     assert (given.lr, given.batch, given.epochs, given.optimizer) == (*local, "adam")
-    assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
-    rates = (method.generator_lr, method.generator_lr_end, method.critic_lr, method.student_lr)
-    assert {*rates, method.student_lr_end} == {rate}
-    assert (method.generator_width, method.critic_width, method.critic_form) == (64, 64, "patchgan")
+    generator, critic, student = method.generator, method.critic, method.student
+    assert (method.steps, method.batch, student.batch) == (steps, batch, batch)
+    assert {generator.lr, generator.lr_end, critic.lr, student.lr, student.lr_end} == {rate}
+    assert (generator.width, critic.width, critic.form) == (64, 64, "patchgan")
     assert run.nodes.perceptual
-    assert method.perceptual == 1.0
+    assert generator.perceptual == 1.0
 
 
 @pytest.mark.parametrize(
@@ -130,8 +135,9 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     check_supports_task(run.data, run.task)
     local, method = run.nodes.local, run.method
     assert (local.optimizer, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
-    assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)
-    assert (method.optimizer, method.lr, method.lr_end) == ("sgd", 1e-3, 1e-3)
+    student = method.student
+    assert (method.levels, method.gamma, student.epochs) == (200, 1.0, 50)
+    assert (student.optimizer, student.lr, student.lr_end) == ("sgd", 1e-3, 1e-3)
     assert (run.split.registered_name, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
 
 
@@ -149,7 +155,7 @@ def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name:
     run = config.load(preset(name))
     method = run.method
     assert not run.nodes.perceptual
-    assert min(method.gan, method.conf, method.unique, method.mimic, method.pixel) > 0
+    assert min(method.gan, method.conf, method.unique, method.mimic, method.generator.pixel) > 0
     if not name.startswith("mri-reconstruction"):  # whose outputs are no logits
         assert (method.ensemble, method.tau) == ("logits", math.inf)
 

@@ -230,7 +230,7 @@ def test_forests_teach_a_student_by_predictions() -> None:
         for seed, rows in enumerate((slice(0, 400), slice(400, 800)))
     ]
     targets = torch.from_numpy(LABELS)
-    method = fedstill.FedKD(epochs=20, gamma=100.0)
+    method = fedstill.FedKD(student=fedstill.StudentTraining(epochs=20), gamma=100.0)
     outcome = fedstill.distil(
         [(IMAGES[:400], targets[:400]), (IMAGES[400:800], targets[400:800])],
         [Predictor(forest, DIGITS) for forest in forests],

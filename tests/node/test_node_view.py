@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig
@@ -95,6 +96,7 @@ def check(
         assert any(moved) == changes
     for node in (*stacked, *alone):
         assert not any(module.training for module in node.modules.values())
+        assert "model" not in node.optimizers
     return expected
 
 
@@ -150,7 +152,10 @@ def test_outputs_of_a_stacked_call_equal_those_of_each_node(spec: str) -> None:
         }
 
     x = torch.randn(3, 4, *SHAPE, generator=torch.Generator().manual_seed(1))
-    outputs = check(compute, spec, tolerance=1e-5, x=x, y=torch.randint(CLASSES, (3, 4)))
+    y = torch.randint(CLASSES, (3, 4), generator=torch.Generator().manual_seed(2))
+    outputs = check(compute, spec, tolerance=1e-5, x=x, y=y)
+    plain = [F.cross_entropy(outputs[0]["z"], y[0], label_smoothing=each) for each in (0.1, 0.0)]
+    torch.testing.assert_close(outputs[0]["losses"], torch.stack(plain))
     assert outputs[0]["all"].shape == (len(many), CLASSES)
     node = nodes_of(spec)[0]
     torch.testing.assert_close(outputs[0]["all"], node.model.eval()(many), rtol=1e-4, atol=1e-5)
@@ -176,11 +181,10 @@ def test_gradients_of_a_stacked_call_equal_those_of_each_node() -> None:
     assert (gradients[1].flatten(1).abs().sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("of_scalar", [False, True])
-def test_steps_of_a_stacked_call_equal_those_of_each_node(of_scalar: bool) -> None:
-    """On losses of any shape, with learning rates that fall from step to step."""
+def test_steps_of_a_stacked_call_equal_those_of_each_node() -> None:
+    """On losses of any shape, whose mean is taken, with learning rates that fall from step to step."""
 
-    def train(node: NodeView, x: torch.Tensor) -> Outputs:
+    def train(node: NodeView, x: torch.Tensor, of_scalar: bool = False) -> Outputs:
         critic, losses = node.module("critic"), []
         for number in range(3):
             real, _ = node.sample(4, "critic", number)
@@ -192,7 +196,13 @@ def test_steps_of_a_stacked_call_equal_those_of_each_node(of_scalar: bool) -> No
         critic.train(False)
         return {"loss": torch.stack(losses), "d": critic(x)}
 
-    check(train, changes=True, tolerance=1e-4, x=torch.randn(3, 4, *SHAPE))
+    x = torch.randn(3, 4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    each, scalar = (
+        check(partial(train, of_scalar=of_scalar), changes=True, tolerance=1e-4, x=x)
+        for of_scalar in (False, True)
+    )
+    for one, other in zip(each, scalar, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_learning_rates_follow_the_steps_of_each_node() -> None:
@@ -241,7 +251,8 @@ def test_stacked_training_equals_training_of_each_node(spec: str, span: Span) ->
     check(train, spec, changes=True, tolerance=1e-4)
 
 
-def test_stacked_training_gives_each_step_the_tensors_of_its_node() -> None:
+@pytest.mark.parametrize("span", [FULL_TRAINING, Span.part(1, 2)])
+def test_stacked_training_gives_each_step_the_tensors_of_its_node(span: Span) -> None:
     """Also where only the nodes with most data still train, in another order than the group's."""
     numbers: list[int] = []
 
@@ -257,12 +268,12 @@ def test_stacked_training_gives_each_step_the_tensors_of_its_node() -> None:
         return loss
 
     def train(node: NodeView, anchor: torch.Tensor) -> Outputs:
-        node.train(FULL_TRAINING, step, given={"anchor": anchor})
+        node.train(span, step, given={"anchor": anchor})
         return {"parameters": node.parameters()}
 
     anchor = 3.0 * torch.randn(3, CLASSES, generator=torch.Generator().manual_seed(0))
     check(train, changes=True, tolerance=1e-4, anchor=anchor)
-    steps = [-(-2 * size // LOCAL.batch) for size in SIZES]
+    steps = [len(span.steps(-(-2 * size // LOCAL.batch))) for size in SIZES]
     assert numbers == [*range(max(steps)), *(number for each in steps for number in range(each))]
 
 

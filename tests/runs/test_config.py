@@ -312,23 +312,29 @@ def test_paper_preset_has_published_widths_and_weights() -> None:
     assert (run.data.registered_name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
     assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default
     method = run.method
-    assert (method.generator_width, method.critic_width, method.noise, method.batch) == (128, 128, 100, 64)
+    assert (method.generator.width, method.critic.width, method.generator.noise, method.batch) == (
+        128,
+        128,
+        100,
+        64,
+    )
     assert (method.gan, method.conf, method.unique, method.balance) == (1.0, 1.0, 1.0, 0.0)
     # Eq. 10 sums over the classes, where the infinite limit has half their mean: 2 C = 20.
     assert (method.mimic, method.tau) == (20.0, math.inf)
-    assert (method.gan_form, method.gan_weights) == ("eq2", "size")
+    assert (method.critic.loss, method.gan_weights) == ("eq2", "size")
     assert (method.importance, method.ensemble) == ("fakeness", "logits")
     # One student step a query, on that query's own inputs.
-    assert (method.student_steps, method.memory, method.student_batch) == (1, 64, 64)
+    assert (method.student.steps, method.student.memory, method.student.batch) == (1, 64, 64)
     local = run.nodes.local
     assert (local.optimizer, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
     assert (local.smoothing, local.augment) == (0.0, "shift-flip")
     hundred = config.load("paper-cifar100")
-    assert (hundred.data.registered_name, hundred.method.noise, hundred.method.mimic) == (
+    assert (hundred.data.registered_name, hundred.method.generator.noise, hundred.method.mimic) == (
         "cifar100",
         256,
         200.0,
     )
     digits = config.load("digits-fediod-paper").method
-    same = ("gan", "conf", "unique", "mimic", "balance", "gan_form", "importance", "ensemble", "tau")
+    same = ("gan", "conf", "unique", "mimic", "balance", "importance", "ensemble", "tau")
     assert all(getattr(digits, name) == getattr(method, name) for name in same)
+    assert digits.critic.loss == method.critic.loss

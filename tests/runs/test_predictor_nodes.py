@@ -75,7 +75,9 @@ def test_student_of_predictors_beats_each_predictor(tmp_path: Path) -> None:
     graph = fedstill.CustomModel(str(tmp_path / "linear.onnx"), classes=(WINE.classes[0], WINE.classes[2]))
     public = X[torch.randperm(len(X), generator=torch.Generator().manual_seed(0))]
     with serving(response) as url:
-        method = fedstill.FedKD(epochs=60, ensemble="probs", levels=0, gamma=float("inf"))
+        method = fedstill.FedKD(
+            student=fedstill.StudentTraining(epochs=60), ensemble="probs", levels=0, gamma=float("inf")
+        )
         outcome = distil([forest(), graph, url], method, public=public)
     alone = outcome.result["local"]["accuracy"]["per_node"]
     assert max(alone) < 85  # a third of the classes is unknown to each
@@ -93,12 +95,14 @@ def test_fediod_needs_no_gradients_of_predictors() -> None:
         distil([forest()], fedstill.FedAvg(), policies=[fedstill.PolicyConfig(outputs_only=False)])
 
 
-@pytest.mark.parametrize("option", ["batch", "critic_batch"])
-def test_batch_norm_gets_two_rows(option: str) -> None:
-    options = {"steps": 3, "batch": 8} | {option: 1}
+@pytest.mark.parametrize(
+    ("option", "options"),
+    [("batch", {"batch": 1}), ("critic.batch", {"batch": 8, "critic": fedstill.Discriminators(batch=1)})],
+)
+def test_batch_norm_gets_two_rows(option: str, options: dict[str, Any]) -> None:
     line = rf"invalid method\.{option} = 1 \(expected 2 or more for rows of a table"
     with pytest.raises(ArgumentError, match=line):
-        distil([models.build("mlp:8", (13,), 3, 0)], fedstill.FedIOD(**options))
+        distil([models.build("mlp:8", (13,), 3, 0)], fedstill.FedIOD(steps=3, **options))
 
 
 def test_detects_module_without_gradients_before_training() -> None:

@@ -30,7 +30,7 @@ from tests.forked import Command
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
     *("--nodes.models", "small-cnn:8", "--student.model", "small-cnn:8", "--engine.threads", "1"),
-    *("--method.generator_width", "16", "--method.critic_width", "8", "--engine.name", "one-by-one"),
+    *("--method.generator.width", "16", "--method.critic.width", "8", "--engine.name", "one-by-one"),
 ]
 
 
@@ -213,8 +213,8 @@ BAD = {
     "negative decay": ([], {"--nodes.local.weight_decay": "-1"}, "nodes.local.weight_decay = -1.0"),
     "half a channel": (
         [],
-        {"--method.generator_width": "1"},
-        "invalid method.generator_width = 1 (expected 2",
+        {"--method.generator.width": "1"},
+        "invalid method.generator.width = 1 (expected 2",
     ),
     "no network": ([], {"--nodes.models": "json:dumps"}, "model 'json:dumps' cannot be built"),
     "its import": ([], {"--nodes.models": "ours_broken:net"}, "No module named 'ours'"),

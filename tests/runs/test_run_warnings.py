@@ -10,6 +10,7 @@ import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import PublicData
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.runs import run_warnings
@@ -33,9 +34,9 @@ def test_warns_about_single_node() -> None:
 
 def test_warns_about_zero_learning_rates() -> None:
     assert run_warnings.zero_learning_rates_warning(FedAvg(), 0.001) == []
-    result = run_warnings.zero_learning_rates_warning(FedIOD(student_lr=0.0), 0.0)
+    result = run_warnings.zero_learning_rates_warning(FedIOD(student=ReplayTraining(lr=0.0)), 0.0)
     assert result == [
-        f"{name} is 0: its parameters are not trained" for name in ("nodes.local.lr", "method.student_lr")
+        f"{name} is 0: its parameters are not trained" for name in ("nodes.local.lr", "method.student.lr")
     ]
 
 
@@ -122,12 +123,12 @@ def test_warnings_appear_in_result_terminal_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["--split.nodes", "1", "--split.name", "iid", "--method.student_lr", "0"]
+    words = ["--split.nodes", "1", "--split.name", "iid", "--method.student.lr", "0"]
     assert fedstill_run("digits-fediod", *SHORT, *words, "--out", str(out)) == 0
     notes = json.loads((out / "result.json").read_text())["notes"]
     result = [
         "there is only one node: nothing is federated",
-        "method.student_lr is 0: its parameters are not trained",
+        "method.student.lr is 0: its parameters are not trained",
     ]
     assert [note for note in notes if note in result] == result
     printed, page = capsys.readouterr().out, (out / "report.html").read_text(encoding="utf-8")

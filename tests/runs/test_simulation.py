@@ -16,6 +16,9 @@ from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QueryRefused
 from fedstill.core.workers import Workers
 from fedstill.data.public import PublicData
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._input_generators import InputGenerator
+from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.fedad import FedAD
 from fedstill.methods.fedavg import FedAvg
@@ -121,7 +124,7 @@ def test_evaluates_nodes_on_labels_of_public_data() -> None:
     public = PublicData("public", inputs.inputs, torch.nn.functional.one_hot(inputs.targets, 3))
     test = TensorData(blobs(40, 9).inputs, torch.nn.functional.one_hot(blobs(40, 9).targets, 3))
     for labeled in (True, False):
-        method = FedKD(epochs=1, batch=10, levels=0, labeled=labeled)
+        method = FedKD(student=StudentTraining(epochs=1, batch=10), levels=0, labeled=labeled)
         one = setting(method, task=MultiLabel(3), parts=parts, public=public)
         result = Simulation(replace(one, test=test)).run()["labels"]["nodes"].values()
         assert [aucs.count(None) for aucs in result] == [0 if labeled else 1] * 3
@@ -291,7 +294,7 @@ def test_result_names_public_data() -> None:
             ArgumentError,
             r"invalid method\.target = 'x' \(expected one of node-0",
         ),
-        (FedAD(epochs=1), ModelError, "the student"),
+        (FedAD(student=StudentTraining(epochs=1)), ModelError, "the student"),
     ],
 )
 def test_rejects_invalid_server_options_before_training(
@@ -364,7 +367,7 @@ def test_rejects_unsplittable_network(
     [
         Standalone(),
         NodeEnsemble(),
-        FedIOD(steps=1, generator_width=4, critic_width=4, batch=4),
+        FedIOD(steps=1, generator=InputGenerator(width=4), critic=Discriminators(width=4), batch=4),
         FedAvg(rounds=1),
         FedPer(rounds=1),
     ],
@@ -393,7 +396,7 @@ def test_frozen_network_uses_no_random_numbers() -> None:
         student, public = build("mlp:8", SHAPE, 3, 0), blobs(30, 5)
         networks = [nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)) for _ in range(3)]
         networks[0].requires_grad_(False)
-        method = FedMD(initial_rounds=1, rounds=2, student_epochs=1)
+        method = FedMD(initial_rounds=1, rounds=2, student=StudentTraining(epochs=1, batch=32, lr_end=1e-4))
         given = {"models": networks, "student": student, "public": PublicData("made", public.inputs)}
         experiment = Simulation(setting(method, **given))
         experiment.compute.workers = Workers(count)

@@ -25,7 +25,7 @@ from fedstill.runs.trained_model_cache import TrainedModels
 
 FEDKD = {"name": "fedkd", "epochs": 2}
 CENTRALIZED = "centralised"  # node of centralized training: the spelling of its random streams
-FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator_width": 4, "critic_width": 4}
+FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator": {"width": 4}, "critic": {"width": 4}}
 
 
 PLAN = """

@@ -137,7 +137,7 @@ def test_builtin_module_is_named_with_its_width(
     width = {"width": int(name.partition(":")[2])} if ":" in name else {}
     x, y = torch.rand(8, 1, 8, 8) * 2 - 1, torch.arange(8) % 2
     networks = [model((1, 8, 8), 2, **width) for _ in range(2)]
-    method = fedstill.FedKD(epochs=1)
+    method = fedstill.FedKD(student=fedstill.StudentTraining(epochs=1))
     fedstill.distil(
         [(x, y)], networks[:1], networks[1], (x, y), 2, method=method, public=x, out=tmp_path / "run"
     )

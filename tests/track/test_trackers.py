@@ -165,7 +165,7 @@ def tiny_run(tracker: str) -> RunConfig:
             "nodes": {"models": ["linear"], "local": {"epochs": 30.0}},
             "student": {"model": "linear"},
             "public": {"name": "held-out"},
-            "method": {"name": "fedkd", "epochs": 30},
+            "method": {"name": "fedkd", "student": {"epochs": 30}},
             "evaluation": {"centralized": False},
             "track": [tracker],
         }
@@ -188,7 +188,7 @@ def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.M
     file.write_text(text.replace("quorum = 1.0", "quorum = 0.5"))  # the quorum may change
     result = resume(tmp_path / "run", progress=False)
     about, *lines, last = InterruptingTracker.received
-    assert about["options"]["method.epochs"] == 30
+    assert about["options"]["method.student.epochs"] == 30
     assert (about["name"], about["method"]) == ("run", "FedKD")
     saved = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert lines == [json.loads(line) for line in saved]
@@ -283,7 +283,7 @@ def test_custom_tracker_receives_metrics_from_python(tmp_path: Path, monkeypatch
     x, y = torch.rand(60, 1, 8, 8) * 2 - 1, torch.arange(60) % 3
     net = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)) for _ in range(3)]
     given: dict[str, Any] = {
-        "method": fedstill.FedKD(epochs=2),
+        "method": fedstill.FedKD(student=fedstill.StudentTraining(epochs=2)),
         "public": x,
         "track": ["my_lab.csv_tracker:CsvTracker"],
     }
