@@ -333,7 +333,8 @@ class NodeView:
             purpose: names the random stream.
             each_query: the query's number names the random stream, too, so that each query has samples of its
                 own.
-            data: returns other data of the same examples, from which to sample; None: the node's data.
+            data: returns other data of the same examples, from which to sample; None: the node's data. The
+                same function object in each query, as samples of captured queries are known by it.
         """
         name: Purpose = (*purpose, None) if each_query else purpose
         inputs, targets = self.on_group(lambda: self._sample_group(size, name, data))
