@@ -438,7 +438,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def seal(function: F) -> F:
-    """Mark a function of this package as one whose response no method can change.
+    """Register a function of this package as one whose response no method can change.
 
     A plug-in's method that declares it may release the payload kinds of this package.
     """
