@@ -54,7 +54,7 @@ class Adversary:
         def make(seed: int) -> torch.nn.Module:
             return models.build(config.student.model, again.shape, classes, seed, "shadow")
 
-        task, local = again.setting.task, config.nodes.local
+        task, local = again.new_setting.task, config.nodes.local
         shadows = train_shadows(
             make, self.candidates.records, self.inside, task, local, SEED, compute=self.compute
         )

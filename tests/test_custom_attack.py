@@ -43,7 +43,7 @@ def run(lab: Lab) -> Path:
         split={"nodes": 3, "alpha": 0.2},
         public={"name": "held-out"},
         nodes={"models": ["mlp:8"], "local": {"epochs": 20}},
-        method={"name": "fedkd", "epochs": 2},
+        method={"name": "fedkd", "student": {"epochs": 2}},
     )
     lab.run("skewed")
     return lab.here / "skewed"

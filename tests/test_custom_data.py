@@ -13,7 +13,7 @@ TABLES = {
     "split": {"name": "column", "column": "site", "nodes": 0},
     "public": {"name": "held-out"},
     "nodes": {"models": ["mlp:8"], "local": {"epochs": 20, "lr": 0.1}},
-    "method": {"name": "fedkd", "epochs": 40, "lr": 0.01, "z_max": 20.0},
+    "method": {"name": "fedkd", "student": {"epochs": 40, "lr": 0.01}, "z_max": 20.0},
 }
 
 

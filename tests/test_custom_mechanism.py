@@ -17,7 +17,7 @@ from tests.my_lab_package import MY_LAB, SMALL, Lab
 
 TABLES = {
     "public": {"name": "held-out", "share": 0.05},
-    "method": {"name": "fedkd", "levels": 0, "gamma": math.inf, "weights": "equal", "epochs": 2},
+    "method": {"name": "fedkd", "levels": 0, "gamma": math.inf, "weights": "equal", "student": {"epochs": 2}},
 }
 PUBLIC = 72  # rows that each node is asked about, once
 MODULE = """

@@ -21,7 +21,7 @@ TABLES = {
     "public": {"name": "held-out"},
     "nodes": {"models": ["mlp:8"], "local": {"epochs": 20.0, "min_steps": 0}},
     "evaluation": {"every": 0},
-    "method": {"name": "fedkd", "epochs": 2, "z_max": 20.0},
+    "method": {"name": "fedkd", "student": {"epochs": 2}, "z_max": 20.0},
 }
 
 

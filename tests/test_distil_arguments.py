@@ -142,7 +142,7 @@ def test_rejects_batch_norm_with_batch_of_one(case: str) -> None:
 
 def test_last_batch_has_two_examples() -> None:
     """Five public examples in batches of two have no last batch of one."""
-    method = fedstill.FedKD(batch=2, student=fedstill.StudentTraining(epochs=1))
+    method = fedstill.FedKD(student=fedstill.StudentTraining(epochs=1, batch=2))
     given = few(models=[normed(), normed()], student=normed(), method=method, public=blobs(5, 5)[0])
     assert fedstill.distil(**given).student is not None
 

@@ -123,7 +123,7 @@ def run(models_: list[str], **more: Any) -> RunConfig:
         "public": {"name": "noise", "limit": 40},
         "nodes": {"models": models_},
         "student": {"model": "mlp:8"},
-        "method": {"name": "fedkd", "epochs": 1},
+        "method": {"name": "fedkd", "student": {"epochs": 1}},
         "evaluation": {"every": 0, "centralized": False},
     }
     return from_dict({**table, **more})

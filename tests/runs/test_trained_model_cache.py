@@ -23,7 +23,7 @@ from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_model_cache import TrainedModels
 
-FEDKD = {"name": "fedkd", "epochs": 2}
+FEDKD = {"name": "fedkd", "student": {"epochs": 2}}
 CENTRALIZED = "centralised"  # node of centralized training: the spelling of its random streams
 FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator": {"width": 4}, "critic": {"width": 4}}
 
