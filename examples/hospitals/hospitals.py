@@ -117,7 +117,7 @@ def bring_data(home: Path) -> None:
     run = {
         "name": "hospitals",
         "data": {"name": "test.npz"},
-        "method": {"name": "fediod", "steps": STEPS, "generator_width": 32, "critic_width": 16},
+        "method": {"name": "fediod", "steps": STEPS, "generator": {"width": 32}, "critic": {"width": 16}},
         "student": {"model": "small-cnn:16"},
         "link": {"wait": 60.0},
     }

@@ -60,7 +60,7 @@ class NodeView:
         count: int | None = None,
         samples: QuerySamples | None = None,
     ) -> None:
-        self._group, self.setting, self.query_number = group, setting, number
+        self._group, self.setting, self._number = group, setting, number
         self._index, self._samples = index, samples
         self._count = len(group) if count is None else count
 
@@ -164,7 +164,7 @@ class NodeView:
                     return step(node, call, x, y, **mine)
 
                 losses: torch.Tensor = map_nodes(
-                    one_step, group, setting, self.query_number, {"x": x, "y": y, **mine}
+                    one_step, group, setting, self._number, {"x": x, "y": y, **mine}
                 )
                 return losses
 
@@ -261,7 +261,7 @@ class NodeView:
             role,
             node.dp_sgd_parameters[role],
             sampling_rate(len(node.data), batch),
-            self.query_number,
+            self._number,
             private_loss=private_loss,
             public_loss=public_loss,
             batch=min(len(node.data), batch),
@@ -427,6 +427,13 @@ class NodeView:
         """Seed of the node's generators. Not in a stacked call."""
         return self._node.seed
 
+    @property
+    def query_number(self) -> int:
+        """Number of the query. Not in a call that a CUDA graph captures, which would repeat it."""
+        if self._samples is not None:
+            raise TypeError("a stackable function has no query number; node.sample includes it in its stream")
+        return self._number
+
     def network(self, role: str = "model") -> nn.Module:
         """Return a network itself, for hooks and submodules. Not in a stacked call."""
         return self._node.modules[role]
@@ -461,7 +468,7 @@ class NodeView:
         def run(*values: torch.Tensor) -> Any:
             results = []
             for row, node in enumerate(nodes):
-                view = NodeView(NodeGroup([node]), self.setting, self.query_number)
+                view = NodeView(NodeGroup([node]), self.setting, self._number)
                 results.append(function(view, *(value[row] for value in values)))
             if isinstance(results[0], tuple):
                 return tuple(stack_tensors(each) for each in zip(*results, strict=True))
@@ -483,7 +490,7 @@ class NodeView:
         self, size: int, purpose: Purpose, data: View | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         samples = QuerySamples() if self._samples is None else self._samples
-        return samples.get(self._group.nodes[: self._count], self.query_number, (size, purpose, data))
+        return samples.get(self._group.nodes[: self._count], self._number, (size, purpose, data))
 
 
 class NetworkView:
