@@ -22,7 +22,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,20 +178,30 @@ def estimate(chosen: Chosen) -> list[dict[str, Any]]:
 
 # --- right? -----------------------------------------------------------------------------------------
 
-SMALL = {  # options that methods may have: little work, more than one turn
-    "rounds": 2, "steps": 6, "epochs": 2, "batch": 8, "noise": 6, "memory": 24, "subset": 8,
-    "initial_rounds": 1, "student_steps": 2, "student_batch": 8, "student_epochs": 1, "server_steps": 2,
-    "server_batch": 8, "generator_width": 8, "critic_width": 4, "attention": 0.0, "target_examples": 6,
+SMALL: Mapping[str, Any] = {  # options that methods may have: little work, more than one turn
+    "rounds": 2, "steps": 6, "batch": 8, "subset": 8, "initial_rounds": 1, "student_epochs": 1,
+    "server_batch": 8, "attention": 0.0, "target_examples": 6, "generator": {"width": 8, "noise": 6},
+    "critic": {"width": 4}, "student": {"steps": 2, "batch": 8, "epochs": 2, "memory": 24},
+    "server": {"steps": 2, "batch": 8},
 }  # fmt: skip
 APART = 0.05  # of the way that networks go, that two machines may end from each other
 CHAOS = 3.0  # or so many times what rounding does: Adam's first steps follow a gradient's sign, however small
 
 
+def with_known(options: Any, changes: Mapping[str, Any]) -> Any:
+    """Options with those changes that they know, those of their groups among them."""
+    known: dict[str, Any] = {}
+    for part in dataclasses.fields(options):
+        if part.name in changes:
+            value, old = changes[part.name], getattr(options, part.name)
+            known[part.name] = with_known(old, value) if dataclasses.is_dataclass(old) else value
+    return dataclasses.replace(options, **known)
+
+
 def trained(name: str, engine: EngineConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """The student of a small run of a method, or its nodes' models: before and after, as one vector each."""
     kind = METHODS[name]
-    known = {part.name for part in dataclasses.fields(kind)}
-    method: Any = kind(**{key: value for key, value in SMALL.items() if key in known})
+    method: Any = with_known(kind(), SMALL)
     maps, draw = method.needs().label_maps, torch.Generator().manual_seed(0)
     shape, spec = (1, 16, 16), "unet:4" if maps else "small-cnn:4"
 

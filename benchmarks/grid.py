@@ -75,10 +75,9 @@ def way_of(options: step_time.Options, model: str, phase: str) -> str:
     compute = Compute(EngineConfig(device=options.device))
     nodes = step_time.make_nodes(options, model, compute, AuditLog())
     if phase == "distillation":
-        method = options.fediod()
-        method.node_side(NodeSetting(Classification(step_time.CLASSES), LocalConfig(), compute)).prepare(
-            nodes
-        )
+        method, task = options.fediod(), Classification(step_time.CLASSES)
+        for node in nodes:
+            method.prepare(node, NodeSetting(task, LocalConfig(), compute))
     return "stacked" if should_stack(compute, nodes) else "at-once"
 
 

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
+import fedstill
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
@@ -212,7 +213,8 @@ def ours(
         gate = Gate(name, PolicyConfig(outputs_only=False), audit)
         nodes.append(Node(name, examples, compute.to_device(network), gate, options.seed))
     side = method.node_side(NodeSetting(task, local, compute))
-    side.prepare(nodes)
+    for node in nodes:
+        side.prepare(node)
     attach_optimizers(nodes, local)
     if method.initial_training is not None:  # local training leaves them so
         for node in nodes:
@@ -230,10 +232,9 @@ def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
     config = FedIOD(
         steps=1000,
         batch=sizes.batch,
-        generator_width=sizes.generator_width,
-        critic_width=sizes.critic_width,
-        student_steps=5,
-        student_batch=sizes.batch,
+        generator=fedstill.InputGenerator(width=sizes.generator_width),
+        critic=fedstill.Discriminators(width=sizes.critic_width),
+        student=fedstill.ReplayTraining(steps=5, batch=sizes.batch),
     )
     data = [node_data(options.seed, k, sizes.examples, sizes.shape) for k in range(nodes)]
     build = lambda *name: models.build(model, sizes.shape, CLASSES, options.seed, *name)  # noqa: E731
@@ -242,7 +243,7 @@ def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
         networks = [build("node", k) for k in range(nodes)]
         return ours(method, networks, build("student"), data, LocalConfig(), precision, options).step
 
-    published = replace(config, student_inputs="fresh", critic_batch=0)
+    published = replace(config, student_inputs="fresh", critic=replace(config.critic, batch=0))
     return {
         "published code": AuthorsFedIOD(sizes, options.seed),
         "ours, published form, float32": server(published, "float32"),

@@ -25,7 +25,7 @@ RUNS = {
     "fashion-fedmd-cg": "--data.train_limit 4000 --method.rounds 4",
     "mnist-fedmd-cg": "--data.train_limit 4000 --method.rounds 4",
     "cifar10-fediod-jpeg": f"{CIFAR} --method.steps 100",
-    "cifar10-fedkd-jpeg": f"{CIFAR} --public.limit 2000 --method.epochs 10",
+    "cifar10-fedkd-jpeg": f"{CIFAR} --public.limit 2000 --method.student.epochs 10",
     "mri-segmentation-fedavg": "",
     "mri-segmentation-fediod": "",  # whole: in 60 steps no student learns anything
     "mri-reconstruction-fedavg": "",

@@ -19,6 +19,7 @@ import torch
 import tyro
 from torch import nn
 
+import fedstill
 from fedstill import models
 from fedstill.core.dataset import TensorData
 from fedstill.methods._server import Server
@@ -53,7 +54,12 @@ def memory() -> float:
 
 def fediod(data: list[TensorData], networks: list[nn.Module], student: nn.Module) -> Server:
     """FedIOD with a small student and generator, so that nodes are what it costs."""
-    method = FedIOD(steps=1000, batch=16, generator_width=16, student_steps=1, student_batch=16)
+    method = FedIOD(
+        steps=1000,
+        batch=16,
+        generator=fedstill.InputGenerator(width=16),
+        student=fedstill.ReplayTraining(steps=1, batch=16),
+    )
     return peers.ours(method, networks, student, data, LocalConfig(), "float32", peers.Options(threads=1))
 
 

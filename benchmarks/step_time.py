@@ -26,6 +26,7 @@ import torch.nn.functional as F
 import tyro
 from torch.utils.flop_counter import FlopCounterMode
 
+import fedstill
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
@@ -84,9 +85,9 @@ class Options:
     """Local steps in a turn."""
     examples: int = 256
     """Of each node."""
-    generator_width: int = FedIOD.generator_width
+    generator_width: int = FedIOD().generator.width
     """Of G."""
-    critic_width: int = FedIOD.critic_width
+    critic_width: int = FedIOD().critic.width
     """Of each D_k."""
     student_steps: int = 5
     """Student steps in a distillation step."""
@@ -108,11 +109,9 @@ class Options:
         return FedIOD(
             steps=1000,
             batch=self.batch,
-            generator_width=self.generator_width,
-            critic_width=self.critic_width,
-            critic_batch=0,
-            student_steps=self.student_steps,
-            student_batch=self.student_batch,
+            generator=fedstill.InputGenerator(width=self.generator_width),
+            critic=fedstill.Discriminators(width=self.critic_width, batch=0),
+            student=fedstill.ReplayTraining(steps=self.student_steps, batch=self.student_batch),
         )
 
     def local(self) -> LocalConfig:
@@ -197,14 +196,14 @@ class PlainDistillation:
         shape, config = shape_of(model), self.config
         half = (0.5,) * shape[0]
         with seeded(self.seed, "generator"):
-            self.G = Generator(shape, config.noise, config.generator_width, half, half)
+            self.G = Generator(shape, config.generator.noise, config.generator.width, half, half)
         self.S = make_student(options, model)
         compute.to_device(self.G)
         compute.to_device(self.S)
         self.g_adam = torch.optim.Adam(
-            self.G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True
+            self.G.parameters(), config.generator.lr, betas=(0.5, 0.999), fused=True
         )
-        self.s_adam = torch.optim.Adam(self.S.parameters(), config.student_lr, fused=True)
+        self.s_adam = torch.optim.Adam(self.S.parameters(), config.student.lr, fused=True)
         capacity = config.batch * options.steps * (options.rounds + 1)
         self.remembered_x = torch.empty(capacity, *shape, device=compute.device)
         self.remembered_z = torch.empty(capacity, CLASSES, device=compute.device)
@@ -213,9 +212,9 @@ class PlainDistillation:
     def step(self) -> list[float]:
         """One step; the losses in the order in which Server names them."""
         config, t, device = self.config, self.done, self.compute.device
-        set_lr(self.g_adam, cosine_lr(t, config.steps, config.generator_lr, config.generator_lr_end))
-        set_lr(self.s_adam, cosine_lr(t, config.steps, config.student_lr, config.student_lr_end))
-        w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
+        set_lr(self.g_adam, cosine_lr(t, config.steps, config.generator.lr, config.generator.lr_end))
+        set_lr(self.s_adam, cosine_lr(t, config.steps, config.student.lr, config.student.lr_end))
+        w = torch.randn(config.batch, config.generator.noise, generator=torch_generator(self.seed, "w", t))
         with self.compute.autocast():
             x = self.G(w.to(device)).float()
             z_each, d_each = [], []
@@ -258,10 +257,10 @@ class PlainDistillation:
         self.remembered_x[size - config.batch : size] = x.detach()
         self.remembered_z[size - config.batch : size] = z_bar.detach()
         L_S = torch.zeros(())
-        for turn in range(config.student_steps):
+        for turn in range(config.student.steps):
             draw = torch_generator(self.seed, "memory", t, turn)
-            if size > config.student_batch:
-                chosen = torch.randint(size, (config.student_batch,), generator=draw).to(device)
+            if size > config.student.batch:
+                chosen = torch.randint(size, (config.student.batch,), generator=draw).to(device)
             else:
                 chosen = torch.arange(size, device=device)
             with self.compute.autocast():
@@ -327,7 +326,8 @@ def distillation(
     audit = AuditLog(folder / f"{way}.sqlite", durable=False)
     nodes = make_nodes(options, model, compute, audit)
     side = config.node_side(NodeSetting(task, LocalConfig(), compute))
-    side.prepare(nodes)
+    for node in nodes:
+        side.prepare(node)
     timing = Timing()
     if way == "plain":
         plain = PlainDistillation(options, model, compute, nodes)

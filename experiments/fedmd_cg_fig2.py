@@ -10,6 +10,8 @@ About a minute on one core.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig
 from fedstill.protocol.queries import NodeSetting
@@ -83,10 +86,16 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
         {"method": "teacher", "metric": "spread within a class", "value": within(real, labels)},
     ]
     for form in ("none", "div0", "div1", "div2"):
-        method, nodes = FedMDCG(diversity=form), NodeGroup([node]).set_query(setting)
-        method.prepare([node], setting)
-        method.train_generators(nodes, FULL_TRAINING, method.make_generator_step(nodes, 0))
-        z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
+        method, rate = FedMDCG(diversity=form), FedMDCG.generator_lr
+        method.prepare(node, setting)
+        NodeView(NodeGroup([node]), setting).train(
+            FULL_TRAINING,
+            partial(method.generator_step, 0),
+            roles=("generator",),
+            purpose="generator",
+            local=replace(setting.local, lr=rate, lr_end=rate),
+        )
+        z = torch.randn(len(labels), method.generator.noise, generator=torch_generator(seed, "z"))
         made = local_training.predict(
             node.modules["generator"], append_one_hot(z, labels, task.classes), compute
         )

@@ -62,7 +62,7 @@ class Adversary:
 
     def outputs(self, network: torch.nn.Module) -> torch.Tensor:
         """Logits about candidates and population, ``(N + Z, classes)``."""
-        return predict(network, self.candidates.all.inputs, self.compute).cpu()
+        return predict(network, self.candidates.records_and_population.inputs, self.compute).cpu()
 
     def areas(self, student: torch.nn.Module) -> dict[str, Record]:
         """AUC of each attack, with its interval over records."""

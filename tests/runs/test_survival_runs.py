@@ -36,7 +36,10 @@ def run(out: Path, *words: str, method: str) -> dict[str, Any]:
         ("standalone", ()),
         ("centralized", ()),
         ("fedavg", ("--method.rounds", "6")),
-        ("fedkd", ("--method.epochs", "40", "--method.batch", "16", "--method.lr", "0.01")),
+        (
+            "fedkd",
+            ("--method.student.epochs", "40", "--method.student.batch", "16", "--method.student.lr", "0.01"),
+        ),
         ("fediod", ("--public.name", "none", "--method.steps", "150")),
     ],
 )

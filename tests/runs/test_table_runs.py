@@ -34,7 +34,11 @@ def run(out: Path, *words: str, method: str, model: str = "mlp:16") -> int:
         ("fedmd-cg", "mlp:16", ("--method.rounds", "4")),
         ("feddf", "mlp:16", ("--method.rounds", "4", "--method.steps", "5")),
         ("fedmd", "mlp:16", ("--method.rounds", "6", "--method.student-lr", "0.01")),
-        ("fedkd", "mlp:16", ("--method.epochs", "60", "--method.batch", "16", "--method.lr", "0.01")),
+        (
+            "fedkd",
+            "mlp:16",
+            ("--method.student.epochs", "60", "--method.student.batch", "16", "--method.student.lr", "0.01"),
+        ),
         ("fediod", "mlp:16", ("--public.name", "none", "--method.steps", "120")),
     ],
 )
@@ -63,7 +67,10 @@ def test_one_by_one_equals_stacked(tmp_path: Path, method: str) -> None:
     [
         ("standalone", ()),
         ("fedavg", ("--method.rounds", "4")),
-        ("fedkd", ("--method.epochs", "60", "--method.batch", "16", "--method.lr", "0.01")),
+        (
+            "fedkd",
+            ("--method.student.epochs", "60", "--method.student.batch", "16", "--method.student.lr", "0.01"),
+        ),
         ("fediod", ("--public.name", "none", "--method.steps", "150")),
     ],
 )

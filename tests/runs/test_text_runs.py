@@ -38,7 +38,10 @@ def run(reviews: Path, out: Path, *words: str, method: str = "fedkd", model: str
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("fedkd", ("--method.epochs", "30", "--method.batch", "16", "--method.lr", "0.01")),
+        (
+            "fedkd",
+            ("--method.student.epochs", "30", "--method.student.batch", "16", "--method.student.lr", "0.01"),
+        ),
         ("fedavg", ("--method.rounds", "4")),
         ("feddf", ("--method.rounds", "4", "--method.steps", "5")),
         ("fedper", ("--method.rounds", "4")),
@@ -56,7 +59,7 @@ def test_methods_learn_texts(reviews: Path, tmp_path: Path, method: str, options
 
 def test_distils_different_text_architectures(reviews: Path, tmp_path: Path) -> None:
     models = ("--nodes.models", "bag:16", "transformer:16", "--student.model", "bag:32")
-    options = ("--method.epochs", "30", "--method.batch", "16", "--method.lr", "0.01")
+    options = ("--method.student.epochs", "30", "--method.student.batch", "16", "--method.student.lr", "0.01")
     assert run(reviews, tmp_path, *models, *options) == 0
     result = result_of(tmp_path)
     assert {node["model"] for node in result["nodes"]} == {"bag:16", "transformer:16"}
@@ -64,7 +67,7 @@ def test_distils_different_text_architectures(reviews: Path, tmp_path: Path) -> 
 
 
 def test_text_runs_release_logits_and_counts_only(reviews: Path, tmp_path: Path) -> None:
-    assert run(reviews, tmp_path, "--method.epochs", "1") == 0
+    assert run(reviews, tmp_path, "--method.student.epochs", "1") == 0
     assert set(result_of(tmp_path)["releases"]) == {"label counts", "logit range", "logits"}
 
 
