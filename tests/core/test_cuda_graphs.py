@@ -314,7 +314,7 @@ def test_subclass_is_not_captured_and_its_helpers_see_each_query(capturing_compu
 def test_query_with_values_cannot_be_captured() -> None:
     declared = {"sends": {"x": "inputs", "v": "schedule"}, "releases": {"z": "logits"}}
     with pytest.raises(ArgumentError, match="capturable"):
-        Query("ask", lambda group, number: {}, capturable=True, **declared)  # type: ignore[arg-type]
+        Query(lambda node: {}, capturable=True, **declared, name="ask")  # type: ignore[arg-type]
 
 
 # --- on a GPU --------------------------------------------------------------------------------------

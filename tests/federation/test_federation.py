@@ -52,13 +52,13 @@ class World:
             self.nodes.append(node)
         queries = (
             Query(
-                "predict_logits",
                 self._examine,
-                {"x": "inputs"},
-                {"logits": "logits", "critic": "critic"},
-                ("x",),
+                sends={"x": "inputs"},
+                releases={"logits": "logits", "critic": "critic"},
+                differentiable=("x",),
+                name="predict_logits",
             ),
-            Query("tell", self._tell, {}, {"size": "data sizes"}),
+            Query(self._tell, releases={"size": "data sizes"}, name="tell"),
         )
         side = NodeSide(
             {query.name: query for query in queries},
@@ -331,7 +331,13 @@ def test_output_independent_of_input_has_zero_gradient() -> None:
     def rate(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return {"logits": group.module("model")(x), "rate": torch.arange(float(len(group)))}
 
-    query = Query("rate", rate, {"x": "inputs"}, {"logits": "logits", "rate": "critic"}, ("x",))
+    query = Query(
+        rate,
+        sends={"x": "inputs"},
+        releases={"logits": "logits", "rate": "critic"},
+        differentiable=("x",),
+        name="rate",
+    )
     side = NodeSide({"rate": query}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
     federation = InProcess(world.nodes, group_nodes(world.nodes, True), side, Compute())
     x = image()

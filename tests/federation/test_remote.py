@@ -242,7 +242,13 @@ class Scripted:
         self.nodes = ["one", "two", "three"]
         self.checkpoints: dict[str, list[int]] = {name: [] for name in self.nodes}
         self.last = dict.fromkeys(self.nodes, -1)
-        query = Query("weigh", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, ("x",))
+        query = Query(
+            lambda node: {},
+            sends={"x": "inputs"},
+            releases={"logits": "logits"},
+            differentiable=("x",),
+            name="weigh",
+        )
         self.audit = AuditLog()
         self.federation = Remote(
             self,

@@ -20,7 +20,7 @@ from fedstill.federation.response_checks import (
 )
 from fedstill.protocol.queries import Query
 
-ASKED = Query("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
+ASKED = Query(lambda node: {}, releases={"logits": "logits", "rate": "critic"}, name="predict")
 B, C = 4, 3
 
 
@@ -87,7 +87,7 @@ def test_finds_oversized_logits() -> None:
 
 @pytest.mark.parametrize("kind", ["critic", "parameters"])
 def test_finds_oversized_scores_and_weights(kind: str) -> None:
-    query = Query("tell", lambda group, number: {}, releases={"w": kind})
+    query = Query(lambda node: {}, releases={"w": kind}, name="tell")
     responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
     }
@@ -146,9 +146,7 @@ def test_names_only_faulty_node(row: int, wrong: float, index: int) -> None:
     ],
 )
 def test_finds_inconsistent_counts(counts: list[float], size: float, wrong: str | None) -> None:
-    query = Query(
-        "count", lambda group, number: {}, releases={"counts": "label counts", "sizes": "label counts"}
-    )
+    query = Query(lambda node: {}, releases={"counts": "label counts", "sizes": "label counts"}, name="count")
     good = {"counts": torch.tensor([1.0, 2.0, 3.0]), "sizes": torch.tensor(6.0)}
     faults = find_faults(
         {"a": good, "b": {"counts": torch.tensor(counts), "sizes": torch.tensor(size)}}, query, 100.0
@@ -159,7 +157,7 @@ def test_finds_inconsistent_counts(counts: list[float], size: float, wrong: str 
 
 def test_sizes_without_counts_are_integers() -> None:
     kinds = {"counts": "label counts", "sizes": "data sizes"}
-    query = Query("count", lambda group, number: {}, releases=kinds)
+    query = Query(lambda node: {}, releases=kinds, name="count")
     responses = {
         "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
         "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},

@@ -22,7 +22,7 @@ from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSide, Query, query
+from fedstill.protocol.queries import NodeSide, Query, QueryDetails, query
 from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack, unpack
 from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig
@@ -120,7 +120,7 @@ def test_excludes_node_with_malformed_json(tmp_path: Path) -> None:
 
 
 def test_rejects_ragged_tensors_of_other_ndim_or_dtype() -> None:
-    query = Query("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
+    query = Query(None, releases={"some": SOME}, name="tell", details=QueryDetails(ragged=("some",)))  # type: ignore[arg-type]
     ones = {f"{n}": {"some": torch.ones(n, 3)} for n in (2, 3, 4)}
     assert find_faults(ones, query, 100.0) == {}
     flat = {**ones, "4": {"some": torch.ones(4)}}
@@ -171,7 +171,7 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
     kind = PayloadKind("some", category=of)
     for declaration in ({"ragged": ("some",)}, {"json_values": ("some",)}):
         query = Query(
-            "tell", None, releases={"some": kind}, depends_on_records=("some",), times=1, **declaration
+            None, releases={"some": kind}, depends_on_records=("some",), times=1, **declaration, name="tell"
         )  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
         side = NodeSide({"tell": query})
@@ -187,4 +187,4 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
 def test_rejects_undeclared_outputs() -> None:
     for declaration in ({"ragged": ("sme",)}, {"json_values": ("wsh",)}):
         with pytest.raises(ArgumentError, match="expected"):
-            Query("tell", None, {"wish": WISH}, {"some": SOME}, **declaration)  # type: ignore[arg-type]
+            Query(None, sends={"wish": WISH}, releases={"some": SOME}, **declaration, name="tell")  # type: ignore[arg-type]

@@ -30,13 +30,13 @@ from fedstill.tasks.classification import Classification
 from tests.audited import entries, total_charged
 
 QUERY = Query(
-    "predict_logits",
-    lambda group, number: {},
+    lambda node: {},
     sends={"x": "inputs"},
     releases={"logits": "logits", "critic": "critic"},
     differentiable=("x",),
+    name="predict_logits",
 )
-UPLOAD = Query("upload", lambda group, number: {}, releases={"logits": "logits", "weights": PARAMETERS})
+UPLOAD = Query(lambda node: {}, releases={"logits": "logits", "weights": PARAMETERS}, name="upload")
 ANSWER = {"logits": torch.ones(2, 3), "critic": torch.ones(4, dtype=torch.float64)}  # 24 and 32 bytes
 
 
@@ -139,7 +139,10 @@ class Watched(AuditLog):
 def test_approved_rows_limit_response() -> None:
     """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
     requires_approval = {"predict": {"times": 9, "rows": 3, "releases": {}, "bytes": 0}}
-    door, query = gate(), Query("predict", QUERY.handler, {"rows": "indices"}, {"logits": "logits"})
+    door, query = (
+        gate(),
+        Query(QUERY.function, sends={"rows": "indices"}, releases={"logits": "logits"}, name="predict"),
+    )
     door.approved = RunDescription({"queries": requires_approval})
     about = received_query(query="predict")
     assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, query=query)

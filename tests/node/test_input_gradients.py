@@ -54,7 +54,14 @@ def response(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, tor
 
 
 def build_node_side(how: SumWeighting) -> NodeSide:
-    query = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
+    query = Query(
+        response,
+        sends={"x": INPUTS},
+        releases={"logits": LOGITS},
+        differentiable=("x",),
+        sums={"logits": how},
+        name="predict_logits",
+    )
     return NodeSide({"predict_logits": query})
 
 
@@ -158,7 +165,7 @@ def test_valid_gradients_work_after_malformed_ones(clinic: Clinic) -> None:
 
 
 def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> None:
-    query = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS})
+    query = Query(response, sends={"x": INPUTS}, releases={"logits": LOGITS}, name="predict_logits")
     handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"predict_logits": query}), Compute())
     handler.respond("predict_logits", 0, {"x": torch.ones(1, 2)}, True)
     with pytest.raises(QueryRefused, match="gradients"):

@@ -64,7 +64,7 @@ def test_query_with_large_network_is_refused() -> None:
         return {}
 
     sends = {"generator": GENERATOR_PARAMETERS}
-    queries = {"train": Query("train", handler, sends), "other": Query("other", handler)}
+    queries = {"train": Query(handler, sends=sends, name="train"), "other": Query(handler, name="other")}
     side = wrap_with_parameter_limit(NodeSide(queries), 10_000, "clinic")
     with pytest.raises(QueryRefused, match="'train' by rule max_parameters: 10000"):
         side.queries["train"].handler(None, 0)

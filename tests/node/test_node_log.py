@@ -149,12 +149,12 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
     """Equal in all but the name, they draw other noise: two looks at the same records."""
     audit = AuditLog()
     query = Query(
-        "predict",
-        lambda group, number: {},
-        {"x": "inputs"},
-        {"logits": "logits"},
+        lambda node: {},
+        sends={"x": "inputs"},
+        releases={"logits": "logits"},
         rows=4,
         depends_on_records=(),
+        name="predict",
     )
     config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
     side, x = NodeSide({"predict": query}), {"x": torch.zeros(4, 1, 4, 4)}

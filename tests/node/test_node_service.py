@@ -537,7 +537,7 @@ def test_run_over_budget_is_refused_at_join(tmp_path: Path) -> None:
 
 
 def test_rows_without_public_data_are_refused(clinic: Clinic) -> None:
-    query = Query("rows", lambda group, number: {}, {"rows": "indices"})
+    query = Query(lambda node: {}, sends={"rows": "indices"}, name="rows")
     with pytest.raises(QueryRefused, match="rows has rows outside the 0 of the public data"):
         clinic.session.size_limits.require(query, {"rows": torch.ones(1).int()})
 

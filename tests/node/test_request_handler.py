@@ -44,14 +44,20 @@ class Office:
         self.nodes = [self._node(name, (policies or {}).get(name, PolicyConfig())) for name in "abc"]
         queries = (
             Query(
-                "predict_logits",
                 self._examine,
-                {"x": "inputs"},
-                {"logits": "logits", "score": "critic"},
-                ("x",),
+                sends={"x": "inputs"},
+                releases={"logits": "logits", "score": "critic"},
+                differentiable=("x",),
+                name="predict_logits",
             ),
-            Query("leak", self._leak, {}, {"logits": "logits"}),
-            Query("two", self._two, {"x": "inputs", "y": "inputs"}, {"logits": "logits"}, ("x", "y")),
+            Query(self._leak, releases={"logits": "logits"}, name="leak"),
+            Query(
+                self._two,
+                sends={"x": "inputs", "y": "inputs"},
+                releases={"logits": "logits"},
+                differentiable=("x", "y"),
+                name="two",
+            ),
         )
         self.side = NodeSide(
             {query.name: query for query in queries},

@@ -37,14 +37,20 @@ LOGITS = {"logits": torch.full((ROWS, 4), 2.5)}  # of 20 teachers, 5 vote for ea
 # 20 steps of DP-SGD at rate 0.1
 LOCAL = LocalConfig(epochs=2, batch=10)
 PREDICT = Query(
-    "predict",
-    lambda group, number: {},
-    {"x": "inputs"},
-    {"logits": "logits"},
+    lambda node: {},
+    sends={"x": "inputs"},
+    releases={"logits": "logits"},
     rows=ROWS,
     depends_on_records=(),
+    name="predict",
 )
-RANGE = Query("max_logit", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, depends_on_records=())
+RANGE = Query(
+    PREDICT.function,
+    sends={"x": "inputs"},
+    releases={"range": LOGIT_RANGE},
+    depends_on_records=(),
+    name="max_logit",
+)
 MAX_LOGIT = {"range": torch.ones(())}
 VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
 ONE = Event("gaussian", 40 / 4)  # of a query about 8 inputs
@@ -475,7 +481,11 @@ def test_noise_is_calibrated_to_both_budgets(run: tuple[float, float], all_runs:
 
 def test_impossible_calibration_names_smaller_budget() -> None:
     count = Query(
-        "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, depends_on_records=("counts",)
+        PREDICT.function,
+        releases={"counts": "label counts"},
+        times=1,
+        depends_on_records=("counts",),
+        name="count",
     )
     sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):

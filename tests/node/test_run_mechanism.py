@@ -37,34 +37,38 @@ ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
 LOCAL = LocalConfig(epochs=2, batch=10)  # 20 steps at rate 0.1
 PREDICT_LOGITS = Query(
-    "predict_logits",
-    lambda group, number: {},
-    {"x": "inputs"},
-    {"logits": "logits", "critic": "critic"},
-    ("x",),
+    lambda node: {},
+    sends={"x": "inputs"},
+    releases={"logits": "logits", "critic": "critic"},
+    differentiable=("x",),
     times=5,
     rows=ROWS,
     depends_on_records=(),
     trains=("critic",),
+    name="predict_logits",
 )
 PREDICT = Query(
-    "predict", PREDICT_LOGITS.handler, {"x": "inputs"}, {"logits": "logits"}, depends_on_records=()
+    PREDICT_LOGITS.function,
+    sends={"x": "inputs"},
+    releases={"logits": "logits"},
+    depends_on_records=(),
+    name="predict",
 )
 COUNT = Query(
-    "count_labels",
-    PREDICT_LOGITS.handler,
+    PREDICT_LOGITS.function,
     releases={"counts": "label counts", "sizes": "label counts"},
     times=1,
     depends_on_records=("counts",),
+    name="count_labels",
 )
 TRAIN = Query(
-    "train",
-    PREDICT_LOGITS.handler,
-    {"span": "schedule"},
-    {"theta": PARAMETERS},
+    PREDICT_LOGITS.function,
+    sends={"span": "schedule"},
+    releases={"theta": PARAMETERS},
     times=4,
     depends_on_records=(),
     span=lambda sent: Span(int(sent["span"]), int(sent["span"]) + 1, 4),
+    name="train",
 )
 SHAPES = {"logits": (ROWS, CLASSES), "critic": (ROWS, 2, 2)}
 INPUT_GRADIENT = {"d/dx": (ROWS, 1, 4, 4)}
@@ -276,7 +280,7 @@ def test_record_maps_and_images_have_no_guarantee(
     mechanism: Any, kind: str, advice: str, reads: tuple[str, ...]
 ) -> None:
     revealed = Query(
-        "tell", PREDICT_LOGITS.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads
+        PREDICT_LOGITS.function, releases={"revealed": kind}, times=1, depends_on_records=reads, name="tell"
     )
     made = protection(mechanism, revealed, task=MAPS, epsilon=3.0)
     assert query_cost(made, revealed, "response", {"revealed": (5,)}) is None
@@ -298,7 +302,7 @@ def test_refusal_without_guarantee_gives_advice(
     mechanism: Any, kind: str, reads: tuple[str, ...], advice: str
 ) -> None:
     revealed = Query(
-        "tell", PREDICT_LOGITS.handler, {}, {"revealed": kind}, times=1, depends_on_records=reads
+        PREDICT_LOGITS.function, releases={"revealed": kind}, times=1, depends_on_records=reads, name="tell"
     )
     refused = no_guarantee_reason(protection(mechanism, revealed, epsilon=3.0), revealed)
     assert str(refused).endswith(f"gives no guarantee for {kind}; with {advice} none are released")

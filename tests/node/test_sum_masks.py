@@ -231,7 +231,9 @@ def test_numbers_and_masks_are_used_once(party: Party) -> None:
 def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) -> None:
     """Else a server learned how large one node's answers are, place by place; and from zeros in its place the
     others' sum."""
-    query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
+    query = Query(
+        lambda node, **_: {}, sends={"x": INPUTS}, releases={"z": LOGITS}, sums={"z": "sum"}, name="predict"
+    )
     totals = []
     for call in (SumRequest(1, NAMES), SumRequest(2, NAMES)):
         each = []
@@ -257,7 +259,9 @@ def test_exhausted_node_corrupts_all_sums(
     party: Party,
 ) -> None:
     """With corrupted sums, a server that chooses inputs learns response sizes; a refusal names its node."""
-    query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
+    query = Query(
+        lambda node, **_: {}, sends={"x": INPUTS}, releases={"z": LOGITS}, sums={"z": "sum"}, name="predict"
+    )
 
     def sum_responses(number: int, large: bool = False) -> torch.Tensor:
         each, call = [], SumRequest(number, NAMES)
@@ -408,7 +412,7 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
 
 def test_weights_are_first_released_counts() -> None:
     """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
-    count = Query("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
+    count = Query(lambda node, **_: {}, releases={"n": LABEL_COUNTS}, sums={"n": "sum"}, name="count")
     for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
         adding = SumEncoder({}, min_count=least)
         adding.record_counts(count, {"n": torch.tensor([0.0, 7.0])})
@@ -495,7 +499,7 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
         package
     )
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
-    query = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
+    query = Query(handler, sends={"x": INPUTS}, releases={"z": made}, sums={"z": how}, name=name)  # type: ignore[dict-item]
     return NodeSide({name: query}, sum_source=adds)
 
 

@@ -9,16 +9,14 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, PayloadKind
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.protocol.wire_format import json_from_tensor
 
 TWO = Query(
-    "ask",
-    lambda group, number, **_: {},
-    {},
-    {"z": LOGITS, "some": LOGITS, "words": LOGITS},
-    ragged=("some",),
-    json_values=("words",),
+    lambda node, **_: {},
+    releases={"z": LOGITS, "some": LOGITS, "words": LOGITS},
+    name="ask",
+    details=QueryDetails(ragged=("some",), json_values=("words",)),
 )
 
 
@@ -62,7 +60,7 @@ def test_rejects_responses_without_one_part_per_node(part: dict[str, Any], messa
 def summing(name: str = "ask", kind: PayloadKind = LOGITS, how: Any = "size", **further: Any) -> Query:
     releases = {"z": kind, **{part: of for part, (of, _) in further.items()}}
     sums = {"z": how, **{part: by for part, (_, by) in further.items()}}
-    return Query(name, lambda group, number, **_: {}, {}, releases, sums=sums)
+    return Query(lambda node, **_: {}, releases=releases, sums=sums, name=name)
 
 
 @pytest.mark.parametrize(
