@@ -30,10 +30,13 @@ from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.tasks.classification import Classification
 
 CLASSES = 10
 COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # of torch's operations
@@ -92,11 +95,12 @@ def free_query(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], tor
             name = f"node-{k}"
             all_nodes.append(Node(name, data, torch.nn.Identity(), Gate(name, PolicyConfig(), audit), k))
 
-        def echo(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-            return {"logits": x.flatten(2)[:, :, :CLASSES] * 1.0}
+        def echo(node: NodeView, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            return {"logits": x.flatten(1)[:, :CLASSES] * 1.0}
 
-        query = Query("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))
-        side = NodeSide({"echo": query})
+        query = Query(echo, {"x": INPUTS}, {"logits": LOGITS}, ("x",))
+        setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)
+        side = NodeSide({"echo": query}, setting=setting)
         federation = InProcess(all_nodes, [[node] for node in all_nodes], side, compute)
         x = torch.zeros(batch, 1, 28, 28, requires_grad=True)
 

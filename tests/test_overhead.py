@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from fedstill.node.node_group import NodeGroup
+
 
 @pytest.fixture
 def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -29,7 +31,7 @@ def test_query_overhead_is_bounded(overhead: Any) -> None:
 
 def test_counts_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that copies what it is asked, and calls two functions for it, shows in all three."""
-    group = overhead.NodeGroup
+    group = NodeGroup
     before, sample = overhead.count(2), group.module
 
     def copying(self: Any, role: str) -> Any:

@@ -99,10 +99,8 @@ class DENSE(Method):
         with seeded(server.seed, "generator"):  # initial weights
             G = Generator(server.shape, self.noise + classes, 64, server.mean, server.std)
         G = server.compute.to_device(G)
-        g_adam = torch.optim.Adam(G.parameters(), self.lr)
-        s_adam = torch.optim.Adam([p for p in S.parameters() if p.requires_grad], self.lr)
         x, z = torch.zeros(0, *server.shape), torch.zeros(0, classes)
-        return Distillation(G, g_adam, s_adam, x.to(server.device), z.to(server.device))
+        return Distillation(G, adam(G, self.lr), adam(S, self.lr), x.to(server.device), z.to(server.device))
 
     def step(self, server: Server, state: Distillation, t: int) -> Mapping[str, float]:
         S = server.student.eval()
@@ -113,9 +111,7 @@ class DENSE(Method):
             z_S = S(x).float()
             differs = (z.argmax(1) != z_S.argmax(1)).float()  # (B,)
             L_ce, L_div = F.cross_entropy(z, y), -(differs * kl(z, z_S)).mean()
-        state.g_adam.zero_grad()
-        (L_ce + self.boundary * L_div).backward()  # through the nodes to x, and into G
-        state.g_adam.step()
+        descend(state.g_adam, L_ce + self.boundary * L_div)  # through the nodes to x, and into G
 
         state.x, state.z = torch.cat([state.x, x.detach()]), torch.cat([state.z, z.detach()])
         S.train()
@@ -124,9 +120,7 @@ class DENSE(Method):
             rows = torch.randint(len(state.x), (self.batch,), generator=generator).to(server.device)
             with server.compute.step(server.seed, "student", t, i):
                 L_S = kl(state.z[rows], S(state.x[rows]).float()).mean()
-            state.s_adam.zero_grad()
-            L_S.backward()
-            state.s_adam.step()
+            descend(state.s_adam, L_S)
         return {"cross-entropy": L_ce.item(), "boundary": L_div.item(), "student": L_S.item()}
 
     def sample_noise(self, server: Server, count: int, *name: str | int) -> tuple[torch.Tensor, torch.Tensor]:
