@@ -36,13 +36,11 @@ FEDIOD = {
     "name": "fediod",
     "steps": 6,
     "batch": 16,
-    "generator_width": 4,
-    "critic_width": 2,
-    "student_steps": 1,
-    "student_batch": 16,
-    "memory": 32,
+    "generator": {"width": 4},
+    "critic": {"width": 2},
+    "student": {"steps": 1, "batch": 16, "memory": 32},
 }
-FEDKD = {"name": "fedkd", "epochs": 2}
+FEDKD = {"name": "fedkd", "student": {"epochs": 2}}
 SGD = {"optimizer": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
 
 

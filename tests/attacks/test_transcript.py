@@ -21,6 +21,9 @@ from fedstill.attacks.transcript import (
 from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.federation.link_config import LinkConfig
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._input_generators import InputGenerator
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.module_utils import to_vector
@@ -129,7 +132,11 @@ def test_replay_reports_different_student(fediod: Path, tmp_path: Path) -> None:
 
 FEDAVG = FedAvg(rounds=2)
 THREE_STEPS = FedIOD(
-    steps=3, batch=4, generator_width=2, critic_width=2, student_steps=1, student_batch=4, memory=8
+    steps=3,
+    batch=4,
+    generator=InputGenerator(width=2),
+    critic=Discriminators(width=2, batch=32),
+    student=ReplayTraining(steps=1, batch=4, memory=8),
 )
 OUTPUTS = {"policies": [PolicyConfig()] * 3}
 

@@ -19,6 +19,7 @@ from fedstill.core.compute import (
     match_parameter_layout,
 )
 from fedstill.core.errors import ArgumentError
+from fedstill.methods._discriminators import Discriminators
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import LeNet5, SmallCNN, build
 from fedstill.protocol.local_config import LocalConfig
@@ -31,7 +32,7 @@ LAST = torch.channels_last
     ("config", "name", "message"),
     [
         (FedIOD, "importance", r"invalid method.importance = 'misspelled' \(expected one of counts"),
-        (FedIOD, "gan_form", r"invalid method.gan_form = 'misspelled' \(expected one of eq2, bce"),
+        (Discriminators, "loss", r"invalid method.critic.loss = 'misspelled' \(expected one of eq2, bce"),
         (FedIOD, "student_inputs", r"invalid method.student_inputs = 'misspelled'"),
         (LocalConfig, "optimizer", r"invalid local.optimizer = 'misspelled' \(expected one of adam, sgd"),
         (LocalConfig, "augment", r"invalid local.augment = 'misspelled' \(expected one of none, shift"),

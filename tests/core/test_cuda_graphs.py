@@ -22,8 +22,10 @@ from fedstill.core.cuda_graphs import (
     uses_global_rng,
 )
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._input_generators import InputGenerator
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
@@ -37,6 +39,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.tasks.classification import Classification
+from tests.methods.small_world import changed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -287,7 +290,7 @@ def test_captured_responses_follow_random_inputs_and_learning_rates(
     capturing_compute: Compute, importance: Any
 ) -> None:
     """Without gradients to the server, which the substitute cannot propagate twice."""
-    options = {"importance": importance, "critic_schedule": "cosine", "backpropagate": False}
+    options = {"importance": importance, "critic": {"schedule": "cosine"}, "backpropagate": False}
     expected, networks = distill(Compute(EngineConfig("one-by-one")), **options)
     losses, others = distill(capturing_compute, **options)
     torch.testing.assert_close(losses, expected)
@@ -297,8 +300,8 @@ def test_captured_responses_follow_random_inputs_and_learning_rates(
 class Annealed(FedIOD):
     """A custom method whose helper depends on the query number."""
 
-    def mean_critic_output_on_real(self, nodes: Any, x: torch.Tensor, **known: torch.Tensor) -> Any:
-        numbers.append(nodes.query_number)
+    def mean_critic_output_on_real(self, node: Any, size: int) -> Any:
+        numbers.append(node.query_number)
         return {}
 
 
@@ -313,8 +316,7 @@ def test_subclass_is_not_captured_and_its_helpers_see_each_query(capturing_compu
 
 def test_query_with_values_cannot_be_captured() -> None:
     declared = {"sends": {"x": "inputs", "v": "schedule"}, "releases": {"z": "logits"}}
-    with pytest.raises(ArgumentError, match="capturable"):
-        Query(lambda node: {}, capturable=True, **declared, name="ask")  # type: ignore[arg-type]
+    assert not Query(lambda node: {}, stackable=True, name="ask", **declared).is_capturable  # type: ignore[arg-type]
 
 
 # --- on a GPU --------------------------------------------------------------------------------------
@@ -406,14 +408,20 @@ def distill(
     compute: Compute, steps: int = 8, kind: Any = FedIOD, **options: Any
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     config = kind(
-        steps=steps, batch=6, noise=6, generator_width=4, critic_width=4, memory=20, student_steps=2,
-        student_batch=8, ensemble="log_probs", **options,
-    )  # fmt: skip
+        steps=steps,
+        batch=6,
+        generator=InputGenerator(noise=6, width=4),
+        critic=Discriminators(width=4, batch=32),
+        student=ReplayTraining(memory=20, steps=2, batch=8),
+        ensemble="log_probs",
+    )
+    config = changed(config, **options)
     nodes = nodes_of(compute, "resnet8:4")
     for node in nodes:
         node.model.eval().requires_grad_(False)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), compute))
-    side.prepare(nodes)
+    for node in nodes:
+        side.prepare(node)
     federation = InProcess(nodes, group_nodes(nodes, False), side, compute)
     student = compute.to_device(build("mlp:8", SHAPE, 3, 0, "student"))
     server_compute = compute if compute.device.type == "cuda" else Compute()  # only nodes use the substitute
@@ -429,7 +437,7 @@ def distill(
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_captured_distillation_equals_eager_distillation(importance: str, schedule: str) -> None:
-    options = {"importance": importance, "critic_schedule": schedule}
+    options = {"importance": importance, "critic": {"schedule": schedule}}
     expected, networks = distill(gpu(False), **options)
     losses, others = distill(gpu(True), **options)
     torch.testing.assert_close(losses, expected, rtol=1e-2, atol=1e-3)

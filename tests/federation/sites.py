@@ -61,9 +61,9 @@ FEDIOD = f"""
 name = "fediod"
 steps = {STEPS}
 batch = 16
-memory = 256
-critic_width = 4
-generator_width = 8
+student.memory = 256
+critic.width = 4
+generator.width = 8
 """
 
 

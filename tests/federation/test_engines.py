@@ -13,6 +13,9 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.workers import Workers
 from fedstill.federation.inprocess import InProcess, group_nodes, should_stack
+from fedstill.methods._discriminators import Discriminators
+from fedstill.methods._input_generators import InputGenerator
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import PatchCritic, build
@@ -23,6 +26,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
+from tests.methods.small_world import changed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -33,12 +37,9 @@ MIXED = ("mlp:8", "small-cnn:4", "mlp:8", "resnet8:4", "small-cnn:4")
 CONFIG = FedIOD(
     steps=4,
     batch=6,
-    noise=6,
-    generator_width=4,
-    critic_width=4,
-    memory=20,
-    student_steps=2,
-    student_batch=8,
+    generator=InputGenerator(noise=6, width=4),
+    critic=Discriminators(width=4, batch=32),
+    student=ReplayTraining(memory=20, steps=2, batch=8),
     ensemble="log_probs",
 )
 
@@ -64,7 +65,8 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
     compute, audit = Compute(EngineConfig(name=engine)), AuditLog()  # type: ignore[arg-type]
     nodes = nodes_of(specs, audit)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
-    side.prepare(nodes)
+    for node in nodes:
+        side.prepare(node)
     groups = group_nodes(nodes, should_stack(compute, nodes))
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
@@ -95,16 +97,31 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"importance": "counts", "gan_form": "eq2", "ensemble": "logits"},
-        {"importance": "fakeness", "gan_form": "bce", "ensemble": "probs", "gan_weights": "expertise"},
-        {"importance": "realness", "gan_form": "eq2", "ensemble": "consensus", "gan_weights": "expertise"},
-        {"importance": "realness", "gan_form": "bce", "gan_weights": "average", "student_inputs": "fresh"},
+        {"importance": "counts", "critic": {"loss": "eq2"}, "ensemble": "logits"},
+        {
+            "importance": "fakeness",
+            "critic": {"loss": "bce"},
+            "ensemble": "probs",
+            "gan_weights": "expertise",
+        },
+        {
+            "importance": "realness",
+            "critic": {"loss": "eq2"},
+            "ensemble": "consensus",
+            "gan_weights": "expertise",
+        },
+        {
+            "importance": "realness",
+            "critic": {"loss": "bce"},
+            "gan_weights": "average",
+            "student_inputs": "fresh",
+        },
         {"importance": "odds", "ensemble": "probs", "student_inputs": "fresh"},
     ],
 )
 @pytest.mark.parametrize("specs", [ALIKE, MIXED, RESNETS], ids=["alike", "mixed", "resnets"])
 def test_stacked_and_one_by_one_reach_equal_metrics(specs: Any, options: dict[str, Any]) -> None:
-    config = FedIOD(**{**vars(CONFIG), **options})
+    config = changed(CONFIG, **options)
     stacked, alone = (distilled(specs, config, engine) for engine in ("stacked", "one-by-one"))
     assert max(stacked["groups"]) > 1
     assert set(alone["groups"]) == {1}
@@ -114,7 +131,7 @@ def test_stacked_and_one_by_one_reach_equal_metrics(specs: Any, options: dict[st
 def test_metrics_depend_on_compared_option() -> None:
     """Or else equality above would say nothing."""
     metrics = [
-        distilled(ALIKE, FedIOD(**{**vars(CONFIG), "importance": how}), "stacked")["losses"]
+        distilled(ALIKE, changed(CONFIG, importance=how), "stacked")["losses"]
         for how in ("counts", "fakeness", "realness", "odds")
     ]
     for one, other in itertools.combinations(metrics, 2):

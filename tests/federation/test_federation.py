@@ -19,11 +19,14 @@ from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.tasks.classification import Classification
 
 SHAPE, B = (1, 8, 8), 3
+SETTING = NodeSetting(Classification(3), LocalConfig(), Compute())
 ALIKE = ("small-cnn:4",) * 3
 MIXED = ("small-cnn:4", "resnet8:4", "small-cnn:4", "mlp:8", "resnet8:4")  # groups interleave
 ENGINES = pytest.mark.parametrize("stacked", [True, False])
@@ -56,31 +59,31 @@ class World:
                 sends={"x": "inputs"},
                 releases={"logits": "logits", "critic": "critic"},
                 differentiable=("x",),
+                stackable=True,
                 name="predict_logits",
             ),
             Query(self._tell, releases={"size": "data sizes"}, name="tell"),
         )
         side = NodeSide(
             {query.name: query for query in queries},
-            prepare=lambda nodes: None,
-            preview_responses=lambda nodes, x: {},
+            setting=SETTING,
         )
         self.groups = group_nodes(self.nodes, stacked)
         self.federation = InProcess(self.nodes, self.groups, side, Compute())
 
-    def _examine(self, group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _examine(self, node: NodeView, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         self.calls += 1
         self.keeps_graph = torch.is_grad_enabled()
-        critic, model = group.module("critic"), group.module("model")
+        critic, model = node.module("critic"), node.model
         with torch.enable_grad():
             critic.train(True)
-            group.step("critic", critic(x.detach()).sigmoid().flatten(1).mean(1))
+            node.step("critic", critic(x.detach()).sigmoid().flatten().mean())
             critic.train(False)
             model.train(False)
         return {"logits": model(x), "critic": critic(x)}
 
-    def _tell(self, group: NodeGroup, number: int) -> Mapping[str, torch.Tensor]:
-        return {"size": torch.tensor([[float(node.name[1:])] for node in group.nodes])}
+    def _tell(self, node: NodeView) -> Mapping[str, torch.Tensor]:
+        return {"size": torch.tensor([float(node.name[1:])])}
 
     def plain(self, x: torch.Tensor, names: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
         """What the nodes' networks, as they are now, say of x; gradients by autograd alone."""
@@ -312,7 +315,7 @@ def test_check_policies_reports_query_limits(limit: int) -> None:
         name: dataclasses.replace(query, times=times)
         for (name, query), times in zip(world.federation.queries.items(), (2, 1), strict=True)
     }
-    side = NodeSide(queries, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    side = NodeSide(queries, setting=SETTING)
     federation = InProcess(world.nodes, world.groups, side, Compute())
     assert federation.query_limits() == {"n0": limit, "n1": limit}
     if limit == 3:
@@ -328,17 +331,19 @@ def test_check_policies_reports_query_limits(limit: int) -> None:
 def test_output_independent_of_input_has_zero_gradient() -> None:
     world = World(ALIKE)
 
-    def rate(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {"logits": group.module("model")(x), "rate": torch.arange(float(len(group)))}
+    def rate(node: NodeView, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        own = node.separately(lambda node: torch.tensor(float(node.name[1:])))
+        return {"logits": node.model(x), "rate": own}
 
     query = Query(
         rate,
         sends={"x": "inputs"},
         releases={"logits": "logits", "rate": "critic"},
         differentiable=("x",),
+        stackable=True,
         name="rate",
     )
-    side = NodeSide({"rate": query}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    side = NodeSide({"rate": query}, setting=SETTING)
     federation = InProcess(world.nodes, group_nodes(world.nodes, True), side, Compute())
     x = image()
     responses = federation.query("rate", x=x)
@@ -358,7 +363,7 @@ def test_custom_module_can_be_node_model() -> None:
     groups = group_nodes(world.nodes, True)
     assert [len(group) for group in groups] == [2, 1]
     federation = InProcess(
-        world.nodes, groups, NodeSide(world.federation.queries, *[lambda *_: None] * 3), Compute()
+        world.nodes, groups, NodeSide(world.federation.queries, setting=SETTING), Compute()
     )  # type: ignore[arg-type,list-item]
     x = image()
     (grad,) = torch.autograd.grad(loss_of(federation.query("predict_logits", x=x)), x)

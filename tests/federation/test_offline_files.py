@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedstill.core.compute import Compute
+from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import BundleError, NodeFault, QueryMismatch
 from fedstill.data.input_spec import InputSpec
@@ -34,6 +35,7 @@ from fedstill.federation.offline_link import ResponseFiles
 from fedstill.federation.remote import Remote
 from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods import fedkd
+from fedstill.methods._public_data import StudentTraining
 from fedstill.methods._server import Server
 from fedstill.methods.fedkd import FedKD
 from fedstill.models import build
@@ -53,7 +55,7 @@ pytest.importorskip("cryptography")
 
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
-CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
+CONFIG = FedKD(student=StudentTraining(epochs=3, batch=6), predictions=2, z_max=4.0)
 SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
@@ -78,7 +80,7 @@ def live() -> InProcess:
 
 
 def planned_queries_file() -> Queries:
-    table = {"name": "fedkd", **vars(CONFIG)}
+    table = {"name": "fedkd", **to_table(CONFIG)}
     plan = RunPlan(
         "queries", table, SPEC, public=public_fingerprint(public_data()), public_note=("made", "by hand")
     )

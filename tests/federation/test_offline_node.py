@@ -22,6 +22,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_node, signed_files
 from fedstill.federation.offline_files import Queries, write_queries
+from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
 from fedstill.node.replies import TrainingProgress
@@ -36,7 +37,7 @@ pytest.importorskip("cryptography")
 
 SHAPE = (1, 8, 8)
 SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
-CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
+CONFIG = FedKD(student=StudentTraining(epochs=3, batch=6), predictions=2, z_max=4.0)
 NODE = """
 name = "clinic"
 seed = 3
@@ -53,6 +54,7 @@ batch = 8
 ASKS = 3  # of a file: as many as it has queries
 METHOD = """
 from dataclasses import dataclass
+from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedkd import FedKD
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
     public = PublicData(
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
-    table = {"name": method, **vars(CONFIG)}
+    table = {"name": method, **to_table(CONFIG)}
     plan = RunPlan(path.stem, table, SPEC, public=public_fingerprint(public), public_note=("made", "by hand"))
     *calls, last = CONFIG.planned_queries(public, 4)
     calls.append(replace(last, tensors={**last.tensors, **other}))

@@ -210,7 +210,7 @@ def test_remote_run_has_no_node_data(tmp_path: Path) -> None:
 
 
 def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
-    options = {"steps": 40, "student_steps": 4, "student_batch": 64, "memory": 640}
+    options = {"steps": 40, "student": {"steps": 4, "batch": 64, "memory": 640}}
     short = tiny("fediod", options, inputs="int8", gradients="int8")
     experiment, metrics = here(short)
     live = Away(short, tmp_path).live()

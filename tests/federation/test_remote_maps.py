@@ -23,8 +23,8 @@ from tests.models.test_vgg import VGG16
 from tests.models.test_vgg import weights as vgg_weights
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fediod-maps": {"steps": 2, "pretrain": 1, "memory": 16, "student_steps": 1, "student_batch": 8},
-    "asyndgan": {"steps": 2, "student_steps": 1, "student_batch": 8},
+    "fediod-maps": {"steps": 2, "pretrain": 1, "student": {"memory": 16, "steps": 1, "batch": 8}},
+    "asyndgan": {"steps": 2, "student": {"steps": 1, "batch": 8}},
 }
 
 
@@ -32,7 +32,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
     data = blobs(60, 0)
     images = ((data.inputs + 1) * 127.5).round().byte().numpy()
     np.savez(folder / "shapes.npz", images=images[:, 0], masks=data.targets.numpy().astype(np.uint8))
-    table = {"batch": 4, "generator_width": 2, "critic_width": 4, **METHODS[method], **options}
+    table = {"batch": 4, "generator": {"width": 2}, "critic": {"width": 4}, **METHODS[method], **options}
     return from_dict(
         {
             "data": {"name": str(folder / "shapes.npz")},

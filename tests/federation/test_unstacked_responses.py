@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from fedstill.core.errors import ArgumentError, DataError, NodeFault, QueryRefus
 from fedstill.federation.response_checks import find_faults
 from fedstill.methods._server import Server
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
@@ -22,7 +23,7 @@ from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSide, Query, QueryDetails, query
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query, QueryDetails
 from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack, unpack
 from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig
@@ -44,13 +45,19 @@ class Tells(Method):
     evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
     rounds: int = 2
 
-    @query(sends={"wish": WISH}, releases={"some": SOME, "words": WORDS}, ragged=("some",),
-              json_values=("wish", "words"), times=2)  # fmt: skip
-    def tell(self, nodes: NodeGroup, wish: Mapping[str, Any]) -> Mapping[str, Any]:
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield Query(
+            self.tell,
+            sends={"wish": WISH},
+            releases={"some": SOME, "words": WORDS},
+            times=2,
+            details=QueryDetails(ragged=("some",), json_values=("wish", "words")),
+        )
+
+    def tell(self, node: NodeView, wish: Mapping[str, Any]) -> Mapping[str, Any]:
         """Records ``(n, C, H, W)`` of the class that is wished for, another n at each node."""
-        mine = [node.data.inputs[node.data.targets == wish["class"]] for node in nodes.nodes]
-        words = [{"n": len(x), "of": wish["class"]} for x in mine]
-        return {"some": mine, "words": words}
+        mine = node.data.inputs[node.data.targets == wish["class"]]
+        return {"some": mine, "words": {"n": len(mine), "of": wish["class"]}}
 
     def step(self, server: Server, state: SimpleNamespace, t: int) -> Mapping[str, float]:
         """QueryCall for class t; what nodes say agrees with what they give."""
@@ -90,15 +97,29 @@ def test_ragged_responses_match_on_every_engine(tmp_path: Path) -> None:
     assert sizes[0]["tests: words"]["up"] == sum(len(json_to_tensor(each)) for each in result)
 
 
-@pytest.mark.parametrize("declared", ["some", "words"])
-def test_rejects_list_for_undeclared_ragged_output(declared: str) -> None:
+@pytest.mark.parametrize(
+    ("declared", "is_list", "message"),
+    [
+        ("some", False, r"^invalid shapes of some of query tell = .* \(expected equal ones, or ragged"),
+        ("some", True, "^invalid some of query tell = 'a list' .expected a tensor; "),
+        ("words", False, "^invalid words of query tell = 'a dict' .expected a tensor; any JSON value if"),
+    ],
+)
+def test_rejects_undeclared_ragged_and_json_outputs(declared: str, is_list: bool, message: str) -> None:
     run = build_simulation(config())[0]
     tell = run.side.queries["tell"]
     part = {"some": "ragged", "words": "json_values"}[declared]
-    remaining = tuple(name for name in getattr(tell, part) if name != declared)
-    side = replace(run.side, queries={"tell": replace(tell, **{part: remaining})})
-    handler = RequestHandler(NodeGroup(run.nodes[:1]), side, run.compute)
-    with pytest.raises(ArgumentError, match=rf"^invalid {declared} of query tell = 'a list of 1'"):
+    remaining = tuple(name for name in getattr(tell.details, part) if name != declared)
+
+    def as_list(node: NodeView, **sent: Any) -> Mapping[str, Any]:
+        response = tell.function(node, **sent)
+        return {**response, declared: [*response[declared]]}
+
+    function = as_list if is_list else tell.function
+    undeclared = replace(tell, function=function, details=replace(tell.details, **{part: remaining}))
+    side = replace(run.side, queries={"tell": undeclared})
+    handler = RequestHandler(NodeGroup(run.nodes), side, run.compute)
+    with pytest.raises(ArgumentError, match=message):
         handler.respond("tell", 0, {"wish": json_to_tensor({"class": 0})}, False)
     assert run.audit.traffic_totals()["queries"] == 0
 
@@ -171,7 +192,12 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
     kind = PayloadKind("some", category=of)
     for declaration in ({"ragged": ("some",)}, {"json_values": ("some",)}):
         query = Query(
-            None, releases={"some": kind}, depends_on_records=("some",), times=1, **declaration, name="tell"
+            None,
+            releases={"some": kind},
+            depends_on_records=("some",),
+            times=1,
+            details=QueryDetails(**declaration),
+            name="tell",
         )  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
         side = NodeSide({"tell": query})
@@ -187,4 +213,9 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
 def test_rejects_undeclared_outputs() -> None:
     for declaration in ({"ragged": ("sme",)}, {"json_values": ("wsh",)}):
         with pytest.raises(ArgumentError, match="expected"):
-            Query(None, sends={"wish": WISH}, releases={"some": SOME}, **declaration, name="tell")  # type: ignore[arg-type]
+            Query(
+                Tells().tell,
+                sends={"wish": WISH},
+                releases={"some": SOME},
+                details=QueryDetails(**declaration),  # type: ignore[arg-type]
+            )

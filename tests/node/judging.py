@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from fedstill.methods import NodeGroup, payload_kinds, query
+from fedstill.methods import NodeSetting, NodeView, Query, Tensors, payload_kinds
 from fedstill.methods.fediod import FedIOD
 
 NAME = "tests.node.judging:Judging"
@@ -20,14 +21,19 @@ kinds = ["tests: logits", "tests: critic", "tests: gradients", "tests: label cou
 class Judging(FedIOD):
     title: ClassVar[str] = "Judging"
 
-    @query(
-        sends={"x": payload_kinds.INPUTS},
-        releases={"critic": payload_kinds.CRITIC},
-        differentiable=("x",),
-        times=40,
-        rows=lambda self, setting: self.batch,
-        depends_on_records=(),
-        trains=("critic",),
-    )
-    def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.make_critics(nodes.setting).train_and_score(nodes, nodes.query_number, x)
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield from super().queries(setting)
+        yield Query(
+            self.score_with_critic,
+            sends={"x": payload_kinds.INPUTS},
+            releases={"critic": payload_kinds.CRITIC},
+            differentiable=("x",),
+            times=40,
+            rows=self.batch,
+            depends_on_records=(),
+            trains=("critic",),
+            stackable=True,
+        )
+
+    def score_with_critic(self, node: NodeView, x: torch.Tensor) -> Tensors:
+        return self.train_critic(node, x, None)

@@ -250,7 +250,7 @@ def test_serving_processes_have_memory_limit(tmp_path: Path, monkeypatch: pytest
 
 
 def test_billion_sampled_images_are_refused(tmp_path: Path) -> None:
-    plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "memory": 10**9})
+    plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "student": {"memory": 10**9}})
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     reply, _ = clinic.say("join", plan=plan.to_dict())
     assert reply["refused_queries"] == {"predict_logits": "max_rows: 100000, and it has 1000000000"}

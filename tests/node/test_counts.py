@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill import tasks
+from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.models import example_inputs
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.queries import NodeSetting, NodeSide
 from fedstill.tasks import Task
 from tests.methods.counting_queries import count_labels, count_samples
 
@@ -44,13 +45,10 @@ def records(task: Task, count: int, seed: int) -> TensorData:
 
 
 def released(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
-    """Return the tensors that the query's handler computes from a node's records."""
-    group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.set_query = lambda setting, number: SimpleNamespace(
-        **vars(group), setting=setting, query_number=number
-    )
-    response = count_labels(task).handler(group, 0)
-    return {name: tensor[0] for name, tensor in response.items()}
+    """Return the tensors that the query's function computes from a node's records."""
+    setting = NodeSetting(task, LocalConfig(), Compute())
+    node = SimpleNamespace(data=data, task=task, setting=setting, device=torch.device("cpu"))
+    return dict(count_labels(task).function(node))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -77,7 +75,7 @@ def test_count_sensitivity_matches_charge(name: str, seed: int, count: int, grou
 def test_size_is_number_of_examples(name: str) -> None:
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     query, response = count_labels(task), released(task, records(task, 12, 0))
-    response = dict(query.postprocess(response, {})) if query.postprocess else response
+    response = dict(query.details.postprocess(response, {})) if query.details.postprocess else response
     assert response["sizes"].item() == pytest.approx(12)
     assert response["counts"].shape == (task.classes,)
 
@@ -96,7 +94,7 @@ def test_noisy_size_is_at_least_one(name: str) -> None:
                 each: made.rule(query, each).noise(blank[each], seeded(draw))
                 for each in query.depends_on_records or ()
             }
-            released = dict(query.postprocess(noised, {})) if query.postprocess else noised
+            released = dict(query.details.postprocess(noised, {})) if query.details.postprocess else noised
             least.append(released["sizes"].item())
             all_zero = all_zero or ("counts" in released and not released["counts"].any())
     assert min(least) == 1

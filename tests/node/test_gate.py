@@ -24,7 +24,7 @@ from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, total_charged
@@ -274,7 +274,9 @@ def test_postprocessing_gets_noised_response_and_inputs() -> None:
         journal.calls.append("finish")
         return {name: tensor.sum() * sent["z"] for name, tensor in response.items()}
 
-    released = release(door, query=replace(QUERY, postprocess=finish), sent={"z": torch.tensor(2.0)})
+    released = release(
+        door, query=replace(QUERY, details=QueryDetails(postprocess=finish)), sent={"z": torch.tensor(2.0)}
+    )
     assert journal.calls[-3:] == ["price", "finish", "charge response"]
     assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
     assert audit.last.up == {"logits": 4, "critic": 8}, "bytes are those that leave"
@@ -282,7 +284,7 @@ def test_postprocessing_gets_noised_response_and_inputs() -> None:
 
 def test_gradients_are_not_postprocessed() -> None:
     door, _, _ = journaled()
-    finishing = replace(QUERY, postprocess=lambda response, sent: {})
+    finishing = replace(QUERY, details=QueryDetails(postprocess=lambda response, sent: {}))
     assert set(release(door, None, "gradient", {"d/dx": torch.ones(1)}, finishing)) == {"d/dx"}
 
 

@@ -575,7 +575,12 @@ def table_of(classes: int, width: int) -> torch.Tensor:
 FORMS: list[tuple[dict[str, Any], str, str, torch.Tensor]] = [
     ({"name": "fd", "rounds": 2}, "train_locally", "F_sum", table_of(10, 10)),
     ({"name": "fedproto", "rounds": 2}, "train_locally", "C", table_of(10, 8)),
-    ({"name": "fedkd", "levels": 0, "z_max": 4.0, "epochs": 2}, "predict", "rows", torch.tensor([0, 4])),
+    (
+        {"name": "fedkd", "levels": 0, "z_max": 4.0, "student": {"epochs": 2}},
+        "predict",
+        "rows",
+        torch.tensor([0, 4]),
+    ),
     ({"name": "fedad"}, "predict", "rows", torch.tensor([0, 4])),
 ]
 

@@ -20,10 +20,12 @@ from fedstill.node.gate import Gate
 from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query
 from fedstill.protocol.secure_aggregation import (
     GRADIENT_FRACTION_BITS,
     SumRequest,
@@ -32,11 +34,13 @@ from fedstill.protocol.secure_aggregation import (
     from_ring,
 )
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
+from fedstill.tasks.classification import Classification
 from tests.node.test_node_service import CLASSES, MAP, B, Clinic
 from tests.node.test_node_service import gradients as valid_gradients
 from tests.node.test_sum_masks import Party
 
 NAMES = ("a", "b", "c")
+SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())
 # Linear models z = W x of two inputs and two classes, and each node's released counts.
 WEIGHTS = {"a": [[1.0, 0.0], [0.0, 1.0]], "b": [[2.0, 1.0], [0.0, 1.0]], "c": [[0.0, 1.0], [1.0, 0.0]]}
 SIZES = {"a": 4.0, "b": 2.0, "c": 5.0}
@@ -49,8 +53,8 @@ SLOPES = torch.tensor([[0.5, -0.25]])
 BY_HAND: dict[SumWeighting, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
 
 
-def response(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    return {"logits": group.module("model")(x)}
+def response(node: NodeView, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    return {"logits": node.model(x)}
 
 
 def build_node_side(how: SumWeighting) -> NodeSide:
@@ -60,9 +64,10 @@ def build_node_side(how: SumWeighting) -> NodeSide:
         releases={"logits": LOGITS},
         differentiable=("x",),
         sums={"logits": how},
+        stackable=True,
         name="predict_logits",
     )
-    return NodeSide({"predict_logits": query})
+    return NodeSide({"predict_logits": query}, setting=SETTING)
 
 
 def node_of(name: str) -> Node:
@@ -166,7 +171,9 @@ def test_valid_gradients_work_after_malformed_ones(clinic: Clinic) -> None:
 
 def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> None:
     query = Query(response, sends={"x": INPUTS}, releases={"logits": LOGITS}, name="predict_logits")
-    handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"predict_logits": query}), Compute())
+    handler = RequestHandler(
+        NodeGroup([node_of("a")]), NodeSide({"predict_logits": query}, setting=SETTING), Compute()
+    )
     handler.respond("predict_logits", 0, {"x": torch.ones(1, 2)}, True)
     with pytest.raises(QueryRefused, match="gradients"):
         handler.backward(0, {"a": {"logits": SLOPES}})

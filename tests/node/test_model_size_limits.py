@@ -19,9 +19,9 @@ from fedstill.protocol.queries import NodeSide, Query
 from tests.node.test_node_service import FEDIOD, PLAN, Clinic
 
 HUGE = {
-    "critic": {**FEDIOD, "critic_width": 10**6},  # 1.3e14 bytes
-    "overflow": {**FEDIOD, "critic_width": 10**12},
-    "generator": {"name": "fedmd-cg", "rounds": 1, "generator_width": 10**6},
+    "critic": {**FEDIOD, "critic": {"width": 10**6}},  # 1.3e14 bytes
+    "overflow": {**FEDIOD, "critic": {"width": 10**12}},
+    "generator": {"name": "fedmd-cg", "rounds": 1, "generator": {"width": 10**6}},
 }
 OPEN = "outputs_only = false"
 
@@ -59,16 +59,16 @@ def test_query_with_large_network_is_refused() -> None:
     """FedGEN makes the server's generator at each round."""
     made: list[nn.Module] = []
 
-    def handler(group: object, number: int) -> dict[str, torch.Tensor]:
+    def function(node: object) -> dict[str, torch.Tensor]:
         made.append(nn.Linear(100, 100))
         return {}
 
     sends = {"generator": GENERATOR_PARAMETERS}
-    queries = {"train": Query(handler, sends=sends, name="train"), "other": Query(handler, name="other")}
+    queries = {"train": Query(function, sends=sends, name="train"), "other": Query(function, name="other")}
     side = wrap_with_parameter_limit(NodeSide(queries), 10_000, "clinic")
     with pytest.raises(QueryRefused, match="'train' by rule max_parameters: 10000"):
-        side.queries["train"].handler(None, 0)
+        side.queries["train"].function(None)
     assert not made
-    side.queries["other"].handler(None, 0)
-    wrap_with_parameter_limit(NodeSide(queries), 10_100, "clinic").queries["train"].handler(None, 0)
+    side.queries["other"].function(None)
+    wrap_with_parameter_limit(NodeSide(queries), 10_100, "clinic").queries["train"].function(None)
     assert len(made) == 2

@@ -43,7 +43,13 @@ from tests.audited import entries, releases
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
 SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
-FEDIOD = {"name": "fediod", "steps": 6, "batch": B, "memory": 64, "critic_width": 4}
+FEDIOD = {
+    "name": "fediod",
+    "steps": 6,
+    "batch": B,
+    "student": {"memory": 64},
+    "critic": {"width": 4},
+}
 PLAN = RunPlan("one", FEDIOD, SPEC)
 NODE = """
 name = "clinic"
@@ -706,8 +712,8 @@ ASKED = {"query": "predict_logits", "number": 0, "differentiable": True}
         *[("spec", {"std": [std]}, "spec.std") for std in (10**400, float("inf"), 1e-38, 1e5)],
         ("spec", {"classes": "0123456789"}, "spec.classes = '0123456789'"),
         ("method", {"code": "x"}, "method.code"),
-        ("method", {"critic_width": 10**4000}, "method.critic_width = "),
-        ("method", {"critic_width": True}, "method.critic_width = "),
+        ("method", {"critic": {"width": 10**4000}}, "method.critic.width = "),
+        ("method", {"critic": {"width": True}}, "method.critic.width = "),
         ("method", {"batch": -(2**60)}, "method.batch = "),
         ("train_locally", {"seconds": float("nan")}, "invalid seconds = nan (expected a number"),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,8 +16,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
 from fedstill.federation.inprocess import InProcess, group_nodes
-from fedstill.methods import train_round
-from fedstill.methods._critics import CriticOptions
+from fedstill.methods import Method, NodeView, Query, Tensors
+from fedstill.methods._discriminators import Discriminators
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.dp_compatibility import DPIncompatibleError
@@ -44,7 +44,7 @@ from fedstill.privacy.statement import PER_RECORD_ONLY
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSetting, query
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation
@@ -52,7 +52,7 @@ from tests.privacies import make_mechanism
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
-METHOD = FedIOD(steps=3, batch=ROWS, critic_width=4)
+METHOD = FedIOD(steps=3, batch=ROWS, critic=Discriminators(width=4))
 CONFIG: dict[str, Any] = {
     "training": DPTrainingConfig(noise=0.7),
     "critic": DPTrainingConfig(noise=1.0),
@@ -162,7 +162,7 @@ def made(
     side = method.node_side(setting)
     about = (side, method, setting)
     protect(node, config, *about, secret=secret)
-    side.prepare([node])
+    side.prepare(node)
     require_unchanged_data(node)
     local_training.attach_optimizers(node.self_or_teachers, LOCAL)
     for group in group_nodes(node.self_or_teachers, True) if train else ():
@@ -421,50 +421,50 @@ def test_note_states_per_record_epsilon() -> None:
 # --- steps that are taken, and those that are charged --------------------------------------------------
 
 
+ROUND = Span.part(0, 3)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Greedy(CriticOptions):
+class Greedy(Method):
     """A stranger's method, whose queries learn more than they say."""
 
     title: ClassVar[str] = "Greedy"
+    critic: ClassVar[Discriminators] = Discriminators(width=4)
     early: bool = False
 
-    def prepare(self, nodes: Sequence[Node], setting: NodeSetting) -> None:
-        super().prepare(nodes, setting)
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
+        self.critic.add_to(node, setting.task, self.total_steps)
         if self.early:
-            train_round(NodeGroup([*nodes]).set_query(setting), 0, 3)
+            NodeView(NodeGroup([node]), setting).train(ROUND)
 
-    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=())
-    def silent(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        train_round(nodes, 0, 3)  # and no span
-        return {"logits": nodes.module("model")(x)}
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        sends, logits, critic = {"x": INPUTS}, {"logits": LOGITS}, {"critic": CRITIC}
+        yield Query(self.silent, sends=sends, releases=logits, depends_on_records=())
+        yield Query(self.twice, sends=sends, releases=logits, depends_on_records=(), span=lambda sent: ROUND)
+        trained: dict[str, Any] = {"depends_on_records": (), "trains": ("critic",)}
+        yield Query(self.one_by_one, sends=sends, releases=critic, **trained)
+        yield Query(self.five_steps, sends=sends, releases=critic, rows=ROWS, **trained)
 
-    @query(
-        sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=(), span=lambda self, sent: ROUND
-    )
-    def twice(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        train_round(nodes, 0, 3)
-        return self.silent(nodes, x)
+    def silent(self, node: NodeView, x: torch.Tensor) -> Tensors:
+        node.train(ROUND)  # and no span
+        return {"logits": node.model(x)}
 
-    @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",))
-    def one_by_one(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return self.make_critics(nodes.setting).train_and_score(
-            nodes, 0, x
-        )  # of self.batch records, and rows says nothing
+    def twice(self, node: NodeView, x: torch.Tensor) -> Tensors:
+        node.train(ROUND)
+        return self.silent(node, x)
 
-    @query(
-        sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",), rows=ROWS
-    )
-    def five_steps(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return [self.make_critics(nodes.setting).train_and_score(nodes, 0, x) for _ in range(5)][-1]
+    def one_by_one(self, node: NodeView, x: torch.Tensor) -> Tensors:
+        self.critic.train_step(node, x, ROWS)  # of so many records, and rows says nothing
+        return {"critic": node.module("critic")(x)}
 
-
-ROUND = Span.part(0, 3)
+    def five_steps(self, node: NodeView, x: torch.Tensor) -> Tensors:
+        return [self.one_by_one(node, x) for _ in range(5)][-1]
 
 
 @pytest.mark.parametrize("query", ["silent", "twice", "one_by_one", "five_steps", "early"])
 def test_uncharged_private_steps_are_refused(query: str) -> None:
     """DP-SGD would else learn for free: without a span, or with five critic steps at the price of one."""
-    at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(batch=ROWS, critic_width=4, early=query == "early")
+    at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(early=query == "early")
     every = PolicyConfig(kinds=("tests: logits", "tests: critic"))
     network = build("mlp:4", SHAPE, CLASSES, 0)
     node = Node("n", records(), network, Gate("n", every, AuditLog()), 0)

@@ -22,15 +22,18 @@ from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.noise import seeded
-from fedstill.protocol.local_config import Span
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.tasks.classification import Classification
 from tests.node.test_gate import Journal
 
+Tensors = Mapping[str, torch.Tensor]
 B = 2
 X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
@@ -61,8 +64,7 @@ class Office:
         )
         self.side = NodeSide(
             {query.name: query for query in queries},
-            prepare=lambda nodes: None,
-            preview_responses=lambda nodes, x: {},
+            setting=NodeSetting(Classification(3), LocalConfig(), Compute()),
         )
         self.handler = RequestHandler(NodeGroup(self.nodes), self.side, Compute())
 
@@ -74,28 +76,26 @@ class Office:
         node.add_module("critic", critic, lambda module: torch.optim.SGD(module.parameters(), 0.1))
         return node
 
-    def _examine(self, group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        self.calls += 1
+    def _examine(self, node: NodeView, x: torch.Tensor) -> Tensors:
+        self.calls += 1  # one for each node
         self.grad_enabled = torch.is_grad_enabled()
-        critic = group.module("critic")
+        critic, (own,) = node.module("critic"), [each for each in self.nodes if each.name == node.name]
         with torch.enable_grad():
             critic.train(True)
-            critic.backward(critic(x.detach()).flatten(1).mean(1))
-            for node in group.nodes:
-                node.optimizers["critic"].step()  # as if privately, where it has to be
+            own.optimizers["critic"].zero_grad()
+            node.network("critic")(x.detach()).mean().backward()
+            own.optimizers["critic"].step()  # as if privately, where it has to be
             critic.train(False)
-        group.module("model").train(False)
-        response = {"logits": group.module("model")(x).sin(), "score": critic(x)}
-        self.outputs = [weakref.ref(tensor) for tensor in response.values()]
-        return response
+        node.model.train(False)
+        z = node.model(x)
+        self.outputs = [*self.outputs[1 - len(self.nodes) :], weakref.ref(z)]  # the sine's graph keeps z
+        return {"logits": z.sin(), "score": critic(x)}
 
-    def _leak(self, group: NodeGroup, number: int) -> Mapping[str, torch.Tensor]:
-        return {"logits": torch.ones(len(group), 1), "diary": torch.ones(len(group), 1)}
+    def _leak(self, node: NodeView) -> Tensors:
+        return {"logits": torch.ones(1), "diary": torch.ones(1)}
 
-    def _two(
-        self, group: NodeGroup, number: int, x: torch.Tensor, y: torch.Tensor
-    ) -> Mapping[str, torch.Tensor]:
-        return {"logits": group.module("model")(x) + 2 * group.module("model")(x * y)}
+    def _two(self, node: NodeView, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        return {"logits": node.model(x) + 2 * node.model(x * y)}
 
     def query(
         self, number: int = 0, x: torch.Tensor = X, *, name: str = "predict_logits", grad: bool = True
@@ -147,11 +147,11 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
     queries: Any = office.side.queries
     sound = queries["predict_logits"]
 
-    def handler(*given: Any, **tensors: torch.Tensor) -> Any:
-        sound.handler(*given, **tensors)
+    def function(node: NodeView, **tensors: torch.Tensor) -> Any:
+        sound.function(node, **tensors)
         raise RuntimeError("out of memory")
 
-    queries["predict_logits"] = replace(sound, handler=handler, **change)
+    queries["predict_logits"] = replace(sound, function=function, **change)
     with pytest.raises(RuntimeError, match="out of memory"):
         office.query(number)
     queries["predict_logits"] = replace(sound, **change)
@@ -230,7 +230,7 @@ def test_forgotten_or_skipped_number_is_a_mismatch() -> None:
             office.query(number)
     for number in numbers[-MAX_EXCHANGES:]:
         office.query(number)
-    assert office.calls == len(numbers)
+    assert office.calls == 3 * len(numbers)
     assert not office.has_changed_since(critics)
 
 
@@ -362,7 +362,7 @@ def test_partly_released_response_can_be_repeated() -> None:
         office.query()
     audit.full = None
     assert same(office.query(), expected)
-    assert office.calls == 1
+    assert office.calls == 3
     assert not office.has_changed_since(critics), "the critics have moved once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
     assert audit.traffic_totals()["by_node"] == dict.fromkeys("abc", each)

@@ -28,7 +28,7 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.tasks.classification import Classification
 
 ROWS, EXAMPLES = 8, 100
@@ -149,7 +149,7 @@ def test_row_width_determines_cost_and_is_enforced() -> None:
         "releases": {"rows": PayloadKind("rows", category="rows")},
         "depends_on_records": ("rows",),
         "times": 3,
-        "width": 16,
+        "details": QueryDetails(width=16),
     }
     inputs = {"rows": torch.zeros(ROWS, 16)}
     node = Node(config, **wide)
@@ -157,14 +157,14 @@ def test_row_width_determines_cost_and_is_enforced() -> None:
         node.send(number, tensors=inputs)
     assert cost_from_dict(node.spent().run_events) == total_cost(node.mechanism.run_costs())
     assert dict(node.spent().run_events) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
-    narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
+    narrow = Node(config, **{**wide, "details": QueryDetails()})  # one number a class: 4
     with pytest.raises(
         NodeDataError, match=r"rows of query predict is \(8, 16\) \(expected 4 numbers per row"
     ):
         narrow.send(0, tensors=inputs)
     assert narrow.spent() == Spending({}, {})
     row = replace(config.outputs, distribution="gaussian")  # a row's length is bounded, whatever is in it
-    Node(replace(config, outputs=row), **{**wide, "width": 0}).send(0, tensors=inputs)
+    Node(replace(config, outputs=row), **{**wide, "details": QueryDetails()}).send(0, tensors=inputs)
 
 
 def test_refusal_does_not_reveal_threshold_votes() -> None:
@@ -297,7 +297,8 @@ def test_equal_noised_release_of_another_value_is_charged() -> None:
     node, received, one = Node(OUTPUTS), ReceivedQuery(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
     close = one.clone()
     close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
-    same = replace(node.query, postprocess=lambda response, sent: {"logits": torch.zeros(1)})
+    finish = QueryDetails(postprocess=lambda response, sent: {"logits": torch.zeros(1)})
+    same = replace(node.query, details=finish)
     for z in (one, close, one):
         node.gate.release(received, "response", {"logits": z}, same, X)
     assert list(node.spent().run_events.values()) == [2]

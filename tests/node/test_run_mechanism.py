@@ -271,8 +271,8 @@ def test_image_outputs_have_no_guarantee() -> None:
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [
-        (LABEL_MAPS, 'with method.conditions = "drawn" none is asked for'),
-        (DIFFERENCE, 'with method.conditions = "drawn" none is compared'),
+        (LABEL_MAPS, 'with method.generator.conditions = "drawn" none is asked for'),
+        (DIFFERENCE, 'with method.generator.conditions = "drawn" none is compared'),
     ],
 )
 @pytest.mark.parametrize("reads", [(), ("revealed",)])

@@ -498,7 +498,7 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
     made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).for_package(
         package
     )
-    handler: Any = lambda group, number, **inputs: {}  # noqa: E731
+    handler: Any = lambda node, **inputs: {}  # noqa: E731
     query = Query(handler, sends={"x": INPUTS}, releases={"z": made}, sums={"z": how}, name=name)  # type: ignore[dict-item]
     return NodeSide({name: query}, sum_source=adds)
 
