@@ -89,7 +89,7 @@ def test_critics_see_whole_images_in_reconstruction() -> None:
 def test_a_critic_of_pairs_learns_privately() -> None:
     one = world(specs=("unet:2",))
     node = one.nodes[0]
-    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))}
     critics = critics_of()
     critics.prepare([node])
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
@@ -135,7 +135,7 @@ def test_critic_learning_rate_follows_cosine_after_resume(private: bool, sampled
             nodes = [node]
         for node in nodes:
             node.dp_sgd_parameters = (
-                {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
+                {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))} if private else {}
             )
             before = critics.sample_real_and_set_rates(NodeGroup([node]), number, X) if sampled else {}
             critics.train_and_score(NodeGroup([node]), number, X, MAPS, **before)
