@@ -28,7 +28,7 @@ def compare(args: ParsedArgs) -> None:
     comparison = _comparison_from_args(args) if folder is None else None
 
     from fedstill.compare import comparison_runner
-    from fedstill.compare.comparison_file import read_folder
+    from fedstill.compare.comparison_file import read_comparison_folder
     from fedstill.report import write_report
 
     only = args.options.get("--only", [])
@@ -39,7 +39,7 @@ def compare(args: ParsedArgs) -> None:
         "bars": args.show_progress,
     }
     if comparison is None:
-        comparison = read_folder(folder)
+        comparison = read_comparison_folder(folder)
     else:
         folder = out_folder(args, f"runs/{comparison.name}", "comparison")
     with resumable(folder, "compare"):
@@ -55,7 +55,7 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
 
     leakage = "--leakage" in args
     prog = f"fedstill compare {' '.join(names)}"
-    planned = any(comparison_file.lists_methods(name) for name in names)
+    planned = any(comparison_file.is_file_listing_methods(name) for name in names)
     run = comparison_file.base_run(names, base)  # which also says where modules are looked for
     options, shared = ({}, args.overrides) if planned else _of_one_method(args.overrides, names, run, prog)
     words = [*map(in_full, shared), *([] if data is None else ["--data.name", data])]
@@ -162,7 +162,7 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report.compare_files import print_comparison, summarize, write_comparison
 
-    comparison = compare.read_folder(folder)
+    comparison = compare.read_comparison_folder(folder)
     page = write_comparison(folder, comparison)
     summary = summarize(folder, comparison)
     print_comparison(summary, SafeConsole())
@@ -177,11 +177,11 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
 def _print_json(folder: Path, only: Sequence[str]) -> None:
     """Write a comparison's files, and print each run's result by its folder; leave with 1 if one that was to
     run has none."""
-    from fedstill.compare.comparison_file import read_folder
+    from fedstill.compare.comparison_file import read_comparison_folder
     from fedstill.compare.comparison_runner import read_results
     from fedstill.report.compare_files import write_comparison
 
-    comparison = read_folder(folder)
+    comparison = read_comparison_folder(folder)
     write_comparison(folder, comparison)
     found = read_results(folder, comparison)
     print_json(found)

@@ -119,7 +119,7 @@ def title_and_paper(method: type[Method]) -> str:
 
 def _method_facts(name: str) -> dict[str, str]:
     """Describe a method with its default options, on the first task that it supports."""
-    from fedstill.compare.comparison_file import method_queries, released_kinds
+    from fedstill.compare.comparison_file import method_queries_by_name, released_kinds
     from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.model_scores import NEED_TITLES
@@ -131,7 +131,8 @@ def _method_facts(name: str) -> dict[str, str]:
     first_task = next(task for task, refusal in tasks.items() if not refusal)
     run = from_dict({"method": {"name": name}, "task": {"name": first_task}})
     sent = [
-        query.name + (f" x{query.times}" if query.times > 1 else "") for query in method_queries(run).values()
+        query.name + (f" x{query.times}" if query.times > 1 else "")
+        for query in method_queries_by_name(run).values()
     ]
     needed = [text for key, text in {**NEED_TITLES, **MORE_NEEDS}.items() if needs[key]]
     options = {key: value for key, value in to_table(method).items() if key != "name"}

@@ -69,10 +69,10 @@ def report(args: ParsedArgs) -> None:
             "--out", args.get("--out"), "none without --figures, as a report is in its run's folder"
         )
     if (folder / "compare.toml").exists():
-        from fedstill.compare.comparison_file import read_folder
+        from fedstill.compare.comparison_file import read_comparison_folder
         from fedstill.report.compare_files import write_comparison
 
-        print(f"Report: {write_comparison(folder, read_folder(folder))}")
+        print(f"Report: {write_comparison(folder, read_comparison_folder(folder))}")
         return
     from fedstill.report import write_report
 

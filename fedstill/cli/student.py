@@ -41,13 +41,13 @@ def evaluate(args: ParsedArgs) -> None:
         print_json(found)
         return
     from fedstill.core.safe_console import SafeConsole
-    from fedstill.report.evaluation_table import evaluation_table, overlap_text
+    from fedstill.report.evaluation_table import data_overlap_text, evaluation_table
     from fedstill.report.table_formats import print_rows
     from fedstill.tasks.task import Metric
 
     metrics = tuple(Metric(**each) for each in found["measures"])
     print_rows(evaluation_table(found, metrics), SafeConsole())
-    print(overlap_text(found))
+    print(data_overlap_text(found))
     for note in found["notes"]:
         print(f"Note: {note}")
 

@@ -25,7 +25,7 @@ from fedstill.compare.comparison import (
     ComparisonRun,
     has_key,
     merge_run_tables,
-    method_queries,
+    method_queries_by_name,
     methods_by_label,
     released_kinds,
     resolve_extends,
@@ -190,10 +190,10 @@ def _require_table(value: object, key: str) -> Table:
 __all__ = [
     "Comparison",
     "ComparisonRun",
-    "method_queries",
+    "method_queries_by_name",
     "plan_comparison",
     "read_comparison",
-    "read_folder",
+    "read_comparison_folder",
     "released_kinds",
 ]
 
@@ -215,7 +215,7 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
         FedstillError: an unknown name, or a table that is not a run.
     """
     table: Table = {}
-    if names and lists_methods(names[0]):
+    if names and is_file_listing_methods(names[0]):
         file = Path(names[0])
         expanded = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
         table, _ = _base(table_at(expanded, "base"), file.parent)
@@ -320,7 +320,7 @@ def is_comparison_file(file: str) -> bool:
     return _has_any_key(file, (*METHOD_KEYS, "reproduces"))
 
 
-def lists_methods(file: str) -> bool:
+def is_file_listing_methods(file: str) -> bool:
     """Return whether a name is a file with a comparison, rather than a run.
 
     Raises:
@@ -338,7 +338,7 @@ def _has_any_key(file: str, keys: Sequence[str]) -> bool:
     return any(key in table and not (key == "methods" and isinstance(table[key], dict)) for key in keys)
 
 
-def read_folder(out: Path) -> Comparison:
+def read_comparison_folder(out: Path) -> Comparison:
     """Read the comparison in a folder.
 
     Raises:
@@ -392,7 +392,9 @@ def _comparison(
     changed_tables = _unflatten_shared(changes)
     methods = methods_by_label(names, table)
     settings = {
-        setting: _setting(changes_of_setting, changed_tables, methods) if setting != ONLY_SETTING else {}
+        setting: _setting_changes(changes_of_setting, changed_tables, methods)
+        if setting != ONLY_SETTING
+        else {}
         for setting, changes_of_setting in _settings(table.get("settings")).items()
     }
     runs = tables_at(table, "runs", methods)
@@ -464,7 +466,7 @@ def _settings(value: object) -> dict[str, Table]:
     return {str(name): part for name, part in by_name.items()}
 
 
-def _setting(table: Table, above: Table, methods: Mapping[str, Table]) -> Table:
+def _setting_changes(table: Table, above: Table, methods: Mapping[str, Table]) -> Table:
     """Return the changes of a setting to the run, overridden by ``above``, and to options of methods."""
     run_table = merge_run_tables({key: value for key, value in table.items() if key != "options"}, above)
     method_options = tables_at(table, "options", methods)

@@ -21,7 +21,12 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.leakage import Leakage
-from fedstill.compare.comparison_file import COMPARISON_FILE, Comparison, ComparisonRun, read_folder
+from fedstill.compare.comparison_file import (
+    COMPARISON_FILE,
+    Comparison,
+    ComparisonRun,
+    read_comparison_folder,
+)
 from fedstill.core import toml
 from fedstill.core.config_tables import flatten, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
@@ -263,7 +268,7 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
     if not out.is_dir():
         raise RunFolderError(f"{out} is a file: choose another folder")
     if (out / COMPARISON_FILE).exists():
-        old_plan = read_folder(out)
+        old_plan = read_comparison_folder(out)
         for part in dataclasses.fields(Comparison):
             if part.name == "leakage" and None in (old_plan.leakage, comparison.leakage):
                 continue

@@ -38,7 +38,7 @@ def evaluation_table(evaluation: Mapping[str, Any], metrics: tuple[Metric, ...])
     return Table("", "site" if evaluation["sites"] else "", columns, rows)
 
 
-def overlap_text(evaluation: Mapping[str, Any]) -> str:
+def data_overlap_text(evaluation: Mapping[str, Any]) -> str:
     """Return a sentence on evaluation examples that are also in the nodes' data or in the public data."""
     seen, count = evaluation["seen"], evaluation["examples"]
     if seen["examples"] is None:

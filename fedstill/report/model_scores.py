@@ -42,7 +42,7 @@ NEED_TITLES: Mapping[str, str] = {
 }
 
 
-def describe_needs(needs: Mapping[str, object]) -> tuple[str, ...]:
+def describe_requirements(needs: Mapping[str, object]) -> tuple[str, ...]:
     """Return a method's requirements in words."""
     return tuple(title for key, title in NEED_TITLES.items() if needs.get(key) is True)
 
@@ -71,13 +71,13 @@ class ModelScores:
         return self.stats[0].mean
 
 
-def compare_models(result: Result) -> list[ModelScores]:
+def list_model_scores(result: Result) -> list[ModelScores]:
     """Return the main model with baselines and upper bounds, in the order of the papers' tables.
 
     A model that the method does not have (for example no ensemble) is null in the result and has no row. A
     model that the result does not mention was not measured, and its row has no values.
     """
-    main_name = f"{result.main_model} ({result.method_title})"
+    main_name = f"{result.main_model_name} ({result.method_title})"
     description = MAIN_MODELS[result.evaluated_model][1]
     main = ModelScores(main_name, description, _single(result, result.metric_values), is_main=True)
     scores = []
@@ -95,7 +95,7 @@ def compare_models(result: Result) -> list[ModelScores]:
         scores.append(_over_nodes(result, LOCAL_MODELS, "each node's local model at the end", result.local))
     scores.append(main)
     if "ensemble" not in result.absent_keys and result.evaluated_model != "ensemble":
-        ensemble = _with_nodes(
+        ensemble = _append_node_names(
             result, "upper bound: ensemble of the nodes' models", result.ensemble.get("nodes")
         )
         scores.append(ModelScores(ENSEMBLE, ensemble, _single(result, result.ensemble)))
@@ -133,13 +133,13 @@ def _over_nodes(
     result: Result, name: str, description: str, record: Mapping[str, MetricStats]
 ) -> ModelScores:
     stats = tuple(record.get(metric.key, MetricStats()) for metric in result.metrics)
-    return ModelScores(name, _with_nodes(result, description, stats[0].nodes), stats)
+    return ModelScores(name, _append_node_names(result, description, stats[0].nodes), stats)
 
 
-def _with_nodes(result: Result, description: str, nodes: tuple[str, ...] | None) -> str:
+def _append_node_names(result: Result, description: str, nodes: tuple[str, ...] | None) -> str:
     if nodes is None:
         return description
-    return f"{description} (only {', '.join(map(result.display_name, nodes))})"
+    return f"{description} (only {', '.join(map(result.node_display_name, nodes))})"
 
 
 def print_table(record: Mapping[str, Any], console: Console) -> None:
@@ -179,7 +179,7 @@ def metrics_table(result: Result) -> Table:
             [Cell(format_cell(result.metrics[index], model.stats[index])) for index in shown],
             highlight=model.is_main,
         )
-        for model in compare_models(result)
+        for model in list_model_scores(result)
     ]
     return Table("", "", columns, rows)
 
@@ -190,7 +190,9 @@ def run_totals(result: Result) -> list[Fact]:
     from fedstill.report.privacy_section import describe_privacy
 
     up, down, seconds = result.bytes.up, result.bytes_down, result.seconds.total
-    intervals = {model.name: interval_text(result.metric, model.interval) for model in compare_models(result)}
+    intervals = {
+        model.name: interval_text(result.metric, model.interval) for model in list_model_scores(result)
+    }
     by_model = "; ".join(f"{name} {text}" for name, text in intervals.items() if text)
     facts = [
         Fact("intervals", f"{by_model} ({interval_label(result)})" if by_model else None),

@@ -127,7 +127,7 @@ def _by_seed(argument: str, folders: Sequence[str | Path]) -> dict[int | None, R
         if value is None:
             raise ArgumentError(argument, str(run.folder), "a run with a main metric of its main model")
         test_cases = None if result.intervals is None else result.intervals.cases
-        scores[result.seed] = RunScore(value, run.resamples, test_cases)
+        scores[result.seed] = RunScore(value, run.resampled_metric, test_cases)
     if len(scores) < len(runs) or len({run.result.metric.key for run in runs}) > 1:
         raise ArgumentError(
             argument, list(map(str, folders)), "runs with the same main metric and different seeds"

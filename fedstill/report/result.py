@@ -83,7 +83,7 @@ class Result:
     intervals: parts.Intervals | None = None
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[parts.ConfidenceBin, ...] = ()
-    sites: parts.Sites | None = None
+    sites: parts.SiteMetrics | None = None
     labels: parts.FindingScores | None = None
     pictures: tuple[parts.Case, ...] = ()
     seconds: parts.Seconds = field(default_factory=parts.Seconds)
@@ -91,7 +91,7 @@ class Result:
     engine: parts.Engine = field(default_factory=parts.Engine)
     privacy: parts.Privacy | None = None
     link: Mapping[str, float | None] = field(default_factory=dict)
-    events: tuple[parts.EventRecord, ...] = ()
+    events: tuple[parts.ExclusionRecord, ...] = ()
     files: parts.FilesRecord | None = None
     metrics: tuple[Metric, ...] = (ACCURACY,)
     absent_keys: frozenset[str] = frozenset()
@@ -154,7 +154,7 @@ class Result:
         return self.metric_values[self.metric.key]
 
     @property
-    def main_model(self) -> str:
+    def main_model_name(self) -> str:
         """Name of the model that the method is evaluated by, such as "student"."""
         return MAIN_MODELS[self.evaluated_model][0]
 
@@ -189,18 +189,18 @@ class Result:
         return [note if note.endswith(".") else f"{note}." for note in self.notes if note]
 
     @cached_property
-    def display_names(self) -> Mapping[str, str]:
+    def node_display_names(self) -> Mapping[str, str]:
         """Display name of each node, with its site if all its examples are known to come from one site."""
         return {
             node.name: f"{node.name} \u00b7\u00a0{node.site}" if node.site else node.name
             for node in self.nodes
         }
 
-    def display_name(self, name: str) -> str:
+    def node_display_name(self, name: str) -> str:
         """Return the display name of a node; other names are returned unchanged."""
-        return self.display_names.get(name, name)
+        return self.node_display_names.get(name, name)
 
-    def payload_kinds(self) -> Mapping[str, PayloadKind]:
+    def declared_payload_kinds(self) -> Mapping[str, PayloadKind]:
         """Return the payload kinds that the run's method or this package declares, by name."""
         declared = {name: PayloadKind(name, **vars(record)) for name, record in self.kinds.items()}
         return {**declared, **KNOWN_KINDS}

@@ -155,7 +155,7 @@ class Privacy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventRecord:
+class ExclusionRecord:
     """Exclusion or return of a node at a query."""
 
     node: str
@@ -170,7 +170,7 @@ class EventRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sites:
+class SiteMetrics:
     """Metrics by site and key, of the main model, the centralized model and each node's local model."""
 
     names: tuple[str, ...]
@@ -246,7 +246,7 @@ class Case:
     size: tuple[int, ...] | None = None
 
     @property
-    def is_cut(self) -> bool:
+    def is_cropped(self) -> bool:
         """True if the images show only a part of the case."""
         return self.window is not None and self.size is not None and self.window[2:] != self.size
 

@@ -120,7 +120,7 @@ class AuditTotals:
             self.queries_with_inputs.add(entry["query"])
         self.mechanisms.add(entry["mechanism"])
 
-    def total(self, direction: str) -> Counter[str]:
+    def bytes_by_kind(self, direction: str) -> Counter[str]:
         """Return bytes by payload kind over all nodes; ``direction`` is "up" or "down"."""
         total: Counter[str] = Counter()
         for traffic in self.nodes.values():
@@ -150,7 +150,7 @@ class RunFiles:
         return MetricsLog.read(self.folder / "metrics.jsonl", self.result.metric.key)
 
     @cached_property
-    def resamples(self) -> npt.NDArray[np.float64] | None:
+    def resampled_metric(self) -> npt.NDArray[np.float64] | None:
         """Main metric in each bootstrap resample of the test cases, ``(R,)``; None without the file."""
         tensors = read_tensors(self.folder / RESAMPLES_FILE) or {}
         return tensors["judged"].astype(np.float64) if "judged" in tensors else None

@@ -69,7 +69,7 @@ def _release_sentence(result: Result) -> str:
     if by_kind is None:
         return f"The releases of the nodes were {NOT_MEASURED}."
     released = {kind for kind, sums in by_kind.items() if sums.up}
-    kinds = result.payload_kinds()
+    kinds = result.declared_payload_kinds()
     # Payload kinds that contain neither training examples nor models. The page makes no claims about other
     # kinds, nor about kinds that a custom method declares.
     known = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}

@@ -32,7 +32,9 @@ def test_every_preset_is_a_run(name: str) -> None:
 
 
 COMPARISONS = [
-    file for file in sorted(PRESETS.parent.glob("*.toml")) if comparison_file.lists_methods(str(file))
+    file
+    for file in sorted(PRESETS.parent.glob("*.toml"))
+    if comparison_file.is_file_listing_methods(str(file))
 ]
 
 
