@@ -112,7 +112,7 @@ def _list() -> None:
 
 def _order(entry: Reproduction, record: ReproductionRecord) -> str:
     """Return how many pairs of methods are in the paper's order, where it has values."""
-    from fedstill.report.reproduction_order import compare_ranking
+    from fedstill.report.reproduction_ranking import compare_ranking
 
     order = compare_ranking(record.rows, entry.published(record.scale))
     return f"; {order}" if order.pairs else ""

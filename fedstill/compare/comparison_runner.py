@@ -274,7 +274,9 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                 continue
             if part.name == "seeds" and set(old_plan.seeds) < set(comparison.seeds):
                 continue
-            if part.name not in ("name", "about", "note") and _differs(old_plan, comparison, part.name):
+            if part.name not in ("name", "about", "note") and _is_part_different(
+                old_plan, comparison, part.name
+            ):
                 difference = _first_difference(getattr(old_plan, part.name), getattr(comparison, part.name))
                 detail = f" ({difference})" if difference else ""
                 advice = by_caller(f"fedstill compare --resume {out}", *2 * ("the same arguments",))
@@ -304,7 +306,7 @@ def _first_difference(before: object, now: object) -> str:
     return f"{key} was {old} and is now {new}"
 
 
-def _differs(first: Comparison, second: Comparison, part: str) -> bool:
+def _is_part_different(first: Comparison, second: Comparison, part: str) -> bool:
     """Return whether a part of two comparisons differs, including the order of methods and settings."""
     one, other = getattr(first, part), getattr(second, part)
     return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))

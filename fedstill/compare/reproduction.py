@@ -278,7 +278,7 @@ def reproductions(folder: Path | None = None) -> list[Reproduction]:
     Raises:
         FedstillError: a file cannot be read.
     """
-    entries = [_read(file) for file in sorted((folder or experiments_folder()).glob("*.toml"))]
+    entries = [_read_reproduction(file) for file in sorted((folder or experiments_folder()).glob("*.toml"))]
     return sorted(filter(None, entries), key=lambda entry: _sort_key(entry.about))
 
 
@@ -290,7 +290,7 @@ def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
         ArgumentError: the file reproduces nothing.
     """
     if name.endswith(".toml"):
-        reproduction = _read(Path(name))
+        reproduction = _read_reproduction(Path(name))
         if reproduction is None:
             raise ArgumentError("fedstill reproduce", name, "a file with a table [reproduces]")
         return reproduction
@@ -300,7 +300,7 @@ def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
     return entries[name]
 
 
-def _read(file: Path) -> Reproduction | None:
+def _read_reproduction(file: Path) -> Reproduction | None:
     table = toml.read(file)
     if "reproduces" not in table:
         return None

@@ -183,9 +183,9 @@ def plot_against_epsilon(
 # --- against leakage --------------------------------------------------------------------------------------
 
 
-def traffic_disk_radius(count: float, largest: float) -> float:
+def traffic_disk_radius(byte_count: float, largest: float) -> float:
     """Return the radius, in pixels, of a disk whose area stands for a number of bytes."""
-    return MAX_RADIUS * math.sqrt(count / largest) if largest > 0 else 0.0
+    return MAX_RADIUS * math.sqrt(byte_count / largest) if largest > 0 else 0.0
 
 
 def plot_against_leakage(

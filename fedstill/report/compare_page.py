@@ -31,7 +31,7 @@ def render_comparison_page(summary: ComparisonSummary) -> str:
             for curve, row in zip(curves, by_budget.rows, strict=True)
         ]
         by_budget = replace(by_budget, row_header="Method", rows=rows)
-        epsilon_plot = plotting.responsive(
+        epsilon_plot = plotting.responsive_svg(
             partial(compare_figures.plot_against_epsilon, curves, metric), "epsilon"
         )
     papers = []
@@ -86,7 +86,7 @@ def _leakage_variables(summary: ComparisonSummary) -> dict[str, Any]:
     plot = None
     if column is not None and points:
         draw = partial(compare_figures.plot_against_leakage, points, column, summary.metric.title)
-        plot = plotting.responsive(draw, "leakage")
+        plot = plotting.responsive_svg(draw, "leakage")
     return {
         **vars(scatter),
         "plot": plot,
@@ -99,10 +99,10 @@ def _leakage_variables(summary: ComparisonSummary) -> dict[str, Any]:
     }
 
 
-def _traffic_disk(count: float, largest: float) -> Markup:
-    side = 2 * max(compare_figures.traffic_disk_radius(count, largest), compare_figures.DOT_RADIUS + 1)
+def _traffic_disk(byte_count: float, largest: float) -> Markup:
+    side = 2 * max(compare_figures.traffic_disk_radius(byte_count, largest), compare_figures.DOT_RADIUS + 1)
     return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
-        "" if count else " none", s=side
+        "" if byte_count else " none", s=side
     )
 
 
@@ -115,11 +115,11 @@ def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> 
         "title": title,
         "table": _table(summary, setting),
         "scatter": points
-        and plotting.responsive(
+        and plotting.responsive_svg(
             partial(compare_figures.plot_traffic, points, title), f"bytes {setting.name}"
         ),
         "curves": curves
-        and plotting.responsive(
+        and plotting.responsive_svg(
             partial(compare_figures.plot_learning_curves, curves, title), f"run {setting.name}"
         ),
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],

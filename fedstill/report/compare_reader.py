@@ -30,7 +30,7 @@ def summarize(out: Path, comparison: Comparison) -> ComparisonSummary:
     Raises:
         RunFolderError: a file of a run is broken.
     """
-    settings = tuple(_setting(out, comparison, name) for name in comparison.settings)
+    settings = tuple(_read_setting(out, comparison, name) for name in comparison.settings)
     entries = [entry for setting in settings for entry in setting.entries]
     notes, leakage_columns = _notes(comparison, settings), tuple[ComparisonColumn, ...]()
     if comparison.leakage is not None:
@@ -49,10 +49,10 @@ def summarize(out: Path, comparison: Comparison) -> ComparisonSummary:
     )
 
 
-def _setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
+def _read_setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
     reasons = comparison_runner.read_not_run(out)
     entries = tuple(
-        _entry(out, comparison, name, number, label, reasons)
+        _read_method(out, comparison, name, number, label, reasons)
         for number, label in enumerate(comparison.methods, start=1)
     )
     first = ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0])
@@ -60,7 +60,7 @@ def _setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
     return ComparedSetting(name, _data_and_training_text(comparison, name, entries), entries, metrics)
 
 
-def _entry(
+def _read_method(
     out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
 ) -> ComparedMethod:
     config = comparison.run_config(ComparisonRun(setting, label, comparison.seeds[0]))

@@ -22,7 +22,7 @@ from fedstill.report.metric_text import (
     lowercase_title,
 )
 from fedstill.report.result import MAIN_MODELS, MetricStats, Result
-from fedstill.report.result_parts import Intervals
+from fedstill.report.result_parts import IntervalsRecord
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
 from fedstill.tasks.task import Metric
 
@@ -79,32 +79,36 @@ def list_model_scores(result: Result) -> list[ModelScores]:
     """
     main_name = f"{result.main_model_name} ({result.method_title})"
     description = MAIN_MODELS[result.evaluated_model][1]
-    main = ModelScores(main_name, description, _single(result, result.metric_values), is_main=True)
+    main = ModelScores(
+        main_name, description, _single_model_stats(result, result.metric_values), is_main=True
+    )
     scores = []
     if "standalone" not in result.absent_keys:
         standalone = "baseline: each node trains alone on its own data"
-        scores.append(_over_nodes(result, STANDALONE, standalone, result.standalone))
+        scores.append(_scores_over_nodes(result, STANDALONE, standalone, result.standalone))
     if result.evaluated_model == "nodes":  # the main model is the local models
-        local = _over_nodes(result, main_name, description, result.local)
+        local = _scores_over_nodes(result, main_name, description, result.local)
         stats = tuple(
             dataclasses.replace(over_nodes, mean=single.mean)
             for over_nodes, single in zip(local.stats, main.stats, strict=True)
         )
         scores, main = [], dataclasses.replace(local, stats=stats, is_main=True)
     elif "standalone" in result.absent_keys and result.metric.key in result.local:
-        scores.append(_over_nodes(result, LOCAL_MODELS, "each node's local model at the end", result.local))
+        scores.append(
+            _scores_over_nodes(result, LOCAL_MODELS, "each node's local model at the end", result.local)
+        )
     scores.append(main)
     if "ensemble" not in result.absent_keys and result.evaluated_model != "ensemble":
         ensemble = _append_node_names(
             result, "upper bound: ensemble of the nodes' models", result.ensemble.get("nodes")
         )
-        scores.append(ModelScores(ENSEMBLE, ensemble, _single(result, result.ensemble)))
+        scores.append(ModelScores(ENSEMBLE, ensemble, _single_model_stats(result, result.ensemble)))
     centralized = "upper bound: one model trained on the pooled data"
-    scores.append(ModelScores(CENTRALIZED, centralized, _single(result, result.centralized)))
+    scores.append(ModelScores(CENTRALIZED, centralized, _single_model_stats(result, result.centralized)))
     if result.majority:
         majority = "baseline: always the most frequent class of the test data"
-        scores.append(ModelScores(MAJORITY, majority, _single(result, result.majority)))
-    intervals = result.intervals or Intervals()
+        scores.append(ModelScores(MAJORITY, majority, _single_model_stats(result, result.majority)))
+    intervals = result.intervals or IntervalsRecord()
     by_name = {STANDALONE: intervals.nodes, LOCAL_MODELS: intervals.nodes, ENSEMBLE: intervals.ensemble,
                CENTRALIZED: intervals.centralized}  # fmt: skip
     main_interval = intervals.nodes if result.evaluated_model == "nodes" else intervals.global_model
@@ -125,11 +129,11 @@ def interval_label(result: Result) -> str:
     return "" if intervals is None else f"{intervals.level}% interval over {intervals.cases:,} test cases"
 
 
-def _single(result: Result, record: Mapping[str, Any]) -> tuple[MetricStats, ...]:
+def _single_model_stats(result: Result, record: Mapping[str, Any]) -> tuple[MetricStats, ...]:
     return tuple(MetricStats(mean=number_at(record, metric.key)) for metric in result.metrics)
 
 
-def _over_nodes(
+def _scores_over_nodes(
     result: Result, name: str, description: str, record: Mapping[str, MetricStats]
 ) -> ModelScores:
     stats = tuple(record.get(metric.key, MetricStats()) for metric in result.metrics)

@@ -114,7 +114,7 @@ def build_privacy_section(result: Result, audit: AuditTotals | None) -> dict[str
     disagreeing = [
         result.node_display_name(node.name)
         for node in nodes
-        if audit is not None and not _agrees(node, audit.nodes.get(node.name, NodeTraffic()))
+        if audit is not None and not _audit_agrees(node, audit.nodes.get(node.name, NodeTraffic()))
     ]
     return {
         "sentence": privacy_sentence(result),
@@ -130,7 +130,7 @@ def build_privacy_section(result: Result, audit: AuditTotals | None) -> dict[str
     }
 
 
-def _agrees(node: NodePrivacy, traffic: NodeTraffic) -> bool:
+def _audit_agrees(node: NodePrivacy, traffic: NodeTraffic) -> bool:
     return (
         traffic.charges == +Counter(node.events)
         and traffic.without_guarantee == node.releases_without_guarantee
@@ -188,7 +188,7 @@ def max_guess_accuracy(epsilon: float, delta: float) -> float:
 def _table(result: Result, audit: AuditTotals | None) -> Table:
     rows = []
     for node in result.node_privacy:
-        released = None if audit is None else _kinds(audit.nodes.get(node.name, NodeTraffic()).up)
+        released = None if audit is None else _kinds_with_bytes(audit.nodes.get(node.name, NodeTraffic()).up)
         bound, unprotected = node.bound, node.releases_without_guarantee
         note = f"{format_count(unprotected, 'release')} without" if unprotected else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
@@ -212,7 +212,7 @@ def _table(result: Result, audit: AuditTotals | None) -> Table:
     return Table(title, "Node", columns, rows, style="stacked")
 
 
-def _kinds(up: Counter[str]) -> Markup:
+def _kinds_with_bytes(up: Counter[str]) -> Markup:
     piece = Markup('<span class="piece">{} {}</span>')
     pieces = [piece.format(kind, bytes_markup(count)) for kind, count in up.items() if count]
     return Markup(", ").join(pieces) or Markup("nothing")

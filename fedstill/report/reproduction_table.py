@@ -14,7 +14,7 @@ from fedstill.report import table_formats
 from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.report.compare_summary import ComparisonSummary
 from fedstill.report.compared_method import LOCAL_PREFIX, FinishedRun
-from fedstill.report.reproduction_order import compare_ranking
+from fedstill.report.reproduction_ranking import compare_ranking
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.runs.config import PaperMetric
 

@@ -67,7 +67,7 @@ class Result:
     releases: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     kinds: Mapping[str, parts.KindRecord] = field(default_factory=dict)
-    data: parts.Data = field(default_factory=parts.Data)
+    data: parts.DataRecord = field(default_factory=parts.DataRecord)
     split: parts.SplitRecord = field(default_factory=parts.SplitRecord)
     public: parts.PublicDataRecord = field(default_factory=parts.PublicDataRecord)
     bytes: parts.BytesRecord = field(default_factory=parts.BytesRecord)
@@ -80,16 +80,16 @@ class Result:
     centralized: Mapping[str, float | None] = field(default_factory=dict)
     cases: parts.CaseScores | None = None
     majority: Mapping[str, float | None] = field(default_factory=dict)
-    intervals: parts.Intervals | None = None
+    intervals: parts.IntervalsRecord | None = None
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[parts.ConfidenceBin, ...] = ()
     sites: parts.SiteMetrics | None = None
     labels: parts.FindingScores | None = None
     pictures: tuple[parts.Case, ...] = ()
-    seconds: parts.Seconds = field(default_factory=parts.Seconds)
+    seconds: parts.SecondsRecord = field(default_factory=parts.SecondsRecord)
     peak_memory_mb: float | None = None
-    engine: parts.Engine = field(default_factory=parts.Engine)
-    privacy: parts.Privacy | None = None
+    engine: parts.EngineRecord = field(default_factory=parts.EngineRecord)
+    privacy: parts.PrivacyRecord | None = None
     link: Mapping[str, float | None] = field(default_factory=dict)
     events: tuple[parts.ExclusionRecord, ...] = ()
     files: parts.FilesRecord | None = None

@@ -11,7 +11,7 @@ from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class DataRecord:
     name: str | None = None
     note: str | None = None
     classes: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class MetricStats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class EngineRecord:
     name: str | None = None
     device: str | None = None
     precision: str | None = None
@@ -103,7 +103,7 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds:
+class SecondsRecord:
     total: float | None = None
     local_training: float | None = None
     centralized: float | None = None
@@ -149,7 +149,7 @@ class NodePrivacy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Privacy:
+class PrivacyRecord:
     text: str | None = None
     nodes: tuple[NodePrivacy, ...] = ()
 
@@ -200,7 +200,7 @@ class CaseScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intervals:
+class IntervalsRecord:
     """Bootstrap interval of the main metric over test cases, by model; ``level`` is in percent."""
 
     level: int = 95

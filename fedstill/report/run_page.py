@@ -124,7 +124,8 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "interval_label": interval_label(result),
         "models_table": run_tables.models_table(result),
         "curve": curve,
-        "curve_plot": curve and plotting.responsive(partial(run_figures.plot_learning_curve, curve), "curve"),
+        "curve_plot": curve
+        and plotting.responsive_svg(partial(run_figures.plot_learning_curve, curve), "curve"),
         "processes": "each node was a separate process" if result.link else "all nodes ran in one process",
         "label_counts": label_counts,
         "label_counts_table": run_tables.label_counts_table(
@@ -134,7 +135,7 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "sites": run_tables.site_tables(result),
         "confusion": run_tables.confusion_table(result),
         "reliability": result.calibration
-        and plotting.responsive(partial(run_figures.plot_reliability, result.calibration), "reliability"),
+        and plotting.responsive_svg(partial(run_figures.plot_reliability, result.calibration), "reliability"),
         "pictures": image_panels.build_image_section(folder, result),
         "count_noise": privacy_section.count_noise_text(result),
         "samples": samples,
@@ -172,15 +173,17 @@ def _tiles(result: Result) -> list[Fact]:
         Fact(
             titles[result.evaluated_model],
             None if value is None else format_with_unit(metric, value),
-            "" if test_examples is None else f"on {_test_data(result, test_examples)}{_interval(result)}",
+            ""
+            if test_examples is None
+            else f"on {_test_data_text(result, test_examples)}{_interval_text(result)}",
         ),
-        _gain(result),
+        _gain_text(result),
         Fact("Traffic", traffic, directions),
         Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", format_seconds(total)), share),
     ]
 
 
-def _gain(result: Result) -> Fact:
+def _gain_text(result: Result) -> Fact:
     """Return the gain over standalone training; without a standalone baseline, the local models' metric."""
     metric, first = result.metric, list_model_scores(result)[0]
     stats, standalone = first.stats[0], result.standalone.get(result.metric.key, MetricStats()).mean
@@ -199,14 +202,14 @@ def _gain(result: Result) -> Fact:
     return Fact("Gain over standalone", gain, note)
 
 
-def _test_data(result: Result, examples: int) -> str:
+def _test_data_text(result: Result, examples: int) -> str:
     cases, case = result.data.test_cases, result.data.case
     if cases is None:
         return f"{examples:,} test examples"
     return f"{format_count(cases, f'test {case}')} ({examples:,} examples)"
 
 
-def _interval(result: Result) -> str:
+def _interval_text(result: Result) -> str:
     ends = next((model.interval for model in list_model_scores(result) if model.is_main), None)
     return (
         f"; {result.intervals.level}% interval {_with_nobreak_spaces(interval_text(result.metric, ends))}"
