@@ -419,7 +419,7 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
     text = '[method]\nname = "fedavg"\n[[paper]]\nmethod = "fedavg"\nvalue = 70\nsource = "A, Table 1"\n'
     file = str(write_file(tmp_path, text, "base.toml"))
     options = {"fedavg-long": {"name": "fedavg", "rounds": 40}}
-    plan = comparison_file._comparison(
+    plan = comparison_file._build_comparison(
         {"methods": ["fedavg", "fedavg-long"], "options": options, "base": {}}, "x", {}
     )
     assert plan.published("", "fedavg", "accuracy") is None
@@ -434,13 +434,15 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
 def test_published_metric_does_not_apply_to_variants() -> None:
     paper = [{"method": "fedavg", "value": 70, "source": "A"}]
     options = {"long": {"name": "fedavg", "rounds": 40}}
-    both = comparison_file._comparison(
+    both = comparison_file._build_comparison(
         {"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {}
     )
     assert both.published("", "fedavg", "accuracy") is not None
     assert both.published("", "long", "accuracy") is None
     # If no label is the method's name, the metric applies to the only variant.
-    alone = comparison_file._comparison({"methods": ["long"], "options": options, "paper": paper}, "x", {})
+    alone = comparison_file._build_comparison(
+        {"methods": ["long"], "options": options, "paper": paper}, "x", {}
+    )
     assert alone.published("", "long", "accuracy") is not None
 
 

@@ -79,7 +79,7 @@ def a_plan(**changes: Any) -> Comparison:
         "settings": [{"name": "50% skew_ed", "split": {"alpha": 0.1}}, {"name": "another"}],
         "paper": [vars(metric) for metric in PAPER],
     }
-    return compare._comparison({**table, **changes}, "mine", {})
+    return compare._build_comparison({**table, **changes}, "mine", {})
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def memorization(**values: float) -> dict[str, Any]:
 
 def a_plan(**changes: Any) -> Comparison:
     table = {"methods": ["standalone", "fedavg", "fediod"], "seeds": 3}
-    return dataclasses.replace(compare._comparison({**table, **changes}, "mine", {}), leakage=CONFIG)
+    return dataclasses.replace(compare._build_comparison({**table, **changes}, "mine", {}), leakage=CONFIG)
 
 
 def leak(folder: Path, run: str, leakage: dict[str, Any]) -> None:

@@ -150,7 +150,7 @@ def a_plan(seeds: int) -> Comparison:
         "base": {"task": {"name": "segmentation"}, "data": {"name": "mine"}},
         "paper": [vars(metric) for metric in PAPER],
     }
-    return compare._comparison(table, "mri", {})
+    return compare._build_comparison(table, "mri", {})
 
 
 def write_run(folder: Path, central: dict[str, float | None], **changes: Any) -> None:
