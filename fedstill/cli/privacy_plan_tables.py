@@ -23,7 +23,7 @@ from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import PublicData
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.local_config import LocalConfig
@@ -35,7 +35,7 @@ class PlannedRun:
 
     name: str
     method: Any
-    spec: InputSpec
+    spec: DataSpec
     public: PublicData | None
     models: tuple[str, ...] = ()  # of the nodes, where they are known
     notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one

@@ -92,7 +92,7 @@ def find_image_files(folder: Path, *, masks: bool) -> ImageFiles:
         tuple(names),
         tuple(images),
         tuple(mask_files),
-        _merge_split(folder, split_folders, split_codes, case_split),
+        _image_split_codes(folder, split_folders, split_codes, case_split),
         columns,
     )
 
@@ -191,7 +191,7 @@ def read_class_folders(
     )
     on_count(len(files))
     images = read_image_stack(((file, str(file)) for file in files), size, channels)
-    split = _merge_split(path, split_folders, split_codes, case_split)
+    split = _image_split_codes(path, split_folders, split_codes, case_split)
     file_names = _relative_names(files, path)
     return RawImages(images, np.array(labels), classes, split, columns, file_names=file_names)
 
@@ -256,7 +256,7 @@ def _split_folders(folder: Path) -> list[tuple[Path, int]]:
     return [(folder, 0)]
 
 
-def _merge_split(
+def _image_split_codes(
     folder: Path,
     split_folders: Sequence[tuple[Path, int]],
     split_codes: Sequence[int],

@@ -102,7 +102,7 @@ def raw_images_from_arrays(
 
     Args:
         path: source of the arrays, for errors.
-        arrays: as returned by :meth:`fedstill.data.ArrayData.arrays`.
+        arrays: as returned by :meth:`fedstill.data.ImageArrayData.arrays`.
         targets: class, labels, map or image.
         gaps: see :func:`fedstill.data.images.encode_masks`.
 

@@ -146,7 +146,7 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
     return dict(zip(names, columns, strict=True))
 
 
-def find_column(header: Sequence[str], column: str, option: str, path: Path) -> int:
+def find_column_index(header: Sequence[str], column: str, option: str, path: Path) -> int:
     """Return the index of a column that an option names.
 
     Raises:
@@ -256,12 +256,12 @@ def read_class_csv(
     lines = read_delimited_rows(path)
     _, header = next(lines)
     if image := columns.image or ("image" if "image" in header else ""):
-        find_column(header, image, "data.image", path)
-        find_column(header, columns.label, "data.label", path)
+        find_column_index(header, image, "data.image", path)
+        find_column_index(header, columns.label, "data.label", path)
         if columns.label == image:
             raise ArgumentError("data.label", image, "another column than that of the images")
         if columns.group:
-            find_column(header, columns.group, "data.group", path)
+            find_column_index(header, columns.group, "data.group", path)
         table = read_csv(path)
         names = table.pop(image)
         on_count(len(names))
@@ -274,7 +274,9 @@ def read_class_csv(
     if columns.label not in header:
         expected = f"one column of {path}, which has {_format_header(header)}; {TABULAR_HINT}"
         raise ArgumentError("data.label", columns.label, expected)
-    indices = {option: find_column(header, name, f"data.{option}", path) for option, name in options.items()}
+    indices = {
+        option: find_column_index(header, name, f"data.{option}", path) for option, name in options.items()
+    }
     cells: dict[str, list[str]] = {option: [] for option in indices}
     pixel_indices = [column for column in range(len(header)) if column not in indices.values()]
     pixels: list[npt.NDArray[np.float32]] = []
@@ -358,7 +360,7 @@ def read_finding_csv(
     table = read_csv(path, image)
     on_count(len(table[image]))
     if csv_columns.label not in ("", CsvColumns.label):  # the default, which may be missing
-        find_column(list(table), csv_columns.label, "data.label", path)
+        find_column_index(list(table), csv_columns.label, "data.label", path)
     list_column = csv_columns.label if csv_columns.label in table else ""
     non_findings = {image, list_column, csv_columns.group, *METADATA_COLUMNS}
     if list_column:

@@ -58,7 +58,7 @@ _OPTIONS_BY_TARGETS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 # --- finding ------------------------------------------------------------------------------------------------
 
 
-def find_data(config: DataConfig, task: str, targets: Targets) -> Path:
+def find_data_path(config: DataConfig, task: str, targets: Targets) -> Path:
     """Return the folder or file of a path in a data configuration.
 
     Raises:
@@ -228,7 +228,7 @@ class UserFiles(instance_images.InstanceImageData, text.TextData):
         self._check_options(targets, task.registered_name)
         if targets == "texts":
             return text.prepare_texts(self.labeled_texts(), self, Path(self.name).name.partition(".")[0], "")
-        path = find_data(self, task.registered_name, targets)
+        path = find_data_path(self, task.registered_name, targets)
         name = path.resolve().name if path.is_dir() else path.stem
         if task.task_class.form == "rows":
             return tables.prepare_table(self.read_rows(path), self, task, name, "")
@@ -250,18 +250,18 @@ class UserFiles(instance_images.InstanceImageData, text.TextData):
             Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA_FILE
         )
 
-    def read_rows(self, path: Path) -> tables.TableRows:
+    def read_rows(self, path: Path) -> tables.EncodedRows:
         """Read the rows of a table, or of a folder of tables."""
         schema = self.read_schema(path)
         return tables.read_table_folder(path, schema) if path.is_dir() else tables.read_rows(path, schema)
 
     def images(self) -> Sequence[InstanceImage]:
         """Read images with instances."""
-        return read_instance_images(find_data(self, "instances", "instances"))
+        return read_instance_images(find_data_path(self, "instances", "instances"))
 
     def labeled_texts(self) -> text.LabeledTexts:
         """Read texts with labels from a table."""
-        return text.read_labeled_texts(find_data(self, "text", "texts"))
+        return text.read_labeled_texts(find_data_path(self, "text", "texts"))
 
     def _check_options(self, targets: Targets, task_name: str) -> None:
         supported = {option.name for option in fields(DataConfig)} | {"name", *_OPTIONS_BY_TARGETS[targets]}

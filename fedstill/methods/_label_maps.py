@@ -31,7 +31,7 @@ from fedstill.methods import (
     Tensors,
 )
 from fedstill.methods._generated_inputs import GeneratorBatch
-from fedstill.models.generators import ConditionalGenerator
+from fedstill.models.generators import LabelMapGenerator
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
@@ -104,7 +104,7 @@ class MapGeneratorOptions(Method):
 
     def generator(self, server: Server) -> nn.Module:
         conditions, channels = server.task.condition_channels, server.shape[0]
-        return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
+        return LabelMapGenerator(conditions, channels, self.generator_width, server.mean, server.std)
 
 
 def owner_id(name: str) -> int:

@@ -112,7 +112,7 @@ class ResidualBlock(nn.Module):
         return x + y
 
 
-class ConditionalGenerator(_NormalizedImages):
+class LabelMapGenerator(_NormalizedImages):
     """Generate images from encoded label maps of their size: the residual generator of pix2pix.
 
     Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, in the form
@@ -258,14 +258,16 @@ class TableGenerator(nn.Module):
         raw = self.body(w)
         return torch.cat(
             [
-                _number_features(raw[:, features]) if number else straight_through_one_hot(raw[:, features])
+                _number_and_missing_features(raw[:, features])
+                if number
+                else straight_through_one_hot(raw[:, features])
                 for number, features in self.columns
             ],
             1,
         )
 
 
-def _number_features(raw: torch.Tensor) -> torch.Tensor:
+def _number_and_missing_features(raw: torch.Tensor) -> torch.Tensor:
     """Return a number, and if there are two raw features whether it is missing: ``(B, 1 or 2)``."""
     value = raw[:, :1].tanh()
     if raw.shape[1] == 1:

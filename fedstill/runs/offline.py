@@ -18,7 +18,7 @@ from fedstill.core.errors import ArgumentError, BundleError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import write_text
 from fedstill.data.config import check_no_validation
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
 from fedstill.federation.offline_files import QUERIES, NodeResponses, Queries, read_queries, read_responses
@@ -64,7 +64,7 @@ def build_queries(config: RunConfig) -> Queries:
     check_no_validation(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
-    spec = InputSpec.from_data(config.task, data)
+    spec = DataSpec.from_data(config.task, data)
     check_method(method, spec.make_task(), public)
     if public is not None and not method.needs().public_labels:  # labels are sent only if needed
         public = PublicData(public.name, public.inputs, None, public.note)

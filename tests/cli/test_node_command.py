@@ -369,7 +369,7 @@ def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Pat
     assert "shape and classes are not known" in text
     assert "send_label_maps refuses (" in text
     assert "It cannot take part: it refuses" in text
-    assert "Not checked: data 'data.npz': only a run determines its input spec for task segmentation" in text
+    assert "Not checked: data 'data.npz': only a run determines its data spec for task segmentation" in text
     assert "No faults." not in text
 
 

@@ -161,10 +161,10 @@ def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name:
 READER = """
 from dataclasses import dataclass
 import numpy as np
-from fedstill.data import ArrayData
+from fedstill.data import ImageArrayData
 
 @dataclass(frozen=True, kw_only=True)
-class Noise(ArrayData):
+class Noise(ImageArrayData):
     targets = ("class",)
     count: int = 40
 

@@ -14,7 +14,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import BundleError, NodeFault, QueryMismatch
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files, signed_files
 from fedstill.federation.inprocess import InProcess, group_nodes
@@ -54,7 +54,7 @@ pytest.importorskip("cryptography")
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
 CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
-SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+SPEC = DataSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
 

@@ -25,7 +25,7 @@ from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QueryRefused
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.federation.federation import Federation
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
@@ -400,7 +400,7 @@ def test_no_response_is_larger_than_approved(name: str, options: dict[str, Any])
     plan = RunPlan(
         "run",
         to_table(one.setting.method),
-        InputSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
+        DataSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
         public=public_fingerprint(given),
     )
     queries = describe(plan, given).queries
