@@ -140,7 +140,7 @@ class MembershipInference(Attack):
         """Attack a run's student, and the responses of the node with the most records."""
         if target.experiment.task.kind != "class":
             reason = "membership inference needs one label per input, and this task has none"
-            raise MethodRefused(target.experiment.method.title, "every node", reason)
+            raise MethodRefused(target.experiment.method.title, "", reason)
         targets = [_attack_student(target, self)]
         largest = max(target.nodes, key=lambda node: len(node.data))
         source = SUM if target.experiment.side.sums else largest.name
@@ -194,7 +194,7 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
     contributors = contributing_nodes(experiment, target.transcript.contributors)
     if not contributors:
         reason = "no node's records came to the central model"
-        raise MethodRefused(experiment.method.title, "every node", reason)
+        raise MethodRefused(experiment.method.title, "", reason)
     candidates = choose_candidates(
         concatenate([private_records(experiment, node) for node in contributors]),
         replayed.data.test,

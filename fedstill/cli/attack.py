@@ -144,7 +144,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
         console.print()
     rows = [Row(name, [Cell(text) for text in texts]) for name, *texts in printed(found)]
     if rows:
-        heads = ("of", "got", "without it")
+        heads = ("of", "result", "by chance")
         table = Table("", "attack", [Column(head, "") for head in heads], rows)
         print_rows(table, console, wrapped=heads)
     if found.audit is not None:

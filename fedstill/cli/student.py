@@ -28,7 +28,8 @@ def predict(args: ParsedArgs) -> None:
     if "--json" in args:
         print_json({"answers": count, "file": str(out)})
         return
-    print(f"{format_count(count, 'response')}: {out}")
+    place = "" if "--out" in args else " (in the current folder)"
+    print(f"{format_count(count, 'response')}: {out}{place}")
 
 
 def evaluate(args: ParsedArgs) -> None:

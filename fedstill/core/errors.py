@@ -254,9 +254,9 @@ class QueryRefused(FedstillError):
     Traceback (most recent call last):
     ...
     fedstill.core.errors.QueryRefused: node 'clinic' refuses query 'predict_logits' by rule ...
-    >>> print(QueryRefused("clinic", "train", "outputs_only: no parameters"))
-    node 'clinic' refuses query 'train' by rule outputs_only: no parameters; its owner may allow it: policy
-    outputs_only = false; in a simulation: --nodes.policy.outputs_only false
+    >>> print(QueryRefused("clinic", "train", "outputs_only: parameters may not leave"))
+    node 'clinic' refuses query 'train' by rule outputs_only: parameters may not leave; its owner may allow it:
+    policy outputs_only = false; in a simulation: --nodes.policy.outputs_only false
     """
 
     def __init__(self, node: str, query: str, rule: str, others: Sequence[QueryRefused] = ()) -> None:
@@ -274,7 +274,8 @@ def _refusal(nodes: Sequence[str], query: str, rule: str) -> str:
         kinds, everything = _policy_option("kinds", ("NAME",), "NAME"), _policy_option("outputs_only", False)
         remedy = f"; in a simulation: {kinds}, or for all {everything}"
     elif "outputs_only" in rule:
-        remedy = "; its owner may allow it: policy outputs_only = false; in a simulation: "
+        owner = "its owner" if len(nodes) == 1 else "their owners"
+        remedy = f"; {owner} may allow it: policy outputs_only = false; in a simulation: "
         remedy += _policy_option("outputs_only", False)
     subject = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
     return f"{subject} query {query!r} by rule {rule}{remedy}"
@@ -311,10 +312,16 @@ class QueryMismatch(FedstillError):
 
 
 class MethodRefused(FedstillError):
-    """A method cannot run in this federation. It is raised before training."""
+    """A method cannot run in this federation. It is raised before training.
+
+    Args:
+        method: title of the method.
+        node: name of the node; empty: the reason holds for all nodes.
+        reason: requirement that is not met.
+    """
 
     def __init__(self, method: str, node: str, reason: str) -> None:
-        super().__init__(f"{method} cannot run here: {node}: {reason}")
+        super().__init__(f"{method} cannot run here: {node + ': ' if node else ''}{reason}")
         self.method, self.node, self.reason = method, node, reason
 
 

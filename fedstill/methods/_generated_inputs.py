@@ -148,7 +148,12 @@ class NoiseGeneratorOptions(Method):
     def generator(self, server: Server) -> nn.Module:
         if server.task.form == "rows":
             if not server.schema:
-                raise ArgumentError("schema", "", f"a table's columns, within which {self.title} makes rows")
+                raise ArgumentError(
+                    "schema",
+                    "",
+                    f"a table's columns: {self.title} generates rows and needs their ranges; or choose a method "
+                    "with public data, such as FedKD",
+                )
             return TableGenerator(server.schema, self.generator_input_size(server), self.generator_width)
         channels, height, width = server.shape
         shape, input_size = (channels, height, width), self.generator_input_size(server)

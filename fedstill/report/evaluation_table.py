@@ -47,7 +47,7 @@ def data_overlap_text(evaluation: Mapping[str, Any]) -> str:
         return (
             f"None of the {format_count(count, 'example')} is in the nodes' training data or in the public "
             "data "
-            "(compared bit by bit)."
+            "(compared bit by bit; rescaled copies are not found)."
         )
     sources = {"examples": "the nodes' training data", "public": "the public data used for distillation"}
     overlaps = [f"{seen[key]:,} are also in {source}" for key, source in sources.items() if seen[key]]

@@ -457,4 +457,4 @@ class Task(ABC):
 
     def _no_label_maps(self) -> MethodRefused:
         reason = f"task {self.name} has no label maps to generate inputs from"
-        return MethodRefused("a conditional generator", "every node", reason)
+        return MethodRefused("a conditional generator", "", reason)

@@ -198,11 +198,11 @@ def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
         ("membership, LiRA", "student",
          "AUC 61.4% (58.0 to 64.0), members found at 1% false alarms 3.1% (0.0 to 50.0)", "50%, 1%"),
         ("memorization, pixels", "1,000 images",
-         "nearer to private than to held-out 75.0% (70.0 to 80.0), p 0.0004", "50%, any p alike"),
-        ("memorization, in VGG", "mean of nodes", "FID, generated 27.20", "25.7 of held-out images"),
+         "nearer to private than to held-out 75.0% (70.0 to 80.0), p 0.0004", "50%, p uniform"),
+        ("memorization, in VGG", "mean of nodes", "FID, generated 27.20", "FID 25.7 for held-out images"),
         ("memorization", "the nodes' own models, on average", "inception score 5.10", "1 at least"),
         ("memorization", "the student", "inception score 7.70", "1 at least"),
-        ("counts", "2 nodes", "exact of 1 of 2, off by 0.0% to 25.0%", ""),
+        ("counts", "2 nodes", "label counts recovered exactly at 1 of 2 nodes, off by 0.0% to 25.0%", ""),
     ]  # fmt: skip
 
 

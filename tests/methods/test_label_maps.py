@@ -99,7 +99,7 @@ def test_images_that_are_not_square_are_not_turned() -> None:
 
 
 def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
-    with pytest.raises(QueryRefused, match=r"label_maps: no .* method\.conditions = .drawn"):
+    with pytest.raises(QueryRefused, match=r"label_maps: .* may not leave.* method\.conditions = .drawn"):
         world(policy=PolicyConfig())
     for policy in (PolicyConfig(label_maps=True), PolicyConfig(outputs_only=False)):
         world(policy=policy).server.step()
@@ -110,7 +110,9 @@ def test_difference_is_refused_by_default() -> None:
     """Asked often enough that tells the image, though no map has left."""
     one = world()
     predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
-    assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: no difference, unless its owner")
+    assert str(gate.refusal_reason(predict_logits)).startswith(
+        "label_maps: difference may not leave, unless its owner"
+    )
     query = world(pixel=0.0, perceptual=0.0).side.queries["predict_logits"]
     assert gate.refusal_reason(query) is None
     assert (predict_logits.depends_on_records, query.depends_on_records) == (("difference",), ()), (
@@ -123,7 +125,7 @@ def test_policy_label_maps_allows_nothing_else() -> None:
     gate, query = one.nodes[0].gate, one.side.queries["send_label_maps"]
     assert gate.refusal_reason(query) is None
     more = replace(query, releases={**query.releases, "weights": "parameters"})
-    assert gate.refusal_reason(more) == "outputs_only: no parameters"
+    assert gate.refusal_reason(more) == "outputs_only: parameters may not leave"
 
 
 @pytest.mark.parametrize(

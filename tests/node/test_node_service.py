@@ -663,7 +663,7 @@ def test_malformed_queries_are_refused_and_logged(
 
 def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
     for method, query, rule in (
-        ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: no parameters"),
+        ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: parameters may not leave"),
         ({"name": "centralized"}, "upload_data", "private data"),
     ):
         plan = replace(PLAN, method=method, run=f"run-{query}")

@@ -522,7 +522,7 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
     }
     assert owner_folder.rules_by_refused_query(file, through, method_queries("fedavg")) == {
         "count_samples": "queries: predict_logits, train",
-        "train": "outputs_only: no parameters",
+        "train": "outputs_only: parameters may not leave",
     }
 
 
