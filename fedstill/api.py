@@ -24,7 +24,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import in_memory_data
 from fedstill.data.in_memory_data import extract_inputs_and_targets, to_input_tensor, to_target_tensor
 from fedstill.data.public import PublicData
-from fedstill.data.tables import encode_frame, is_data_frame, read_schema
+from fedstill.data.table_data import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model

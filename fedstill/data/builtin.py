@@ -19,8 +19,8 @@ from fedstill.core.errors import DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import ImageArrayData, prepare_images
-from fedstill.data.raw import RawImages
-from fedstill.data.tables import TableData
+from fedstill.data.raw_images import RawImages
+from fedstill.data.table_data import TableData
 from fedstill.data.user_data import data_folders, format_paths, read_raw_images
 from fedstill.tasks import Targets, TaskConfig
 

@@ -21,10 +21,10 @@ from fedstill.data.images import (
     read_instance_map,
     read_orientation,
 )
-from fedstill.data.raw import RawImages
+from fedstill.data.raw_images import RawImages
 from fedstill.data.stratified_sampling import Ints
+from fedstill.data.table_data import SCHEMA_FILE
 from fedstill.data.table_files import CASES_FILE, SPLIT_CODES, read_case_table
-from fedstill.data.tables import SCHEMA_FILE
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class ImageFiles:
         names: of the images, without suffix.
         images: files.
         masks: files in the same order; empty if not requested.
-        split: codes ``(N,)``, see :class:`fedstill.data.raw.RawImages`.
+        split: codes ``(N,)``, see :class:`fedstill.data.raw_images.RawImages`.
         columns: metadata ``(N,)`` by name.
     """
 

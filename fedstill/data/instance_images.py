@@ -34,7 +34,7 @@ from fedstill.data.images import (
     resize_instances,
 )
 from fedstill.data.loading import PATIENT, UnsplitExamples, normalize_requested_sites, prepare_data_set
-from fedstill.data.raw import raw_images_from_arrays, read_npz, require_array
+from fedstill.data.raw_images import raw_images_from_arrays, read_npz, require_array
 from fedstill.tasks import Targets, TaskConfig
 
 

@@ -26,7 +26,7 @@ from fedstill.core.registry import USER_CODE_ERRORS, first_line
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig, check_supports_task
 from fedstill.data.images import resize_class_maps, resize_images, to_arrays
-from fedstill.data.raw import Images, RawImages, raw_images_from_arrays
+from fedstill.data.raw_images import Images, RawImages, raw_images_from_arrays
 from fedstill.data.stratified_sampling import (
     Ints,
     add_site_strata,

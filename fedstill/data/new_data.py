@@ -17,7 +17,7 @@ import torch
 from fedstill.core.dataset import CaseIndex, Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import normalize_name
-from fedstill.data import text
+from fedstill.data import text_data
 from fedstill.data.config import DATA, make_data_config
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.images import list_images_recursively, read_image_stack
@@ -31,8 +31,9 @@ from fedstill.data.loading import (
     select_channels,
 )
 from fedstill.data.node_data import map_images_to_spec, map_labels_to_spec
-from fedstill.data.raw import Images, as_image_array, read_npz
+from fedstill.data.raw_images import Images, as_image_array, read_npz
 from fedstill.data.stratified_sampling import require_no_gaps, require_unit_names
+from fedstill.data.table_data import read_cells, read_rows, read_table_folder
 from fedstill.data.table_files import (
     CsvColumns,
     find_column_index,
@@ -40,7 +41,6 @@ from fedstill.data.table_files import (
     read_csv,
     reshape_pixel_rows,
 )
-from fedstill.data.tables import read_cells, read_rows, read_table_folder
 from fedstill.data.user_data import UserFiles, detect_format, find_data_path, read_raw_images
 
 
@@ -88,9 +88,11 @@ def load_labeled(name: str, spec: DataSpec, options: NewDataOptions) -> TensorDa
     label = f"data {name!r}"
     columns: Mapping[str, Column] = {}
     if targets == "texts":
-        source = text.read_labeled_texts(path)
+        source = text_data.read_labeled_texts(path)
         labels = torch.from_numpy(map_labels_to_spec(source, spec, label))
-        ids = text.encode_texts_for_model(source.texts, spec.shape[0], spec.vocabulary, options.words, label)
+        ids = text_data.encode_texts_for_model(
+            source.texts, spec.shape[0], spec.vocabulary, options.words, label
+        )
         data, columns = TensorData(ids, labels), source.columns
     elif spec.task.task_class.form == "rows":
         table = (read_table_folder if path.is_dir() else read_rows)(path, spec.schema)

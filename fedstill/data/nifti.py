@@ -17,7 +17,7 @@ from fedstill.core.names import normalize_name
 from fedstill.core.registry import first_line
 from fedstill.core.text_format import format_shape
 from fedstill.data.images import encode_masks, resize_images
-from fedstill.data.raw import RawImages
+from fedstill.data.raw_images import RawImages
 from fedstill.data.table_files import read_case_table
 
 Volume = npt.NDArray[np.float32]  # (X, Y, Z) or (X, Y, Z, C), from left, back and bottom

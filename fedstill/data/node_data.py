@@ -24,7 +24,7 @@ from fedstill.core.names import normalize_class_names, normalize_name, parse_cou
 from fedstill.core.registry import USER_CODE_ERRORS, first_line, import_object, is_object_path
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import format_shape
-from fedstill.data import text
+from fedstill.data import text_data
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.data_spec import DataSpec, require_memory_for_examples
 from fedstill.data.images import UnequalSizes, UnreadableImage, resize_images, to_arrays
@@ -38,11 +38,11 @@ from fedstill.data.instance_images import (
 )
 from fedstill.data.loading import CLASSIFICATION, PATIENT, ImageArrayData, make_task_tensors, select_channels
 from fedstill.data.public import conform_images
-from fedstill.data.raw import MAX_CLASSES, Images, RawImages, are_whole_numbers, raw_images_from_arrays
+from fedstill.data.raw_images import MAX_CLASSES, Images, RawImages, are_whole_numbers, raw_images_from_arrays
 from fedstill.data.stratified_sampling import Ints, hash_groups, require_unit_names
+from fedstill.data.table_data import check_features, read_rows, read_schema
 from fedstill.data.table_files import CsvColumns
-from fedstill.data.tables import check_features, read_rows, read_schema
-from fedstill.data.text import LabeledTexts
+from fedstill.data.text_data import LabeledTexts
 from fedstill.data.user_data import FORMATS, read_raw_images
 from fedstill.tasks import TASKS, TaskConfig
 
@@ -341,7 +341,7 @@ def load_tensors(config: NodeDataConfig, path: Path, spec: DataSpec, label: str)
         groups = hash_groups(tensors[config.group].tolist())
     inputs = tensors["inputs"]
     if spec.vocabulary:  # larger ids become unknown words, as refusing them would reveal them
-        inputs = inputs.where(inputs < spec.vocabulary, text.UNKNOWN)
+        inputs = inputs.where(inputs < spec.vocabulary, text_data.UNKNOWN)
     data = TensorData(inputs, tensors["targets"], groups)
     if tuple(data.inputs.shape[1:]) != spec.shape:
         shown = str(tuple(data.inputs.shape[1:]))
@@ -398,9 +398,11 @@ def load_rows(config: NodeDataConfig, path: Path, spec: DataSpec, label: str, ma
 
 def load_texts(config: NodeDataConfig, path: Path, spec: DataSpec, label: str, max_bytes: int) -> TensorData:
     """Load an owner's texts, as token ids of the server's vocabulary."""
-    source = text.read_labeled_texts(path)
+    source = text_data.read_labeled_texts(path)
     require_memory_for_examples(len(source.texts), spec, max_bytes)
-    ids = text.encode_texts_for_model(source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, label)
+    ids = text_data.encode_texts_for_model(
+        source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, label
+    )
     rows, groups = _training_rows(source.columns, source.split, len(source.labels), config, label)
     labels = torch.from_numpy(map_labels_to_spec(source, spec, label))
     selected = torch.from_numpy(rows)

@@ -29,7 +29,7 @@ from fedstill.data.stratified_sampling import (
     stratification_labels,
     stratified_sample,
 )
-from fedstill.data.tables import sample_rows
+from fedstill.data.table_data import sample_rows
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
 BUILTIN_SOURCES = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # need no other data set

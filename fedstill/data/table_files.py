@@ -34,7 +34,7 @@ from fedstill.core.registry import first_line
 from fedstill.core.table_schema import EMPTY_CELLS, first_duplicate
 from fedstill.core.text_format import clip_text
 from fedstill.data.images import read_image_stack
-from fedstill.data.raw import Images, RawImages, encode_labels, require_full_scale
+from fedstill.data.raw_images import Images, RawImages, encode_labels, require_full_scale
 from fedstill.data.stratified_sampling import Ints
 
 CASES_FILE = "cases.csv"

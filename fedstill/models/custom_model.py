@@ -139,7 +139,7 @@ def _load_source(
         return LOADERS[path.suffix](path)
     classes = len(config.classes) or len(interface.classes)
     with name_option_in_errors(option, name, interface.shape), searching_in(folder):
-        return models.instantiate(
+        return models.build_unchecked(
             name, interface.shape, classes, seed, *names, vocabulary=interface.vocabulary
         )
 

@@ -25,7 +25,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import check_run_name
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
-from fedstill.data.tables import check_features
+from fedstill.data.table_data import check_features
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side

@@ -19,7 +19,7 @@ from fedstill.data.loading import SITE, load
 from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
 from fedstill.data.splits import ByColumn, hide_labels, split
 from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
-from fedstill.data.text import TextData
+from fedstill.data.text_data import TextData
 from fedstill.models import custom_model
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read_model_config

@@ -21,9 +21,9 @@ from fedstill.core.errors import DataError, MethodRefused
 from fedstill.core.text_format import format_shape
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.images import has_pil_images, to_array
-from fedstill.data.raw import as_image_array
-from fedstill.data.tables import RowFeatures, encode_cells, is_data_frame
-from fedstill.data.text import HASH, encode_texts_for_model
+from fedstill.data.raw_images import as_image_array
+from fedstill.data.table_data import RowFeatures, encode_cells, is_data_frame
+from fedstill.data.text_data import HASH, encode_texts_for_model
 from fedstill.runs.predictions import target_offset_and_scale
 from fedstill.runs.student_file import StudentFile, read
 
@@ -199,7 +199,7 @@ class RawTexts(RawInputs):
 
     Args:
         spec: length and vocabulary.
-        words: how words become ids, as in :class:`fedstill.data.text.TextData`.
+        words: how words become ids, as in :class:`fedstill.data.text_data.TextData`.
     """
 
     input_name = "ids"

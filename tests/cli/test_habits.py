@@ -24,7 +24,7 @@ from fedstill.cli.completion import completions
 from fedstill.cli.doctor import EXTRAS
 from fedstill.cli.run import out_folder
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.data.raw import raw_images_from_arrays
+from fedstill.data.raw_images import raw_images_from_arrays
 from fedstill.models import MLP
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets

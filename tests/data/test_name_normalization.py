@@ -21,12 +21,12 @@ from fedstill.data.instance_images import InstanceImage, unit_and_owner_index
 from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_node
-from fedstill.data.raw import RawImages, raw_images_from_arrays
+from fedstill.data.raw_images import RawImages, raw_images_from_arrays
 from fedstill.data.splits import ByColumn
+from fedstill.data.table_data import encode_rows, read_cells
+from fedstill.data.table_data import read_table_folder as read_tables
 from fedstill.data.table_files import CsvColumns, read_finding_csv
-from fedstill.data.tables import encode_rows, read_cells
-from fedstill.data.tables import read_table_folder as read_tables
-from fedstill.data.text import read_labeled_texts
+from fedstill.data.text_data import read_labeled_texts
 from fedstill.methods.fedavg import FedAvg
 from fedstill.runs.build import split_data
 from fedstill.runs.config import RunConfig

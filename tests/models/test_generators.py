@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.tables import check_features
+from fedstill.data.table_data import check_features
 from fedstill.models import build
 from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.generators import (

@@ -18,7 +18,7 @@ from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
-from fedstill.data.tables import schema_text
+from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_text import describe_request

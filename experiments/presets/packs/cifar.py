@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.data import ImageArrayData, Targets, find_file
 from fedstill.data.images import Bytes, decode_image
-from fedstill.data.raw import read_npz, require_array
+from fedstill.data.raw_images import read_npz, require_array
 
 SIDE = 32  # of an image
 ROWS, COLUMNS = 30, 20  # tiles of a mosaic, all of one class

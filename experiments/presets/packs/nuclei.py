@@ -14,7 +14,7 @@ from fedstill.data import InstanceImageData, find_file
 from fedstill.data.images import decode_image, read_instance_map
 from fedstill.data.instance_images import InstanceImage, make_instance_image, prepare_instance_images
 from fedstill.data.loading import normalize_requested_sites
-from fedstill.data.raw import read_npz, require_array
+from fedstill.data.raw_images import read_npz, require_array
 from fedstill.tasks import TaskConfig
 
 TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018

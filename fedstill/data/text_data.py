@@ -27,7 +27,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import normalize_class_names, normalize_columns
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import PATIENT, SITE, UnsplitExamples, join_notes, prepare_data_set
-from fedstill.data.raw import encode_labels
+from fedstill.data.raw_images import encode_labels
 from fedstill.data.table_files import pop_split_column, read_csv
 from fedstill.models.hugging_face import swap_padding
 from fedstill.tasks import Targets, TaskConfig

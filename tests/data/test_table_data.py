@@ -22,7 +22,7 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.tables import check_features, encode_rows, read_schema, read_table_folder, sample_rows
+from fedstill.data.table_data import check_features, encode_rows, read_schema, read_table_folder, sample_rows
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig
 from fedstill.tasks.regression import RegressionConfig
 
