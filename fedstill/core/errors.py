@@ -169,27 +169,48 @@ class UnknownName(ArgumentError):
 def closest_name(value: str, known: Iterable[str]) -> str | None:
     """Return the name that was probably meant, or None if none is close.
 
-    For dotted names, names that differ in their last part come first, then names with the same last part.
+    For dotted names, names that differ in their last part come first, then names with the same last part, then
+    similar names, then names like the first part. Names without a dot may also be the last part of a name.
 
     >>> known = ["method.name", "method.tau", "nodes.local.epochs", "public.seed", "public.name"]
-    >>> [closest_name(name, known) for name in ("method.nam", "nodes.epochs", "metod.tau")]
-    ['method.name', 'nodes.local.epochs', 'method.tau']
+    >>> [closest_name(name, known) for name in ("method.nam", "nodes.epochs", "metod.tau", "epohcs")]
+    ['method.name', 'nodes.local.epochs', 'method.tau', 'nodes.local.epochs']
     >>> closest_name("public", known), closest_name("method.xyz", known)
     ('public.name', None)
+    >>> closest_name("--nodez.count", ["--nodes", "--seed"]), closest_name("fekdd", ["fedkd", "fedmd"])
+    ('--nodes', 'fedkd')
     """
-    spelled = {name.lower(): name for name in known}
-    target = value.lower()
+    spelled = {name.lower().removeprefix("--"): name for name in known}
+    target = value.lower().removeprefix("--")
     if f"{target}.name" in spelled:  # a table whose class is chosen by name
         return spelled[f"{target}.name"]
     head, dot, last = target.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in spelled if name.rpartition(".")[0] == head}
-    close = [siblings[name] for name in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)]
-    if dot and not close:
-        elsewhere = [name for name in spelled if name.rpartition(".")[2] == last]
-        close = difflib.get_close_matches(target, elsewhere, n=1, cutoff=0.0)
-    if not close and not (dot and siblings):
-        close = difflib.get_close_matches(target, spelled, n=1, cutoff=0.7)
-    return spelled[close[0]] if close else None
+    close = siblings.get(_most_similar(last, siblings))
+    if dot and close is None:
+        close = _most_similar(target, [name for name in spelled if name.rpartition(".")[2] == last], 0.0)
+    if close is None and not (dot and siblings):
+        close = _most_similar(target, spelled)
+    if close is None and not dot:
+        last_parts = {name.rpartition(".")[2]: name for name in reversed(spelled)}
+        close = last_parts.get(_most_similar(target, last_parts))
+    if close is None and dot and not siblings:
+        close = _most_similar(head, spelled)
+    return None if close is None else spelled[close]
+
+
+def _most_similar(target: str, names: Iterable[str], least: float = 0.7) -> str | None:
+    """Return the name with the most common letters, in and out of order, or None if none has enough.
+
+    Swapped letters count less than other ones: ``fekdd`` is ``fedkd``, and not ``fedmd``.
+    """
+
+    def similarity(name: str) -> float:
+        matcher = difflib.SequenceMatcher(None, target, name)
+        return (matcher.ratio() + matcher.quick_ratio()) / 2
+
+    best = max(names, key=similarity, default=None)
+    return best if best is not None and similarity(best) >= least else None
 
 
 class PluginError(ArgumentError):
@@ -255,8 +276,8 @@ class QueryRefused(FedstillError):
     ...
     fedstill.core.errors.QueryRefused: node 'clinic' refuses query 'predict_logits' by rule ...
     >>> print(QueryRefused("clinic", "train", "outputs_only: parameters may not leave"))
-    node 'clinic' refuses query 'train' by rule outputs_only: parameters may not leave; its owner may allow it:
-    policy outputs_only = false; in a simulation: --nodes.policy.outputs_only false
+    node 'clinic' refuses query 'train' by rule outputs_only: parameters may not leave; its owner may allow
+    it: policy outputs_only = false; in a simulation: --nodes.policy.outputs_only false
     """
 
     def __init__(self, node: str, query: str, rule: str, others: Sequence[QueryRefused] = ()) -> None:

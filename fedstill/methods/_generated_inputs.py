@@ -151,8 +151,8 @@ class NoiseGeneratorOptions(Method):
                 raise ArgumentError(
                     "schema",
                     "",
-                    f"a table's columns: {self.title} generates rows and needs their ranges; or choose a method "
-                    "with public data, such as FedKD",
+                    f"a table's columns: {self.title} generates rows and needs their ranges; "
+                    "or choose a method with public data, such as FedKD",
                 )
             return TableGenerator(server.schema, self.generator_input_size(server), self.generator_width)
         channels, height, width = server.shape

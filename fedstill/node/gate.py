@@ -412,7 +412,8 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
     )
     if refused_kinds and all(kind.from_label_maps and not kind.package for kind in refused_kinds):
         remedies = "".join(f"; {kind.opt_out}" for kind in refused_kinds if kind.opt_out)
-        return f"label_maps: {' and '.join(refused_kinds)} may not leave, unless its owner sets it to true{remedies}"
+        listed = " and ".join(refused_kinds)
+        return f"label_maps: {listed} may not leave, unless its owner sets it to true{remedies}"
     if refused_kinds:
         allowed_kinds = ", ".join(f"{kind!r}" for kind in policy.kinds) or "none"
         remedy = (

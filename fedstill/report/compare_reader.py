@@ -139,6 +139,11 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         if count == 1
         else f"mean \u00b1 sample standard deviation over {count} seeds"
     )
+    too_few_seeds = (
+        "With one seed no difference is significant, so nothing is bold."
+        if count == 1
+        else "With one or two seeds nothing is bold."
+    )
     entries = [entry for setting in settings for entry in setting.entries]
     metrics = {metric.key: metric for setting in settings for metric in setting.metrics}
     titles = {setting.metric.title: None for setting in settings}
@@ -154,7 +159,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         f"Bold: the {'highest' if len(metrics) == 1 else 'best'} mean among methods with the same kind of "
         "evaluated model, if it is significantly better than all others (paired 95% CI, in brackets). The "
         "CI is "
-        "over seeds and, for the main metric, over test cases. With one or two seeds nothing is bold. "
+        f"over seeds and, for the main metric, over test cases. {too_few_seeds} "
         "Methods "
         "whose nodes release their data are never bold. Methods are in the order of the comparison's file.",
     ]

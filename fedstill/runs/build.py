@@ -43,7 +43,7 @@ def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
     task, method = config.task.make(data.classes), config.method
     reason = unmet_need(method.needs(), task)
     if reason is not None:  # first, as it cannot be fixed by other options
-        raise MethodRefused(method.title, "every node", reason)
+        raise MethodRefused(method.title, "", reason)
     task.check(data.train, "training data")
     parts, public = split_data(config, data)
     simulation = Simulation(build_setting(config, data, parts, public))

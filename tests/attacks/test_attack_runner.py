@@ -93,7 +93,7 @@ def test_progress_without_terminal_is_one_line_per_attack(
     folder = shutil.copytree(fedavg, tmp_path / "run")
     run_attacks(folder, LeakageConfig((LabelCounts(),)), progress=True)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("the run once more, to record its releases  after ")
+    assert first.startswith("repeating the run to record its releases  after ")
     assert second.startswith("attack: counts  after ")
     run_attacks(folder, LeakageConfig((LabelCounts(),)))
     assert capsys.readouterr().err == ""

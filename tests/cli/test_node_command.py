@@ -136,8 +136,8 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
     assert code == 0  # to refuse is no fault
     assert "train x20 refuses (outputs_only: parameters may not leave)" in " ".join(out.split())
     assert (
-        "It cannot take part: it refuses train (outputs_only: parameters may not leave), and the run needs it."
-        in out
+        "It cannot take part: it refuses train (outputs_only: parameters may not leave), "
+        "and the run needs it." in out
     )
 
 

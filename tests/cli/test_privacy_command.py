@@ -340,7 +340,7 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     output = stdout_of(capsys, "plan", str(clinic), "digits-fedkd")
     assert "node clinic, 200 records, would pay for" in output
     assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", output)  # 2 * 200 / 32
-    assert re.search(r"predict +- +free +1 +0\n", output)
+    assert re.search(r"predict +- +free \(covered by training\) +1 +0\n", output)
     assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", output)
     assert "[privacy.training]" in output
     assert max(map(len, output.splitlines())) <= 80
@@ -411,7 +411,7 @@ def test_options_of_the_run_are_those_of_the_plan(
     names = [str(clinic), str(path)] if node else [str(path)]
     output = stdout_of(capsys, "plan", *names, "--method.rounds", "7", "--epsilon", "2.5")
     assert re.search(r"train .* 7 ", output)
-    assert "is at most 2.5" in output
+    assert "<= 2.5" in output
 
 
 def test_plan_rejects_steps_if_no_option_changes_the_cost(

@@ -157,7 +157,8 @@ def test_outputs_only_releases_plug_in_kinds_by_name_only() -> None:
         return Gate("clinic", PolicyConfig(**policy), AuditLog()).refusal_reason(predict)
 
     assert objection() == (
-        f"outputs_only: {' and '.join(names)} may not leave, unless its owner names it in policy.kinds (now none)"
+        f"outputs_only: {' and '.join(names)} may not leave, "
+        "unless its owner names it in policy.kinds (now none)"
     )
     assert objection(kinds=("logits", "gradients")) is not None
     assert objection(kinds=names[:1]) is not None
