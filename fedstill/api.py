@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstill.core.compute import EngineConfig, torch_defaults
+from fedstill.core.compute import EngineConfig, use_torch_defaults
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError, caller_context
@@ -79,7 +79,7 @@ class Outcome:
 
 
 @caller_context("distil")
-@torch_defaults()
+@use_torch_defaults()
 def distil(
     data: Sequence[Examples],
     models: Sequence[Any],

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison import methods_by_label
-from fedstill.core.compute import torch_defaults
+from fedstill.core.compute import use_torch_defaults
 from fedstill.core.config_tables import merge_tables, unflatten
 from fedstill.core.errors import ArgumentError, caller_context
 from fedstill.core.run_writer import parse_folder, read_object
@@ -46,7 +46,7 @@ class Compared:
 
 
 @caller_context("options")
-@torch_defaults()
+@use_torch_defaults()
 def run_preset(
     target: str | Path,
     options: Mapping[str, Any] | None = None,
@@ -88,7 +88,7 @@ def run_preset(
 
 
 @caller_context("options")
-@torch_defaults()
+@use_torch_defaults()
 def compare_methods(
     methods: str | Path | Sequence[str],
     options: Mapping[str, Any] | None = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import ALL_HELP, ParsedArgs
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, require_no_objects
+from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, reject_run_of_python_objects
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def main(args: ParsedArgs) -> None:
 
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.leakage import LEAKAGE_FILE, Leakage
-    from fedstill.core.config_tables import load_record
+    from fedstill.core.config_tables import read_received_dataclass
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
@@ -40,7 +40,7 @@ def main(args: ParsedArgs) -> None:
     if "--json" in args:
         print_json(found)
         return
-    print_leakage(load_record(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
+    print_leakage(read_received_dataclass(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
     print(f"Report: {report}")
 
 
@@ -51,7 +51,7 @@ def _check(folder: Path) -> None:
         raise RunFolderError(
             f"{folder} holds a comparison: name one of its runs, or repeat its command with --leakage"
         )
-    require_no_objects(folder, ATTACK_NEEDS_CONFIG)
+    reject_run_of_python_objects(folder, ATTACK_NEEDS_CONFIG)
     if not (folder / "config.toml").exists():
         raise RunFolderError(f"{folder} holds no run: there is no config.toml in it")
     if not (folder / "result.json").exists():
@@ -63,9 +63,12 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
     """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
     from fedstill.attacks.leakage import Leakage
     from fedstill.core.run_writer import read_result
-    from fedstill.core.text_format import format_count, format_seconds, number_at
+    from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
-    took, before = number_at(read_result(folder / "result.json"), "seconds", "total"), Leakage.read(folder)
+    took, before = (
+        finite_number_at_keys(read_result(folder / "result.json"), "seconds", "total"),
+        Leakage.read(folder),
+    )
     if took is None:
         return ""
     last = None if before is None else before.seconds

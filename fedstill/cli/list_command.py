@@ -71,7 +71,7 @@ def _descriptions(kind: str) -> dict[str, str]:
         return methods
     return {
         name: " ".join((getdoc(entry) or "").partition("\n\n")[0].replace("``", "").split())
-        for name, entry in others[kind].importable().items()
+        for name, entry in others[kind].importable_objects().items()
     }
 
 
@@ -152,7 +152,7 @@ def tasks_by_method() -> dict[str, dict[str, str | None]]:
     """Return, by method and task, why the method does not support the task; None where it does."""
     from fedstill.protocol.method import METHODS
 
-    working = METHODS.importable()
+    working = METHODS.importable_objects()
     return dict(zip(working, _refusals_by_task(working.values()), strict=True))
 
 
@@ -160,7 +160,7 @@ def _refusals_by_task(methods: Iterable[type[Method]]) -> list[dict[str, str | N
     from fedstill.protocol.method import unmet_need
     from fedstill.tasks import TASKS
 
-    tasks = {name: kind().minimal_task() for name, kind in TASKS.importable().items()}
+    tasks = {name: kind().minimal_task() for name, kind in TASKS.importable_objects().items()}
     return [{name: unmet_need(method().needs(), task) for name, task in tasks.items()} for method in methods]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import ParsedArgs, leave
 from fedstill.cli.run import changed, configured, finish, out_folder
-from fedstill.core.errors import ArgumentError, BundleError
+from fedstill.core.errors import ArgumentError, QueryFileError
 from fedstill.core.text_format import format_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def combine(args: ParsedArgs) -> None:
 
     recipe = _recipe(queries)
     if not recipe.is_file():
-        raise BundleError(f"{recipe} is missing: `fedstill offline make` wrote it next to {queries}")
+        raise QueryFileError(f"{recipe} is missing: `fedstill offline make` wrote it next to {queries}")
     asked = load_toml(recipe)
     config = changed(asked, args.overrides, "fedstill offline combine", args.known)
     runs.check_unchanged_options(asked, config)

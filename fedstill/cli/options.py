@@ -45,10 +45,10 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
     from fedstill.core.config_tables import (
+        base_class_by_option,
         check_option_owner,
         option_types,
         read_table,
-        registered_choices,
         to_table,
     )
 
@@ -63,7 +63,8 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
             check_option_owner(config, option.name, " ".join(option.values))
             names = [*also, *(f"--{name}" for name in known)]
             chosen = next(
-                (f"'--{key}'" for key in registered_choices(config) if key.startswith(f"{option.name}.")), ""
+                (f"'--{key}'" for key in base_class_by_option(config) if key.startswith(f"{option.name}.")),
+                "",
             )
             section = option.name.rpartition(".")[0]
             siblings = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
@@ -85,11 +86,11 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
     A newly chosen one has its defaults, except for options that all choices share.
     """
-    from fedstill.core.config_tables import merge_tables, read_table, registered_choices, to_table
+    from fedstill.core.config_tables import base_class_by_option, merge_tables, read_table, to_table
 
     kind, rest = type(config), list(given)
     for option in given:
-        if option.name not in registered_choices(config):
+        if option.name not in base_class_by_option(config):
             continue
         if len(option.values) != 1:
             raise ArgumentError(option.name, " ".join(option.values), "one name")
@@ -103,12 +104,12 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
 def _choices(config: Any) -> str:
     """Return a line for each option that chooses by name."""
-    from fedstill.core.config_tables import registered_choices, to_table
+    from fedstill.core.config_tables import base_class_by_option, to_table
 
     lines = []
-    for name, base in registered_choices(config).items():
+    for name, base in base_class_by_option(config).items():
         now = reduce(dict.__getitem__, name.split("."), to_table(config))
-        lines.append(f"--{name} NAME (default: {now}): {base.registry.choices}")
+        lines.append(f"--{name} NAME (default: {now}): {base.registry.choices_text}")
     return "\n".join(lines)
 
 

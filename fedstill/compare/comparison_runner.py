@@ -183,9 +183,9 @@ def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.core.config_tables import changed_options
+    from fedstill.core.config_tables import changed_options_as_cli_words
 
-    options = changed_options(leakage, LeakageConfig().to_table())
+    options = changed_options_as_cli_words(leakage, LeakageConfig().to_table())
     command = shlex.join(["fedstill", "attack", str(folder), *options])
     run_attacks(folder, LeakageConfig.from_table(leakage), command=command, progress=bars)
 

@@ -27,7 +27,7 @@ from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison import Comparison
 from fedstill.compare.comparison_file import METHOD_KEYS, SMALL_SCALE, at_scale, expand_short_forms
 from fedstill.core import toml
-from fedstill.core.config_tables import changed_options, read_table
+from fedstill.core.config_tables import changed_options_as_cli_words, read_table
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import add_search_folders
@@ -386,7 +386,7 @@ def run_reproduction(
     today = datetime.now(timezone.utc).date().isoformat()
     environment = f"{machine()}, torch {torch.__version__}"
     option_texts = [
-        " ".join(changed_options({name: value}, {}))
+        " ".join(changed_options_as_cli_words({name: value}, {}))
         for name, value in changes.items()
         if name not in LOCATION_OPTIONS
     ]

@@ -128,7 +128,7 @@ class CaseIndex:
         """Return the ids of the cases that have examples, ascending."""
         return sorted(set(self.case_ids.tolist()))
 
-    def examples_from_site(self, site: str) -> torch.Tensor:
+    def indices_from_site(self, site: str) -> torch.Tensor:
         """Return the indices of the examples from a site, ascending."""
         is_from_site = torch.tensor([name == site for name in self.sites])
         return torch.nonzero(is_from_site[self.case_ids]).flatten()

@@ -246,7 +246,7 @@ class MemoryLimitExceeded(FedstillError, ValueError):
         )
 
 
-class RunRequiredError(DataError):
+class UnknownInputFormatError(DataError):
     """Error of data that can be read only in the input format of a run, if no run is given."""
 
 
@@ -285,11 +285,11 @@ class QueryRefused(FedstillError):
         nodes_by_refusal: dict[tuple[str, str], list[str]] = {}
         for refusal in (self, *others):
             nodes_by_refusal.setdefault((refusal.query, refusal.rule), []).append(repr(refusal.node))
-        texts = (_refusal(nodes, *reason) for reason, nodes in nodes_by_refusal.items())
+        texts = (_refusal_text(nodes, *reason) for reason, nodes in nodes_by_refusal.items())
         super().__init__("; ".join(texts))
 
 
-def _refusal(nodes: Sequence[str], query: str, rule: str) -> str:
+def _refusal_text(nodes: Sequence[str], query: str, rule: str) -> str:
     remedy = ""
     if "policy.kinds" in rule:  # the rule itself names the remedy
         kinds, everything = _policy_option("kinds", ("NAME",), "NAME"), _policy_option("outputs_only", False)
@@ -360,7 +360,7 @@ class NodeFault(FedstillError):
         super().__init__(f"node {node!r}, query {query!r}: {reason}")
 
 
-class BundleError(FedstillError, ValueError):
+class QueryFileError(FedstillError, ValueError):
     """A file of queries or responses is damaged, or is not the expected one."""
 
 

@@ -135,7 +135,9 @@ def check_supports_task(config: DataConfig, task: TaskConfig) -> None:
     fedstill.core.errors.ArgumentError: invalid data.name = 'digits' (expected a path for task segmentation)
     """
     if task.targets not in config.targets:
-        supporting = [name for name, kind in DATA.importable().items() if task.targets in kind.targets]
+        supporting = [
+            name for name, kind in DATA.importable_objects().items() if task.targets in kind.targets
+        ]
         known = f"{', '.join(supporting)} or a path" if supporting else "a path"
         raise ArgumentError("data.name", config.registered_name, f"{known} for task {task.registered_name}")
 

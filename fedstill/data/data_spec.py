@@ -91,7 +91,7 @@ class DataSpec:
         if bool(schema) != are_rows:
             expected = "a table's columns, for rows" if are_rows else f"none, for {self.task.task_class.form}"
             raise ArgumentError("spec.schema", schema.target, expected)
-        if are_rows and (schema.classes, (len(schema.features),)) != (self.classes, self.shape):
+        if are_rows and (schema.classes, (len(schema.feature_names),)) != (self.classes, self.shape):
             expected = f"one of {self.shape[0]} features and classes {', '.join(self.classes)}, as the spec"
             raise ArgumentError("spec.schema", schema.target, expected)
 
@@ -105,7 +105,7 @@ class DataSpec:
     @classmethod
     def from_schema(cls, task: TaskConfig, schema: Schema) -> DataSpec:
         """Return the spec of table rows, of which only the schema is known."""
-        return cls(task, schema.classes, (len(schema.features),), (), (), 0, schema)
+        return cls(task, schema.classes, (len(schema.feature_names),), (), (), 0, schema)
 
     def make_task(self) -> Task:
         """Return the task for these classes."""

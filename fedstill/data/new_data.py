@@ -152,7 +152,7 @@ def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[
     """Return the examples of some sites, or all, with cases: existing ones, or by patient and site."""
     if (case_index := data.cases) is not None:
         sites = normalize_requested_sites(sites, sorted({site for site in case_index.sites if site}))
-        rows = [case_index.examples_from_site(site) for site in sites]
+        rows = [case_index.indices_from_site(site) for site in sites]
         return data.subset(torch.cat(rows).sort().values) if sites else data
     site_column = columns.get(SITE)
     available = [] if site_column is None else sorted(set(map(str, site_column.tolist())))

@@ -19,8 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalize
-from fedstill.core.errors import ArgumentError, DataError, RunRequiredError
-from fedstill.core.names import normalize_class_names, normalize_name, parse_count, unknown_name_text
+from fedstill.core.errors import ArgumentError, DataError, UnknownInputFormatError
+from fedstill.core.names import (
+    normalize_class_names,
+    normalize_name,
+    parse_nonnegative_int,
+    unknown_name_text,
+)
 from fedstill.core.registry import USER_CODE_ERRORS, first_line, import_object, is_object_path
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import format_shape
@@ -156,7 +161,7 @@ def load_node_data(
 
     Raises:
         ArgumentError: an option has no effect or an invalid value.
-        RunRequiredError: without spec and task, the data are not images of classes; or only a run can
+        UnknownInputFormatError: without spec and task, the data are not images of classes; or only a run can
             determine their spec.
         DataError: the data cannot be read or do not fit the spec.
         MemoryLimitExceeded: they need more memory than allowed.
@@ -169,14 +174,14 @@ def load_node_data(
     find_path(config, folder)
     try:
         return _load_data_and_spec(config, folder, None, CLASSIFICATION, max_bytes)
-    except (RunRequiredError, UnreadableImage):
+    except (UnknownInputFormatError, UnreadableImage):
         raise
     except (ArgumentError, DataError) as error:
         advice = "if these are not images of classes, name the run, which determines the task"
         alternative = (
             "the run's data must be here, or its schema if they are tables, or data.schema must name one"
         )
-        raise RunRequiredError(f"{error}; {advice} ({alternative})") from error
+        raise UnknownInputFormatError(f"{error}; {advice} ({alternative})") from error
 
 
 def _load_data_and_spec(
@@ -284,7 +289,7 @@ def _require_known_spec(config: NodeDataConfig, task: TaskConfig, label: str) ->
     )
     if not is_known or config.source == "tensors" or (config.fit and task.targets != "class"):
         problem = f"only a run determines its data spec for task {task.registered_name}"
-        raise RunRequiredError(f"{label}: {problem}, and the run's data are not here")
+        raise UnknownInputFormatError(f"{label}: {problem}, and the run's data are not here")
 
 
 def _read_with_spec(
@@ -296,13 +301,13 @@ def _read_with_spec(
         if not config.fit:
             raise
         problem = "its images differ in size, and fit resizes to the size of a run: name the run"
-        raise RunRequiredError(f"{label}: {problem}") from error
+        raise UnknownInputFormatError(f"{label}: {problem}") from error
     classes = raw.classes
     if task.targets == "class":
         raw.require_contiguous_labels(label)
         if len(classes) < 2:
             problem = "has only one class: name the run, which has all classes"
-            raise RunRequiredError(f"{label}: {problem}")
+            raise UnknownInputFormatError(f"{label}: {problem}")
     channels, height, width = select_channels(raw.images[:1], config.channels).shape[1:]
     return raw, DataSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
@@ -453,9 +458,9 @@ def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: DataSpec, source: st
     elif (
         kind == "class"
         and are_whole_numbers(used_classes)
-        and all(parse_count(name) is None for name in classes)
+        and all(parse_nonnegative_int(name) is None for name in classes)
     ):
-        counts = [parse_count(name) for name in raw.classes]
+        counts = [parse_nonnegative_int(name) for name in raw.classes]
         numbers = [-1 if count is None else min(count, MAX_CLASSES) for count in counts]
     else:
         unknown_class = next(name for name in used_classes if name not in classes)

@@ -100,7 +100,7 @@ class RowFeatures(nn.Module):
         column_index: list[int] = []
         is_numeric, is_missing_flag, low, high, category = ([] for _ in range(5))
         for index, column in enumerate(columns):
-            width = len(column.features)
+            width = len(column.feature_names)
             is_number_column = column.type == "number"
             column_index += [index] * width
             is_missing_flag += [False] * (width - column.missing) + [True] * column.missing
@@ -267,7 +267,7 @@ def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
     Raises:
         DataError: the number of features is wrong, a number is outside [-1, 1], or a category is not 0 or 1.
     """
-    names = schema.features
+    names = schema.feature_names
     if inputs.shape[1:] != (len(names),):
         problem = f"rows have {tuple(inputs.shape[1:])} features"
         raise DataError(f"{source}: {problem} (expected {len(names)}, as in the schema)")
@@ -285,7 +285,7 @@ def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
 
 def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
     """Sample rows ``(count, F)``, each cell uniformly from the values that the schema allows."""
-    features = torch.zeros(count, len(schema.features))
+    features = torch.zeros(count, len(schema.feature_names))
     for column, feature_range in schema.feature_slices():
         width = feature_range.stop - feature_range.start
         if column.type == "number":

@@ -70,7 +70,7 @@ def find_data_path(config: DataConfig, task: str, targets: Targets) -> Path:
     paths = list(dict.fromkeys(candidates))  # an absolute path is the same for every folder
     path = next((path for path in paths if path.exists()), None)
     if path is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
-        expected = f"one of {DATA.choices} to a file or folder; not found: {format_paths(paths)}"
+        expected = f"one of {DATA.choices_text} to a file or folder; not found: {format_paths(paths)}"
         raise ArgumentError("data.name", name, expected)
     if path is None:
         raise DataError(f"data {name!r}: not found: {format_paths(paths)}; check the path, or set data.root")
@@ -220,7 +220,7 @@ class UserFiles(instance_images.InstanceImageData, text_data.TextData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.name:
-            raise ArgumentError("data.name", self.name, f"one of {DATA.choices}")
+            raise ArgumentError("data.name", self.name, f"one of {DATA.choices_text}")
 
     def read(self, task: TaskConfig) -> DataSet:
         """Return the data at the path for a task."""

@@ -250,7 +250,7 @@ class TableGenerator(nn.Module):
             nn.Linear(width, 2 * width),
             nn.BatchNorm1d(2 * width),
             nn.LeakyReLU(0.2),
-            nn.Linear(2 * width, len(schema.features)),
+            nn.Linear(2 * width, len(schema.feature_names)),
         )
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fedstill.core.compute import Compute
-from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
+from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.node.node_group import NodeGroup
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
@@ -40,4 +40,6 @@ class HandlerRunner:
         optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
         for optimizer in optimizers:
             make_capturable(optimizer)
-        return CudaGraphStep(partial(query.handler, self.group, number), StaticBuffers(modules, optimizers))
+        return CudaGraphStep(
+            partial(query.handler, self.group, number), ModelAndOptimizerTensors(modules, optimizers)
+        )

@@ -18,7 +18,7 @@ from fedstill.core import private_files, toml
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.config_tables import commented_toml, read_table
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, RunRequiredError, UnknownName
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownInputFormatError, UnknownName
 from fedstill.core.registry import searching_in
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.table_schema import NO_SCHEMA, Schema
@@ -217,7 +217,7 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
             return None
         try:
             return make()
-        except RunRequiredError as error:
+        except UnknownInputFormatError as error:
             unreported.append(str(error))
         except FedstillError as error:
             found.append(str(error))

@@ -118,7 +118,7 @@ def _max_tensor_bytes(query: Query, name: str, kind: PayloadKind, spec: DataSpec
     if kind.category == "counts":
         return 16 * (len(spec.classes) + 1)  # counts by class, or sizes
     if kind.category == "moments":  # count, sum and sum of squares of each numeric column
-        return 4 * (1 + 3 * len(spec.schema.features))
+        return 4 * (1 + 3 * len(spec.schema.feature_names))
     if kind.category == "scores":
         return number * query.rows * math.prod(spec.output_shape)
     of_inputs = kind.category == "gradients" and query.sends.get(name.removeprefix("d/d")) == INPUTS

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_seconds, number_at
+from fedstill.core.text_format import NOT_MEASURED, finite_number_at_keys, format_bytes, format_seconds
 from fedstill.report import table_formats
 from fedstill.report.metric_text import (
     format_header,
@@ -130,7 +130,7 @@ def interval_label(result: Result) -> str:
 
 
 def _single_model_stats(result: Result, record: Mapping[str, Any]) -> tuple[MetricStats, ...]:
-    return tuple(MetricStats(mean=number_at(record, metric.key)) for metric in result.metrics)
+    return tuple(MetricStats(mean=finite_number_at_keys(record, metric.key)) for metric in result.metrics)
 
 
 def _scores_over_nodes(

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.config_tables import load_record
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_result
-from fedstill.core.text_format import number_at
+from fedstill.core.text_format import finite_number_at_keys
 from fedstill.protocol.payload_kinds import KNOWN_KINDS, PayloadKind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import MetricStats
@@ -120,7 +120,7 @@ class Result:
         {'accuracy': 90.0}
         """
         values = {key: value for key, value in record.items() if value is not None}
-        result = load_record(cls, values, path)
+        result = read_received_dataclass(cls, values, path)
         if result.evaluated_model not in MAIN_MODELS:
             raise RunFolderError(
                 f"{path}: invalid evaluated_model = {result.evaluated_model!r} "
@@ -136,8 +136,8 @@ class Result:
         )
         metrics = (main_metric, *by_key.values())
         metric_values = {
-            metric.key: value if (value := number_at(values, metric.key)) is not None
-            else number_at(values, "student", metric.key)
+            metric.key: value if (value := finite_number_at_keys(values, metric.key)) is not None
+            else finite_number_at_keys(values, "student", metric.key)
             for metric in metrics
         }  # fmt: skip
         absent_keys = frozenset(record) - frozenset(values)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.config_tables import option_types
-from fedstill.core.errors import ArgumentError, BundleError
+from fedstill.core.errors import ArgumentError, QueryFileError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import write_text
 from fedstill.data.config import check_no_validation
@@ -51,7 +51,7 @@ def build_queries(config: RunConfig) -> Queries:
     """
     method = config.method
     if not method.one_round:
-        allowed = [name for name, other in METHODS.importable().items() if other.one_round]
+        allowed = [name for name, other in METHODS.importable_objects().items() if other.one_round]
         raise ArgumentError(
             "method.name",
             method_name(method),
@@ -103,7 +103,7 @@ def train_from_files(
         Content of ``result.json``.
 
     Raises:
-        BundleError: a file has an invalid signature, or does not belong to the others.
+        QueryFileError: a file has an invalid signature, or does not belong to the others.
         ArgumentError: an option differs from the one of the queries.
         RunFolderError: the folder holds other files.
     """
@@ -169,7 +169,9 @@ def _require_same_queries(config: RunConfig, given: Queries, path: Path) -> None
         own_queries.content_digests() != given.content_digests()
         or replace(own_queries.plan, method=given.plan.method) != given.plan
     ):
-        raise BundleError(f"{path} does not hold the queries of this run: data, public data or seed differ")
+        raise QueryFileError(
+            f"{path} does not hold the queries of this run: data, public data or seed differ"
+        )
 
 
 def _describe_responses(node: NodeResponses) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.compute import torch_defaults
+from fedstill.core.compute import use_torch_defaults
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import as_tensor
 from fedstill.core.errors import DataError, MethodRefused
@@ -349,7 +349,7 @@ class PortableStudent(nn.Module):
         return torch.where(is_valid, outputs, torch.nan)
 
 
-@torch_defaults()
+@use_torch_defaults()
 def load(path: str | Path, model: nn.Module | str | None = None) -> StudentModel:
     """Load the student of a run, with its preprocessing, in evaluation mode.
 

@@ -358,7 +358,7 @@ class Classification(SoftmaxTask):
             "calibration": calibration_curve(p, true),
         }
 
-    def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+    def metric_warning(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
         """Return a warning if the primary metric is accuracy and the classes are uneven, or None."""
         counts = torch.bincount(targets.flatten().cpu(), minlength=self.classes)
         shares = counts.double() / len(targets)

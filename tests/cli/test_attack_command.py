@@ -20,7 +20,7 @@ from fedstill.attacks.leakage import Leakage
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.memorization import Memorization
 from fedstill.cli.attack import print_leakage, printed
-from fedstill.core.config_tables import changed_options, load_record
+from fedstill.core.config_tables import changed_options_as_cli_words, read_received_dataclass
 from fedstill.core.errors import FedstillError
 from tests import leaked
 from tests.leaked import interval
@@ -188,7 +188,7 @@ def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attac
 
 
 def read(record: dict[str, Any]) -> Leakage:
-    return load_record(Leakage, json.loads(json.dumps(record)), Path("leakage.json"))
+    return read_received_dataclass(Leakage, json.loads(json.dumps(record)), Path("leakage.json"))
 
 
 def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
@@ -238,7 +238,7 @@ def test_options_that_differ_are_the_words_that_give_them_again(
 ) -> None:
     table = {"seed": 5, "attacks": ["counts", "memorization"], "memorization": {"pairs": 4}}
     ours = LeakageConfig.from_table(json.loads(json.dumps(table)))
-    words = changed_options(ours.to_table(), LeakageConfig().to_table())
-    assert changed_options(LeakageConfig().to_table(), LeakageConfig().to_table()) == []
+    words = changed_options_as_cli_words(ours.to_table(), LeakageConfig().to_table())
+    assert changed_options_as_cli_words(LeakageConfig().to_table(), LeakageConfig().to_table()) == []
     assert command("attack", str(here / "a run"), *words)[0] == 0
     assert attacks.calls[0][1] == ours

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError, FedstillError, RunRequiredError
+from fedstill.core.errors import ArgumentError, DataError, FedstillError, UnknownInputFormatError
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig, check_pixel_range, load_node_data
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
@@ -161,7 +161,7 @@ def test_reads_a_csv_of_image_files(tmp_path: Path) -> None:
         load_node_data(config, tmp_path, PETS)
     fitted, _ = load_node_data(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
     assert fitted.inputs.shape == (2, 1, 4, 4)
-    with pytest.raises(RunRequiredError, match="its images differ in size"):
+    with pytest.raises(UnknownInputFormatError, match="its images differ in size"):
         load_node_data(replace(config, fit=True), tmp_path)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded, RunRequiredError
+from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded, UnknownInputFormatError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import make_data_config
 from fedstill.data.data_spec import DataSpec
@@ -272,7 +272,7 @@ def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
         ("csv", "mine.csv", "has 'good film'"),
         ("tensors", "mine.safetensors", "only a run determines its data spec"),
     ):
-        with pytest.raises(RunRequiredError, match=message):
+        with pytest.raises(UnknownInputFormatError, match=message):
             load_node_data(NodeDataConfig(source=source, path=path), tmp_path)
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_text("none")
@@ -282,7 +282,7 @@ def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message) as wrong:
             load_node_data(value, tmp_path)
-        assert not isinstance(wrong.value, RunRequiredError)
+        assert not isinstance(wrong.value, UnknownInputFormatError)
 
 
 @pytest.mark.parametrize("form", ["csv", "npz"])

@@ -14,7 +14,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage import ComparisonColumn, Leakage, skipped_texts
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
-from fedstill.core.config_tables import load_record
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.run_writer import write_text
 from fedstill.report.compare_files import markdown, summarize, write_comparison
 from fedstill.report.compare_page import describe_attacks
@@ -261,7 +261,7 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
 
 def test_describe_attacks_names_attacks_and_strength() -> None:
     def read(leakage: dict[str, Any]) -> Leakage:
-        return load_record(Leakage, leakage, Path("leakage.json"))
+        return read_received_dataclass(Leakage, leakage, Path("leakage.json"))
 
     assert describe_attacks(read({"audit": None})) == "No attack was run."
     assert describe_attacks(
