@@ -283,7 +283,7 @@ def _check_options(config: NodeDataConfig, task: TaskConfig) -> None:
 
 
 def _require_known_spec(config: NodeDataConfig, task: TaskConfig, label: str) -> None:
-    """Raise RunRequiredError if only a run can determine the data spec."""
+    """Raise UnknownInputFormatError if only a run can determine the data spec."""
     is_known = task.targets in ("class", "map", "image") or (
         task.targets == "labels" and config.source == "npz"
     )
