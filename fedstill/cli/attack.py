@@ -9,7 +9,7 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ALL_HELP, ParsedArgs
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, reject_run_of_python_objects
@@ -84,12 +84,23 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
 
 def configured(words: list[str], quick: bool = False) -> LeakageConfig:
     """Return the attacks that the options choose, with their options."""
+    from fedstill.attacks.config import LeakageConfig
+    from fedstill.cli.options import override
+
+    chosen, spelled = _chosen(words, quick)
+    got = override(chosen, spelled, "fedstill attack RUN")
+    attacks = (getattr(got, _field(name)) for name in chosen.attacks)
+    return LeakageConfig(tuple(attacks), got.seed)
+
+
+def _chosen(words: list[str], quick: bool) -> tuple[Any, list[str]]:
+    """Return the chosen attacks as one configuration with a field for each, and the options for it."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.cli.options import group, override
+    from fedstill.cli.options import group
 
     config = LeakageConfig.quick() if quick else LeakageConfig()
-    given = group([word for word in words if word != ALL_HELP])
+    given = group(words)
     for option in given:
         if option.name == "attacks":
             start = {each.registered_name: each for each in config.attacks}
@@ -108,15 +119,16 @@ def configured(words: list[str], quick: bool = False) -> LeakageConfig:
         "Leakage", [*own, *((name, type(each)) for name, each in fields.items())], frozen=True
     )
     now = form(tuple(each.registered_name for each in config.attacks), config.seed, **fields)
-    spelled = [_option(word) for word in words]
-    about = f"Options of the attacks.\n--attacks NAME ...: {', '.join(ATTACKS)}"
-    got = override(now, spelled, "fedstill attack RUN", about)
-    return LeakageConfig(tuple(getattr(got, name) for name in fields), got.seed)
+    return now, [_option(word) for word in words]
 
 
-def print_all_options(name: str, words: list[str]) -> None:
-    """Print every option of the attacks, and exit."""
-    configured(words[next((place for place, word in enumerate(words) if word.startswith("--")), 0) :])
+def all_options(name: str, args: ParsedArgs) -> str:
+    """Return every option of the attacks."""
+    from fedstill.attacks.attack import ATTACKS
+    from fedstill.cli.options import list_options
+
+    listed = list_options(*_chosen(args.overrides, "--quick" in args))
+    return f"all options of the attacks ({', '.join(ATTACKS)}):\n\n{listed}"
 
 
 def _field(name: str) -> str:

@@ -26,8 +26,8 @@ class Command:
         usage: forms of the call, each the words after the command's name.
         details: help below the summary: arguments and options.
         example: calls that can be copied.
-        all_options: for ``--help-all``, a function of the command's name and words that prints every
-            option of the configuration.
+        all_options: for ``--help-all``, a function of the command's name and parsed words that returns every
+            option of the configuration as text.
     """
 
     function: str
@@ -35,7 +35,7 @@ class Command:
     usage: tuple[str, ...]
     details: str = ""
     example: str = ""
-    all_options: str = "fedstill.cli.run:print_all_options"
+    all_options: str = "fedstill.cli.run:all_options"
 
     def help(self, name: str) -> str:
         """Help page of the command under its full name, as ``"node init"``."""
@@ -152,6 +152,7 @@ options:
 The exit code is 1 if a method was refused or failed.
 """,
     "fedstill compare standalone fedavg fedkd fediod --seeds 3 --split.alpha 0.1",
+    all_options="fedstill.cli.compare:all_options",
 )
 REPRODUCE = Command(
     "fedstill.cli.reproduce:reproduce",
@@ -173,7 +174,8 @@ options:
   --quiet         hide progress bars
   --json          print the result as JSON
 """,
-    "fedstill reproduce fediod_table1 --seeds 3",
+    "fedstill reproduce fediod-table1 --seeds 3",
+    all_options="fedstill.cli.reproduce:all_options",
 )
 ATTACK = Command(
     "fedstill.cli.attack:main",
@@ -196,7 +198,7 @@ options:
   --json               print the result as JSON
 """,
     "fedstill attack runs/demo --quick",
-    all_options="fedstill.cli.attack:print_all_options",
+    all_options="fedstill.cli.attack:all_options",
 )
 READING = """
   --label COLUMN   column of labels in a CSV file (default: label)
@@ -645,6 +647,7 @@ options:
 To resume after a stop, run the same command again.
 """,
             "fedstill offline combine responses-*.safetensors --queries queries.safetensors",
+            "fedstill.cli.offline:combine_options",
         ),
     },
     "Every file is signed. Compare the fingerprint of a key once, over another channel than the file's.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import ParsedArgs, leave
-from fedstill.cli.run import changed, configured, finish, out_folder
+from fedstill.cli.run import changed, configured, finish, out_folder, run_options
 from fedstill.core.errors import ArgumentError, QueryFileError
 from fedstill.core.text_format import format_bytes
 
@@ -44,6 +44,15 @@ def make(args: ParsedArgs) -> None:
     )
     print(f"Give each node both files, and read the fingerprint of your key out to it. Keep {private} and")
     print(f"{_recipe(path)}: with them the answers become a student.")
+
+
+def combine_options(name: str, args: ParsedArgs) -> str:
+    """Return every option of the run whose queries were made (default: the preset demo)."""
+    from fedstill.runs.config import load, load_toml
+
+    queries = args.path("--queries")
+    config, where = (load("demo"), "demo") if queries is None else (load_toml(_recipe(queries)), queries)
+    return run_options(config, args.overrides, f"with the values of {where}")
 
 
 def combine(args: ParsedArgs) -> None:

@@ -59,6 +59,21 @@ def reproduce(args: ParsedArgs) -> None:
     return None
 
 
+def all_options(name: str, args: ParsedArgs) -> str:
+    """Return the run's options of a table or figure (default: of any comparison)."""
+    from fedstill.cli.compare import shared_options
+    from fedstill.compare.comparison_file import base_run
+    from fedstill.compare.reproduction import find_reproduction
+
+    if not args.positionals:
+        return shared_options(base_run([]), args.overrides)
+    source = find_reproduction(args.positionals[0]).reproduction_with_runs
+    if not source.is_comparison:
+        return f"{args.positionals[0]} compares no runs: of a run's options it takes --data.root only\n"
+    base = base_run([str(source.file)], scale=args.get("--scale") or "small")
+    return shared_options(base, args.overrides)
+
+
 def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str, Any]) -> str:
     """Return the complete configuration of the runs, and the arguments of the table's program, as TOML."""
     import tomli_w
@@ -176,7 +191,7 @@ def _changes(source: Reproduction, scale: str, args: ParsedArgs) -> dict[str, An
     changes: dict[str, Any] = {}
     for option in group(args.overrides):
         if option.name != "data.root":
-            see = "`fedstill reproduce --help` shows all; of a run's it takes --data.root alone"
+            see = "`fedstill reproduce --help` shows all; of a run's options it takes --data.root only"
             raise UnknownName("option", option.option, [*args.known, "--data.root"], see=see)
         if len(option.values) != 1:
             raise ArgumentError(option.option, " ".join(option.values), "one folder")

@@ -169,8 +169,8 @@ class UnknownName(ArgumentError):
 def closest_name(value: str, known: Iterable[str]) -> str | None:
     """Return the name that was probably meant, or None if none is close.
 
-    For dotted names, names that differ in their last part come first, then names with the same last part, then
-    similar names, then names like the first part. Names without a dot may also be the last part of a name.
+    For dotted names, names that differ in their last part come first, then names with a similar last part,
+    then similar names, then names like the first part. A name without a dot may also be the last part of one.
 
     >>> known = ["method.name", "method.tau", "nodes.local.epochs", "public.seed", "public.name"]
     >>> [closest_name(name, known) for name in ("method.nam", "nodes.epochs", "metod.tau", "epohcs")]
@@ -186,31 +186,42 @@ def closest_name(value: str, known: Iterable[str]) -> str | None:
         return spelled[f"{target}.name"]
     head, dot, last = target.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in spelled if name.rpartition(".")[0] == head}
-    close = siblings.get(_most_similar(last, siblings))
-    if dot and close is None:
-        close = _most_similar(target, [name for name in spelled if name.rpartition(".")[2] == last], 0.0)
-    if close is None and not (dot and siblings):
-        close = _most_similar(target, spelled)
-    if close is None and not dot:
-        last_parts = {name.rpartition(".")[2]: name for name in reversed(spelled)}
-        close = last_parts.get(_most_similar(target, last_parts))
-    if close is None and dot and not siblings:
-        close = _most_similar(head, spelled)
-    return None if close is None else spelled[close]
+    close = [siblings[name] for name in similar_names(last, siblings, 0.65 if dot else 0.7)]
+    if dot and not close:
+        last_parts = similar_names(last, {name.rpartition(".")[2] for name in spelled}, 0.8)
+        elsewhere = [name for name in spelled if name.rpartition(".")[2] in last_parts]
+        close = similar_names(target, elsewhere, 0.0)
+    if not close and not (dot and siblings):
+        close = similar_names(target, spelled)
+    if not close and not dot:
+        by_last_part = {name.rpartition(".")[2]: name for name in reversed(spelled)}
+        close = [by_last_part[name] for name in similar_names(target, by_last_part)]
+    if not close and dot and not siblings:
+        close = similar_names(head, spelled)
+    return spelled[close[0]] if close else None
 
 
-def _most_similar(target: str, names: Iterable[str], least: float = 0.7) -> str | None:
-    """Return the name with the most common letters, in and out of order, or None if none has enough.
+def similar_names(target: str, names: Iterable[str], least: float = 0.7) -> list[str]:
+    """Return the names whose letters are similar to those of a name, the most similar first.
 
-    Swapped letters count less than other ones: ``fekdd`` is ``fedkd``, and not ``fedmd``.
+    The measure averages common letters in order and in any order. So swapped letters count less than other
+    letters.
+
+    Args:
+        target: the name.
+        names: the names to compare.
+        least: the least similarity, from 0 to 1.
+
+    >>> similar_names("fekdd", ["fedmd", "fedavg", "fedkd"])
+    ['fedkd', 'fedmd']
     """
 
     def similarity(name: str) -> float:
         matcher = difflib.SequenceMatcher(None, target, name)
         return (matcher.ratio() + matcher.quick_ratio()) / 2
 
-    best = max(names, key=similarity, default=None)
-    return best if best is not None and similarity(best) >= least else None
+    found = {name: similarity(name) for name in names}
+    return sorted((name for name in found if found[name] >= least), key=found.__getitem__, reverse=True)
 
 
 class PluginError(ArgumentError):
@@ -276,8 +287,9 @@ class QueryRefused(FedstillError):
     ...
     fedstill.core.errors.QueryRefused: node 'clinic' refuses query 'predict_logits' by rule ...
     >>> print(QueryRefused("clinic", "train", "outputs_only: parameters may not leave"))
-    node 'clinic' refuses query 'train' by rule outputs_only: parameters may not leave; its owner may allow
-    it: policy outputs_only = false; in a simulation: --nodes.policy.outputs_only false
+    node 'clinic' refuses query 'train' by rule outputs_only: parameters may not leave. In a simulation, pass
+    --nodes.policy.outputs_only false. In a deployed federation, its owner sets policy.outputs_only = false in
+    node.toml
     """
 
     def __init__(self, node: str, query: str, rule: str, others: Sequence[QueryRefused] = ()) -> None:
@@ -295,9 +307,9 @@ def _refusal_text(nodes: Sequence[str], query: str, rule: str) -> str:
         kinds, everything = _policy_option("kinds", ("NAME",), "NAME"), _policy_option("outputs_only", False)
         remedy = f"; in a simulation: {kinds}, or for all {everything}"
     elif "outputs_only" in rule:
-        owner = "its owner" if len(nodes) == 1 else "their owners"
-        remedy = f"; {owner} may allow it: policy outputs_only = false; in a simulation: "
-        remedy += _policy_option("outputs_only", False)
+        owner = "its owner sets" if len(nodes) == 1 else "their owners set"
+        remedy = f". In a simulation, pass {_policy_option('outputs_only', False)}. "
+        remedy += f"In a deployed federation, {owner} policy.outputs_only = false in node.toml"
     subject = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
     return f"{subject} query {query!r} by rule {rule}{remedy}"
 

@@ -13,9 +13,25 @@ RULE = "outputs_only: parameters may not leave"
 
 def test_refusal_of_several_nodes_addresses_all_owners() -> None:
     one = QueryRefused("a", "train", RULE)
-    assert f"node 'a' refuses query 'train' by rule {RULE}; its owner may allow it" in str(one)
+    assert f"node 'a' refuses query 'train' by rule {RULE}. " in str(one)
+    assert "its owner sets policy.outputs_only" in str(one)
     both = combine_refusals([one, QueryRefused("b", "train", RULE)])
-    assert f"nodes 'a', 'b' refuse query 'train' by rule {RULE}; their owners may allow it" in str(both)
+    assert f"nodes 'a', 'b' refuse query 'train' by rule {RULE}. " in str(both)
+    assert "their owners set policy.outputs_only" in str(both)
+
+
+@pytest.mark.parametrize(
+    ("caller", "advice"),
+    [
+        ("command line", "--nodes.policy.outputs_only false"),
+        ("options", '{"nodes.policy.outputs_only": False}'),
+        ("distil", "policies=["),
+    ],
+)
+def test_refusal_first_advises_the_caller_in_its_own_terms(caller: str, advice: str) -> None:
+    with caller_context(caller):  # type: ignore[arg-type]
+        text = str(QueryRefused("a", "train", RULE))
+    assert 0 < text.index(advice) < text.index("node.toml")
 
 
 def test_refused_method_names_a_node_only_if_the_reason_is_its() -> None:
