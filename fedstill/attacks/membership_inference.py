@@ -41,7 +41,7 @@ from fedstill.attacks.membership_scores import (
 from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, format_option
 from fedstill.core.options import NonNegativeInt
 from fedstill.core.seeds import derive, numpy_generator, torch_generator
 from fedstill.data import splits
@@ -480,7 +480,7 @@ def shadow_federation(
         if isinstance(error, ArgumentError) and error.name == "split.column":
             expected = "alone, where data are split by a column"
             raise ArgumentError("membership.trained", "federations", expected) from error
-        expected_records = f"more, or membership.trained = alone ({error})"
+        expected_records = f"more, or {format_option('membership.trained', 'alone')} ({error})"
         raise ArgumentError("membership.records", len(candidates.records), expected_records) from error
     test = replayed.data.test.subset(torch.arange(min(SHADOW_TEST_RECORDS, len(replayed.data.test))))
     shadow = replace(

@@ -144,8 +144,15 @@ def _method_facts(name: str) -> dict[str, str]:
         "queries": ", ".join(sent) or "none",
         "evaluated on": MAIN_MODELS[method.evaluated_model][0],
         "options": ", ".join(f"{key} {value}" for key, value in options.items()) or "none",
-        "usage": f"fedstill run demo --method.name {name} --help-all; in compare --{label}.OPTION",
+        "usage": f"{_run_calls(name)}; in compare --{label}.OPTION",
     }
+
+
+def _run_calls(method: str) -> str:
+    """Return the commands that run a method: its preset, on digits if there is one, or any other preset."""
+    own = [name for name in presets.names() if name.endswith(f"-{method}")]
+    own.sort(key=lambda name: not name.startswith("digits-"))
+    return "; ".join(f"fedstill run {preset}" for preset in (*own[:1], f"PRESET --method.name {method}"))
 
 
 def tasks_by_method() -> dict[str, dict[str, str | None]]:

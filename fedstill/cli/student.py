@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,12 @@ def predict(args: ParsedArgs) -> None:
     from fedstill.student.student_model import load
 
     run, data = args.positionals
-    student = load(run, args.get("--model"))
+    options = reading(args)
     out = args.path("--out", f"{Path(data).stem}-predictions.csv")
     if out.exists() and "--out" not in args:
         raise FedstillError(f"{out} is there already: --out names another file, or this one to replace it")
-    count = predict(student, data, reading(args, student.about.words), out)
+    student = load(run, args.get("--model"))
+    count = predict(student, data, replace(options, words=student.about.words), out)
     if "--json" in args:
         print_json({"answers": count, "file": str(out)})
         return
@@ -60,9 +62,10 @@ def export(args: ParsedArgs) -> None:
     from fedstill.student.student_model import load
 
     run, kind = Path(args.positionals[0]), str(args.get("--format"))
+    default_name = format_of(kind).name  # before the run is read: a wrong format is seen at once
     student = load(run, args.get("--model"))
     folder = run if run.is_dir() else run.parent
-    out = args.path("--out", folder / format_of(kind).name)
+    out = args.path("--out", folder / default_name)
     apart = export(student, kind, out)
     card = None
     if (folder / "result.json").exists():
@@ -79,7 +82,7 @@ def export(args: ParsedArgs) -> None:
         print(f"Model card: {card}")
 
 
-def reading(args: ParsedArgs, words: str = "") -> NewDataOptions:
+def reading(args: ParsedArgs) -> NewDataOptions:
     """Return how data are read, by the options."""
     from fedstill.data.new_data import NewDataOptions
 
@@ -92,5 +95,4 @@ def reading(args: ParsedArgs, words: str = "") -> NewDataOptions:
         channels=channels,
         slices=number("--slices", args.get("--slices") or "0", int, lambda count: count >= 0),
         sites=tuple(args.options.get("--sites", ())),
-        words=words,
     )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.dataset import Column
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError, DataError, format_option
 from fedstill.core.names import (
     has_decimal_comma,
     normalize_class_names,
@@ -39,7 +39,6 @@ from fedstill.data.stratified_sampling import Ints
 
 CASES_FILE = "cases.csv"
 DECIMAL_HINT = "numbers with a decimal point and no comma"
-TABULAR_HINT = "for columns of numbers use task.name = 'tabular'"
 PARQUET_SUFFIX = ".parquet"
 SPLIT_CODES = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
 METADATA_COLUMNS = ("patient", "site", "split")
@@ -49,6 +48,11 @@ _FINDING_VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "":
 
 
 # --- tables as texts ----------------------------------------------------------------------------------------
+
+
+def tabular_hint() -> str:
+    """Return advice on tables whose columns are not pixels."""
+    return f"for columns of numbers use {format_option('task.name', 'tabular')}"
 
 
 def read_delimited_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -272,7 +276,7 @@ def read_class_csv(
         return RawImages(images, labels, classes, split, metadata, file_names=np.array(names))
     options = {option: column for option, column in asdict(columns).items() if column or option == "label"}
     if columns.label not in header:
-        expected = f"one column of {path}, which has {_format_header(header)}; {TABULAR_HINT}"
+        expected = f"one column of {path}, which has {_format_header(header)}; {tabular_hint()}"
         raise ArgumentError("data.label", columns.label, expected)
     indices = {
         option: find_column_index(header, name, f"data.{option}", path) for option, name in options.items()
@@ -285,7 +289,7 @@ def read_class_csv(
             cells[option].append(row[index])
         pixels.append(
             parse_pixel_row(
-                [row[column] for column in pixel_indices], f"{path}: line {line}", f"; {TABULAR_HINT}"
+                [row[column] for column in pixel_indices], f"{path}: line {line}", f"; {tabular_hint()}"
             )
         )
     labels, classes = encode_labels(cells["label"], str(path))
@@ -316,7 +320,7 @@ def reshape_pixel_rows(
     if not shape or np.prod(shape) != count:
         side = round(count**0.5)
         if count == 0 or side**2 != count:
-            expected = f"a square number; {TABULAR_HINT}"
+            expected = f"a square number; {tabular_hint()}"
             raise DataError(f"{path}: has {count} pixels a line (expected {expected})")
         shape = (1, side, side)
     out_of_range = np.flatnonzero(~((table >= 0) & (table <= WHITE)).all(axis=1))

@@ -22,7 +22,7 @@ from fedstill.data.instance_images import InstanceImage, read_instance_images
 from fedstill.data.loading import prepare_images
 from fedstill.data.nifti import has_volumes, read_volumes
 from fedstill.data.raw_images import RawImages, raw_images_from_arrays, read_npz
-from fedstill.data.table_files import TABULAR_HINT, CsvColumns, read_class_csv, read_finding_csv
+from fedstill.data.table_files import CsvColumns, read_class_csv, read_finding_csv, tabular_hint
 from fedstill.tasks import Targets, TaskConfig
 
 # Formats that can hold each kind of targets.
@@ -79,7 +79,7 @@ def find_data_path(config: DataConfig, task: str, targets: Targets) -> Path:
     if path.is_file() and targets != "texts" and not is_known:
         formats = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         is_table = targets == "class" and path.suffix == ".parquet"
-        hint = f"; {TABULAR_HINT}" if is_table else ""
+        hint = f"; {tabular_hint()}" if is_table else ""
         raise DataError(f"{path}: unsupported format for task {task} (expected {formats}{hint})")
     return path
 

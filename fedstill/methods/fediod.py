@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from fedstill.core.errors import format_option
 from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import (
     ArgumentError,
@@ -152,9 +153,10 @@ class FedIOD(ImportanceWeightingMethod, NoiseGeneratorOptions, InputGeneratorMet
             ArgumentError: options that need more of a response than its logits. Entropies (Eq. 3, 5) and
                 critic values (Eq. 2) of the same inputs are further equations for each node's response.
         """
-        changes = [f"method.{name} = 0" for name in ("gan", "conf", "unique") if getattr(self, name)]
+        zeros = [name for name in ("gan", "conf", "unique") if getattr(self, name)]
+        changes = [format_option(f"method.{name}", 0) for name in zeros]
         if changes:
-            changes += ['method.ensemble = "logits"'] if self.ensemble != "logits" else []
+            changes += [format_option("method.ensemble", "logits")] if self.ensemble != "logits" else []
             expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
             raise ArgumentError("link.secure_aggregation", True, expected)
         return super().sum_weightings(setting)

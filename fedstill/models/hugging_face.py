@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError, format_option
 from fedstill.core.registry import first_line
 
 PREFIX = "hf:"
@@ -139,7 +139,7 @@ def _adapt_text_model(model: nn.Module, spec: str, length: int, vocabulary: int)
     if known < vocabulary:
         raise ModelError(
             f"model {spec!r} has {known} tokens and the data have {vocabulary} "
-            f"(expected data.vocabulary = {spec!r})"
+            f"(expected {format_option('data.vocabulary', spec)})"
         )
     maximum = int(getattr(model.config, "max_position_embeddings", 0) or length) - _unused_position_count(
         model
@@ -147,7 +147,7 @@ def _adapt_text_model(model: nn.Module, spec: str, length: int, vocabulary: int)
     if maximum < length:
         raise ModelError(
             f"model {spec!r} takes {maximum} tokens and texts have {length} "
-            f"(expected data.length = {maximum})"
+            f"(expected {format_option('data.length', maximum)})"
         )
     return wrap_hugging_face(model)
 

@@ -107,7 +107,9 @@ def check_method(method: Method, task: Task, public: PublicData | None) -> None:
     needs = method.needs()
     reason = unmet_need(needs, task)
     if reason is None and (needs.public or needs.public_labels) and public is None:
-        reason = "there is no public data: " + by_caller(*2 * ("set public.name",), "pass public=...")
+        reason = "there is no public data: " + by_caller(
+            "pass --public.name NAME", "set public.name", "pass public=..."
+        )
     if reason is None and needs.public_labels and public is not None and public.labels is None:
         reason = f"public data {public.name!r} have no labels of this task"
     if reason is not None:

@@ -370,7 +370,7 @@ class Classification(SoftmaxTask):
         return (
             f"test classes are uneven: {names[largest]} is {shares[largest]:.1%} of the examples and "
             f"{names[smallest]} {shares[smallest]:.1%}, where an even share is {even:.1%}; accuracy says "
-            "little about rare classes, so consider task.metric = auc or balanced_accuracy"
+            "little about rare classes, so consider the metric auc or balanced_accuracy"
         )
 
 

@@ -177,8 +177,9 @@ def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.Mon
 
 def test_list_has_more_of_each(command: Main) -> None:
     output = " ".join(command("list", "fedavg")[1].split())
-    assert "options rounds 20, participation 1.0 usage fedstill run demo --method.name fedavg" in output
-    assert "in compare --fedavg.OPTION" in output
+    assert "options rounds 20, participation 1.0 usage fedstill run digits-fedavg; " in output
+    assert "fedstill run PRESET --method.name fedavg" in output
+    assert "--fedavg.OPTION" in output
     output = command("list", "lg-fedavg")[1]
     assert "data sizes, head parameters" in output
     assert "same architecture, extractor and head" in output

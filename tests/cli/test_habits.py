@@ -209,3 +209,12 @@ def test_rejects_arguments_that_the_locale_cannot_decode() -> None:
     assert refused.returncode == 2
     assert refused.stderr.count(b"\n") == 1
     assert b"argument" in refused.stderr
+
+
+def test_export_checks_its_format_before_it_reads_the_run(command: Main) -> None:
+    code, _, err = command("export", "nowhere", "--format", "onxx")
+    assert code == 2
+    assert "invalid --format = 'onxx'" in err
+    code, _, err = command("predict", "nowhere", "new.csv", "--channels", "x")
+    assert code == 2
+    assert "invalid --channels = 'x'" in err

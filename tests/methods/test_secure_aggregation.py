@@ -138,9 +138,9 @@ def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
     [
         (replace(FEDIOD, ensemble="consensus"), "ensemble"),
         (replace(FEDIOD, importance="fakeness"), "method.importance"),
-        (replace(FEDIOD, gan=1.0), "method.gan = 0"),
-        (replace(FEDIOD, conf=0.1), "method.conf = 0"),
-        (replace(FEDIOD, unique=-0.1), "method.unique = 0"),
+        (replace(FEDIOD, gan=1.0), "--method.gan 0"),
+        (replace(FEDIOD, conf=0.1), "--method.conf 0"),
+        (replace(FEDIOD, unique=-0.1), "--method.unique 0"),
         (CoDream(steps=2, adversary=0.0), "link.secure_aggregation"),
         (replace(FEDKD, levels=20, z_max=9.0), "method.levels"),
         (replace(FEDKD, ensemble="probs"), "method.ensemble"),
@@ -185,7 +185,7 @@ def summed_outputs(name: str) -> str:
         check_secure_aggregation(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), queries)
     except ArgumentError:
         return ""
-    return "sums" if any(query.sums for query in queries.values()) else "nothing leaves"
+    return "sums" if any(query.sums for query in queries.values()) else "nothing is released"
 
 
 def test_secure_aggregation_support_equals_documentation() -> None:
