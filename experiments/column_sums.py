@@ -21,7 +21,7 @@ from sklearn.datasets import make_classification
 
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import make_data_config
-from fedstill.data.tables import TableData, schema_text
+from fedstill.data.table_data import TableData, schema_text
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
 

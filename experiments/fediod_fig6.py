@@ -12,7 +12,7 @@ from fediod_pictures import input_shape
 from safetensors.torch import load_file
 
 from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import RunFolderError
 from fedstill.models import build
@@ -26,7 +26,7 @@ SHOWN = 4  # pictures of each method
 def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]) -> list[dict[str, Any]]:
     """Draw one seed, and give how well the first method's model finds the maps in the others' images, in
     percent."""
-    comparison, (judging, *drawing) = read_folder(runs), methods
+    comparison, (judging, *drawing) = read_comparison_folder(runs), methods
     given = build_simulation(comparison.run_config(ComparisonRun(ONLY_SETTING, judging, seed)))[0].setting
     judge = build(comparison.base["student"]["model"], input_shape(given), given.task.classes, 0, "student")
     judged_by = ComparisonRun(ONLY_SETTING, judging, seed)

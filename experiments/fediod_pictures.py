@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.models import build
 from fedstill.node import local_training
@@ -27,7 +27,7 @@ from fedstill.runs.setting import Setting, input_shape
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]) -> list[dict[str, Any]]:
     """A picture a setting; rows are the scores of the cases that are shown."""
-    comparison, rows = read_folder(runs), []
+    comparison, rows = read_comparison_folder(runs), []
     for setting in comparison.settings:
         first = comparison.run_config(ComparisonRun(setting, methods[0], seed))
         given = build_simulation(first)[0].setting

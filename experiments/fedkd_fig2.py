@@ -8,12 +8,12 @@ from typing import Any
 import plots
 
 from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
     """Draw one seed; the figures are the comparison's own."""
-    comparison = read_folder(runs)
+    comparison = read_comparison_folder(runs)
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for option, title in (("gamma", "noise 1/gamma (S = 200)"), ("levels", "levels S (gamma = 1)")):
         panels[title] = {}

@@ -8,12 +8,12 @@ from typing import Any
 import plots
 
 from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
     """Draw one seed, and give what each method had after a fifth of its rounds next to what it ended with."""
-    comparison, rows = read_folder(runs), []
+    comparison, rows = read_comparison_folder(runs), []
     curves: dict[str, dict[str, Any]] = {}
     ends: dict[str, dict[str, Any]] = {"local accuracy over omega": {}, "accuracy over omega": {}}
     for setting, table in comparison.settings.items():

@@ -8,7 +8,7 @@ from typing import Any
 import plots
 
 from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 
 METHODS = {"fedcg-ave": "FedCG", "ave-latent": "FedMD-CG"}  # both AVE_agg*
 
@@ -17,7 +17,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
     """Draw one seed, and give the loss of the second round, and of the last."""
     panels: dict[str, dict[str, Any]] = {}
     rows = []
-    for setting in read_folder(runs).settings:
+    for setting in read_comparison_folder(runs).settings:
         for label, name in METHODS.items():
             run = plots.run_of(runs, ComparisonRun(setting, label, seed))
             course = {} if run is None else run.metrics.server_losses.get("consistency", {})

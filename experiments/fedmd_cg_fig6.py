@@ -8,7 +8,7 @@ from typing import Any
 import plots
 
 from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 from fedstill.report import plotting
 
 
@@ -17,7 +17,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
     from matplotlib.figure import Figure
 
     boxes: dict[str, dict[str, list[float]]] = {"local accuracy": {}, "accuracy": {}}
-    for label in read_folder(runs).methods:
+    for label in read_comparison_folder(runs).methods:
         run = plots.run_of(runs, ComparisonRun(ONLY_SETTING, label, seed))
         if run is not None:
             weight = label.partition("-")[0]

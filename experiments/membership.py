@@ -31,7 +31,7 @@ from fedstill.attacks.membership_inference import (
 from fedstill.attacks.membership_scores import Record, auc_with_interval, shadow_halves, train_shadows
 from fedstill.attacks.transcript import ReplayedRun, load_run
 from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
 from fedstill.node.local_training import predict
@@ -80,7 +80,7 @@ def attack_students(
 ) -> Iterator[tuple[ComparisonRun, dict[str, Record]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
     adversaries: dict[tuple[object, ...], Adversary] = {}
-    for planned_run in read_folder(runs).planned_runs():
+    for planned_run in read_comparison_folder(runs).planned_runs():
         folder = runs / planned_run.folder
         if (folder / FILE).exists() and planned_run.seed in (seeds or [planned_run.seed]):
             again = load_run(folder)

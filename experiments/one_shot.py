@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import format_bytes
 from fedstill.report.compare_files import summarize
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args()
     try:
-        comparison = read_folder(given.runs)
+        comparison = read_comparison_folder(given.runs)
         labels = {planned_run.label for planned_run in comparison.planned_runs()}
         if unknown := [label for label in given.methods if label not in labels]:
             raise UnknownName("method", unknown[0], sorted(labels))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstill.core.compute import EngineConfig, torch_defaults
+from fedstill.core.compute import EngineConfig, use_torch_defaults
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError, caller_context
@@ -24,7 +24,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import in_memory_data
 from fedstill.data.in_memory_data import extract_inputs_and_targets, to_input_tensor, to_target_tensor
 from fedstill.data.public import PublicData
-from fedstill.data.tables import encode_frame, is_data_frame, read_schema
+from fedstill.data.table_data import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
@@ -79,7 +79,7 @@ class Outcome:
 
 
 @caller_context("distil")
-@torch_defaults()
+@use_torch_defaults()
 def distil(
     data: Sequence[Examples],
     models: Sequence[Any],

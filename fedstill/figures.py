@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, plotting, run_figures
 from fedstill.report.compare_points import Point, leakage_scatter, learning_curves, scatter_points
-from fedstill.report.compare_summary import ComparedSetting, MethodCurve, Summary
+from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary, MethodCurve
 from fedstill.report.plotting import FORMATS
 from fedstill.report.run_files import RunFiles
 
@@ -96,7 +96,7 @@ def local_losses(run: str | Path | RunFiles) -> Figure:
     return _plot_losses(files, run_figures.local_losses(files), shared=True)
 
 
-def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
+def traffic(comparison: str | Path | ComparisonSummary, setting: int = 0) -> Figure:
     """Plot the main metric of methods against their bytes, on a logarithmic axis.
 
     Args:
@@ -119,7 +119,7 @@ def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
     return _comparison_figure(compare_figures.plot_traffic, (points,), axis, compared.metric.title, points)
 
 
-def curves(comparison: str | Path | Summary, setting: int = 0) -> Figure:
+def curves(comparison: str | Path | ComparisonSummary, setting: int = 0) -> Figure:
     """Plot the main metric of methods over the fraction of the run, one line per method.
 
     Args:
@@ -138,7 +138,7 @@ def curves(comparison: str | Path | Summary, setting: int = 0) -> Figure:
     )
 
 
-def against_epsilon(comparison: str | Path | Summary) -> Figure:
+def against_epsilon(comparison: str | Path | ComparisonSummary) -> Figure:
     """Plot the main metric of methods over the privacy budget; runs without a budget are at the right edge.
 
     Args:
@@ -149,14 +149,14 @@ def against_epsilon(comparison: str | Path | Summary) -> Figure:
         RunFolderError: the folder holds no comparison, or a file is broken.
     """
     summary = _summary(comparison)
-    lines = [line for line in summary.by_budget() if line.values]
+    lines = [line for line in summary.budget_curves() if line.values]
     _require(lines, "the settings of the comparison do not differ in nodes.privacy.epsilon")
     return _comparison_figure(
         compare_figures.plot_against_epsilon, (lines,), "epsilon", summary.metric.title, lines
     )
 
 
-def against_leakage(comparison: str | Path | Summary) -> Figure:
+def against_leakage(comparison: str | Path | ComparisonSummary) -> Figure:
     """Plot the main metric of methods against leakage, the metric of attacks; areas of disks are bytes.
 
     Args:
@@ -252,16 +252,16 @@ def _plot_losses(run: RunFiles, losses: run_figures.Losses, *, shared: bool) -> 
         return run_figures.plot_losses(losses, shared=shared)
 
 
-def _summary(comparison: str | Path | Summary) -> Summary:
-    if isinstance(comparison, Summary):
+def _summary(comparison: str | Path | ComparisonSummary) -> ComparisonSummary:
+    if isinstance(comparison, ComparisonSummary):
         return comparison
-    from fedstill.compare.comparison_file import read_folder
+    from fedstill.compare.comparison_file import read_comparison_folder
     from fedstill.report.compare_reader import summarize
 
-    return summarize(Path(comparison), read_folder(Path(comparison)))
+    return summarize(Path(comparison), read_comparison_folder(Path(comparison)))
 
 
-def _setting(comparison: str | Path | Summary, setting: int) -> ComparedSetting:
+def _setting(comparison: str | Path | ComparisonSummary, setting: int) -> ComparedSetting:
     settings = _summary(comparison).settings
     if not 0 <= setting < len(settings):
         raise ArgumentError("setting", setting, f"from 0 to {len(settings) - 1}")

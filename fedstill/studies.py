@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison import methods_by_label
-from fedstill.core.compute import torch_defaults
+from fedstill.core.compute import use_torch_defaults
 from fedstill.core.config_tables import merge_tables, unflatten
 from fedstill.core.errors import ArgumentError, caller_context
 from fedstill.core.run_writer import parse_folder, read_object
@@ -46,7 +46,7 @@ class Compared:
 
 
 @caller_context("options")
-@torch_defaults()
+@use_torch_defaults()
 def run_preset(
     target: str | Path,
     options: Mapping[str, Any] | None = None,
@@ -88,7 +88,7 @@ def run_preset(
 
 
 @caller_context("options")
-@torch_defaults()
+@use_torch_defaults()
 def compare_methods(
     methods: str | Path | Sequence[str],
     options: Mapping[str, Any] | None = None,
@@ -127,7 +127,7 @@ def compare_methods(
     """
     folder, given = parse_folder(out), dict(options or {})
     names = [str(methods)] if isinstance(methods, (str, Path)) else [str(name) for name in methods]
-    if len(names) == 1 and comparison_file.lists_methods(names[0]):
+    if len(names) == 1 and comparison_file.is_file_listing_methods(names[0]):
         if base is not None:
             raise ArgumentError("base", str(base), f"None with {names[0]}, which has its own")
         plan = comparison_file.read_comparison(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
@@ -160,7 +160,7 @@ def compare_methods(
         quiet=not progress,
         bars=progress,
     )
-    comparison = comparison_file.read_folder(folder)
+    comparison = comparison_file.read_comparison_folder(folder)
     write_comparison(folder, comparison)
     found = comparison_runner.read_results(folder, comparison)
     return Compared(folder, found, comparison_runner.read_not_run(folder))

@@ -72,7 +72,7 @@ def test_runs_attack_by_entry_point(lab: Lab, run: Path) -> None:
     assert f"majority 3 nodes right {share} 10%" in " ".join(printed.split())
     page = (run / "report.html").read_text()
     assert "Majority class of each node" in page
-    assert f"Majority class of each node: right of 3 nodes {share} (without it 10%)." in page
+    assert f"Majority class of each node: right of 3 nodes {share} (by chance 10%)." in page
 
 
 def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:

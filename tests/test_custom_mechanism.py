@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event, cost_from_dict
-from fedstill.privacy.noise import seeded
+from fedstill.privacy.noise import seeded_sampler
 from tests.my_lab_package import MY_LAB, SMALL, Lab
 
 TABLES = {
@@ -120,13 +120,13 @@ def test_flip_rate_matches_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None
     best = scores.argmax(1)
     rule = Flipped(1 / 1.5)
     assert rule.cost((7, 4)) == {Event("pure", 1 / 1.5): 7}
-    output = rule.noise(rule.bound(scores), seeded(0, "flip"))
+    output = rule.noise(rule.bound(scores), seeded_sampler(0, "flip"))
     assert torch.equal(output.sum(1), torch.full((20_000,), 10.0))
     moved = (output.argmax(1) - best) % 4
     shares = torch.bincount(moved, minlength=4) / 20_000
     other = 1 / (math.exp(1.5) + 3)
     assert shares.tolist() == pytest.approx([math.exp(1.5) * other, other, other, other], abs=0.012)
-    assert torch.equal(Flipped(0.0).noise(rule.bound(scores), seeded(0, "flip")).argmax(1), best)
+    assert torch.equal(Flipped(0.0).noise(rule.bound(scores), seeded_sampler(0, "flip")).argmax(1), best)
     assert Flipped(0.0).cost((7, 4)) is None
 
 

@@ -152,7 +152,7 @@ class Attack(Registrable, ABC):
         """Summarize the result for data owners, in one sentence with a full stop."""
         parts = [
             f"{' '.join(name for name in (row.attack, row.metric) if name)} of {row.target} {row.written}"
-            + (f" (without it {row.baseline})" if row.baseline else "")
+            + (f" (by chance {row.baseline})" if row.baseline else "")
             for row in self.rows(part)
             if not row.detail
         ]

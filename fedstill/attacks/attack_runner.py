@@ -66,7 +66,7 @@ def run_attacks(
                 bars.update("attacks", 0, 0, message)  # repeated while it takes long
                 console.print(f"{message}  after {format_seconds(time.monotonic() - start)}", soft_wrap=True)
 
-        show_progress("the run once more, to record its releases")
+        show_progress("repeating the run to record its releases")
         run, kept_releases = (
             load_run(folder),
             {attack.registered_name: list[ObservedRelease]() for attack in config.attacks},

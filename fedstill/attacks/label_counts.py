@@ -41,14 +41,16 @@ class LabelCounts(Attack):
     def run(self, target: Target) -> AttackResult:
         nodes = compare_counts(target.transcript.counts, target.experiment)
         if not nodes:
-            raise MethodRefused(target.experiment.method.title, "every node", "no node released label counts")
+            raise MethodRefused(target.experiment.method.title, "", "no node released label counts")
         return AttackResult({"nodes": nodes})
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         nodes = part["nodes"]
         target = f"{len(nodes)} nodes"
         yield LeakageMetric(
-            target=target, metric="exact", text=f"of {sum(node['exact'] for node in nodes)} of {len(nodes)}"
+            target=target,
+            metric="label counts recovered exactly",
+            text=f"at {sum(node['exact'] for node in nodes)} of {len(nodes)} nodes",
         )
         errors = [node["total_variation"] for node in nodes]
         if max(errors, default=0) > 0:

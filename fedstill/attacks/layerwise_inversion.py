@@ -100,7 +100,7 @@ def invert_layers(
     features, deltas = factor_gradient(
         release.target[linear_names[0]], release.target[linear_names[1]], count, seed
     )
-    labels = _labels(release, features, deltas)
+    labels = _infer_labels(release, features, deltas)
     weight = release.model.get_parameter(linear_names[0]).detach()
     feature_shape = _outputs(blocks, noise).shape[1:]
     known = _KnownValues(
@@ -160,7 +160,7 @@ def _search_images_with_features(
     ]
 
 
-def _labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+def _infer_labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
     """Return the class of each image, ``(B,)`` int64: the one whose loss has the recovered gradient."""
     first_layer, *other_layers = split_model(release.model, "model").head.children()
     inputs = first_layer(features.to(next(release.model.parameters()))).detach().requires_grad_()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.config_tables import load_record
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.run_writer import read_result
 
 LEAKAGE_FILE = "leakage.json"
@@ -156,7 +156,7 @@ class Leakage:
             RunFolderError: the file is damaged.
         """
         path = folder / LEAKAGE_FILE
-        return load_record(cls, read_result(path), path) if path.exists() else None
+        return read_received_dataclass(cls, read_result(path), path) if path.exists() else None
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from fedstill.attacks.membership_scores import (
 from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, format_option
 from fedstill.core.options import NonNegativeInt
 from fedstill.core.seeds import derive, numpy_generator, torch_generator
 from fedstill.data import splits
@@ -140,7 +140,7 @@ class MembershipInference(Attack):
         """Attack a run's student, and the responses of the node with the most records."""
         if target.experiment.task.kind != "class":
             reason = "membership inference needs one label per input, and this task has none"
-            raise MethodRefused(target.experiment.method.title, "every node", reason)
+            raise MethodRefused(target.experiment.method.title, "", reason)
         targets = [_attack_student(target, self)]
         largest = max(target.nodes, key=lambda node: len(node.data))
         source = SUM if target.experiment.side.sums else largest.name
@@ -194,7 +194,7 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
     contributors = contributing_nodes(experiment, target.transcript.contributors)
     if not contributors:
         reason = "no node's records came to the central model"
-        raise MethodRefused(experiment.method.title, "every node", reason)
+        raise MethodRefused(experiment.method.title, "", reason)
     candidates = choose_candidates(
         concatenate([private_records(experiment, node) for node in contributors]),
         replayed.data.test,
@@ -480,7 +480,7 @@ def shadow_federation(
         if isinstance(error, ArgumentError) and error.name == "split.column":
             expected = "alone, where data are split by a column"
             raise ArgumentError("membership.trained", "federations", expected) from error
-        expected_records = f"more, or membership.trained = alone ({error})"
+        expected_records = f"more, or {format_option('membership.trained', 'alone')} ({error})"
         raise ArgumentError("membership.records", len(candidates.records), expected_records) from error
     test = replayed.data.test.subset(torch.arange(min(SHADOW_TEST_RECORDS, len(replayed.data.test))))
     shadow = replace(

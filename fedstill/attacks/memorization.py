@@ -113,7 +113,7 @@ class Memorization(Attack):
             reason = "the server sent no generated images: it queried none, or public ones"
             if form == "rows":
                 reason = "it compares images, and the inputs of this task are rows of a table"
-            raise MethodRefused(target.experiment.method.title, "every node", reason)
+            raise MethodRefused(target.experiment.method.title, "", reason)
         return measure_memorization(inputs, target.experiment, self, target.seed)
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
@@ -749,9 +749,7 @@ def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[Leakag
         note=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
     p, note = space["p_value"], "; ".join((f"{space['permutations']:,} permutations", *space["caveats"]))
-    yield row(
-        metric="p", value=p, text=f"{p:.3g}", baseline="any p alike", note=note, column="memorization_p"
-    )
+    yield row(metric="p", value=p, text=f"{p:.3g}", baseline="p uniform", note=note, column="memorization_p")
     z = f"p {_format_value(space['z_p_value'], '.3g')}"
     yield row(metric="data-copying z", text=_format_value(space["z"], ".1f"), note=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
@@ -778,7 +776,7 @@ def _distance_rows(space: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         metric="FID, generated",
         value=average,
         text=_format_value(average, "#.4g"),
-        baseline="" if held is None else f"{held:.1f} of held-out images",
+        baseline="" if held is None else f"FID {held:.1f} for held-out images",
         note=f"{distances} in {space['dimensions']:,} dimensions" + (f", {note}" if note else ""),
     )
     yield row(metric="FID, held-out", text=_format_value(held, "#.4g"), detail=True)

@@ -21,7 +21,7 @@ from torch import nn
 
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, read_result, require_no_objects
+from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, read_result, reject_run_of_python_objects
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData
 from fedstill.federation.inprocess import InProcess
@@ -208,7 +208,7 @@ def load_run(folder: Path) -> ReplayedRun:
         RunFolderError: there is no finished run in the folder.
         ArgumentError: the nodes' data are not on this machine.
     """
-    require_no_objects(folder, ATTACK_NEEDS_CONFIG)
+    reject_run_of_python_objects(folder, ATTACK_NEEDS_CONFIG)
     if not all((folder / name).exists() for name in ("result.json", "config.toml")):
         raise RunFolderError(
             f"{folder} holds no finished run: there is no result.json or no config.toml in it"

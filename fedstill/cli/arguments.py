@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedstill.cli.commands import Command, CommandGroup
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.errors import ArgumentError, UnknownName, closest_name
 from fedstill.core.names import parse_cli_number
 
 HELP_FLAGS = ("-h", "--help")
-ALL_HELP = "--help-all"  # every option of a configuration, with its default
+ALL_HELP = "--help-all"  # help, and then every option of a configuration with its default
 OPTIONS = "--OPTION"  # stands for all options of a configuration
 
 
@@ -38,6 +38,20 @@ class UsageError(ArgumentError):
         problem = f"takes no {extra!r}" if extra else f"needs {missing}"
         name = command.partition(" --")[0]
         Exception.__init__(self, f"{command} {problem} (see `{name} --help`)")
+
+
+class MissingValue(ArgumentError):
+    """Error of an option without its value.
+
+    >>> raise MissingValue("--seed", "an integer")
+    Traceback (most recent call last):
+    ...
+    fedstill.cli.arguments.MissingValue: --seed needs a value (expected an integer)
+    """
+
+    def __init__(self, option: str, expected: str) -> None:
+        self.name, self.value, self.expected = option, "", expected
+        Exception.__init__(self, f"{option} needs a value (expected {expected})")
 
 
 @dataclass(frozen=True)
@@ -87,16 +101,12 @@ def dispatch(words: Sequence[str], commands: Mapping[str, Command | CommandGroup
     Raises:
         FedstillError: the words name no command or do not fit its usage.
     """
-    names = [f"{prefix} {name}".strip() for name in commands]
     name = f"{prefix} {words[0]}".strip()
     if words[0] not in commands:
-        see = f"`{f'fedstill {prefix}'.strip()} --help` lists them"
-        if words[0].startswith("-"):
-            raise UnknownName("option", words[0], ["--help", *(() if prefix else ["--version"])], see=see)
-        raise UnknownName("command", name, names, see=see)
+        raise _unknown_command(words[0], list(commands), prefix)
     command, rest = commands[words[0]], list(words[1:])
     if isinstance(command, CommandGroup):
-        if not rest or rest[0] in HELP_FLAGS:
+        if not rest or rest[0] in (*HELP_FLAGS, ALL_HELP):
             print(command.help(name), end="")
         else:
             dispatch(rest, command.commands, name)
@@ -104,10 +114,27 @@ def dispatch(words: Sequence[str], commands: Mapping[str, Command | CommandGroup
     if any(word in HELP_FLAGS for word in rest):
         print(command.help(name), end="")
         return
-    if ALL_HELP in rest and any(OPTIONS in usage for usage in command.usage):
-        load_function(command.all_options)(name, rest)
+    usage = _matching_usage(command.usage, rest)
+    if ALL_HELP in rest:
+        page = command.help(name)
+        if OPTIONS in usage:
+            args = _sort_words(name, usage, [word for word in rest if word != ALL_HELP])
+            page += f"\n{load_function(command.all_options)(name, args)}"
+        print(page, end="")
         return
-    load_function(command.function)(parse(name, _matching_usage(command.usage, rest), rest))
+    load_function(command.function)(parse(name, usage, rest))
+
+
+def _unknown_command(word: str, commands: Sequence[str], prefix: str) -> UnknownName:
+    """Return the error of a word that is no command: the closest one, or those of the group."""
+    see = f"`{f'fedstill {prefix}'.strip()} --help` lists them"
+    if word.startswith("-"):
+        return UnknownName("option", word, ["--help", *(() if prefix else ["--version"])], see=see)
+    close = closest_name(word, commands)
+    meant = repr(f"{prefix} {close}".strip()) if close else ""
+    if prefix:
+        see = f"the commands of `fedstill {prefix}` are {', '.join(commands)}"
+    return UnknownName("command", f"{prefix} {word}".strip(), commands, see=see, suggestion=meant)
 
 
 def load_function(name: str) -> Any:
@@ -121,14 +148,31 @@ def parse(name: str, usage: str, words: Sequence[str]) -> ParsedArgs:
 
     Raises:
         UsageError: too few or too many words, or a required option is missing.
-        ArgumentError: an option without value.
+        MissingValue: an option without its value.
         UnknownName: an option that the command does not have.
 
     >>> args = parse("node init", "DIR [--name NAME]", ["clinic", "--name=north"])
     >>> args.positionals, args.get("--name")
     (['clinic'], 'north')
     """
+    args = _sort_words(name, usage, words)
     positionals, options, required = _parse_usage(usage)
+    command = f"fedstill {name}"
+    needed = [word for word in positionals if word[0] not in "[."]
+    if len(args.positionals) < len(needed):
+        raise UsageError(command, needed[len(args.positionals)], "")
+    if len(args.positionals) > len(positionals) and "..." not in positionals:
+        chosen = " ".join([command, *(option for option in required if option in args)])
+        raise UsageError(chosen, "", args.positionals[len(positionals)])
+    for option in required:
+        if option not in args:
+            raise UsageError(command, " ".join([option, *options[option]]), "")
+    return args
+
+
+def _sort_words(name: str, usage: str, words: Sequence[str]) -> ParsedArgs:
+    """Sort the words of a command as :func:`parse`, but allow required words to be missing."""
+    _, options, required = _parse_usage(usage)
     takes_overrides = options.pop(OPTIONS, None) is not None
     args = ParsedArgs(shlex.join(["fedstill", *name.split(), *words]), tuple(options))
     queue = list(words)
@@ -145,16 +189,6 @@ def parse(name: str, usage: str, words: Sequence[str]) -> ParsedArgs:
             args.overrides.append(word)
         else:
             (args.overrides or args.positionals).append(word)
-    command = f"fedstill {name}"
-    needed = [word for word in positionals if word[0] not in "[."]
-    if len(args.positionals) < len(needed):
-        raise UsageError(command, needed[len(args.positionals)], "")
-    if len(args.positionals) > len(positionals) and "..." not in positionals:
-        chosen = " ".join([command, *(option for option in required if option in args)])
-        raise UsageError(chosen, "", args.positionals[len(positionals)])
-    for option in required:
-        if option not in args:
-            raise UsageError(command, " ".join([option, *options[option]]), "")
     return args
 
 
@@ -190,7 +224,7 @@ def _option_values(takes: Sequence[str], option: str, equals: str, value: str, q
     while queue and not queue[0].startswith("--") and (len(takes) > 1 or not values):
         values.append(queue.pop(0))
     if not any(values):
-        raise ArgumentError(option, "" if equals or not queue else queue[0], "a value after it")
+        raise MissingValue(option, " ".join(takes))
     return values
 
 

@@ -9,10 +9,10 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ALL_HELP, ParsedArgs
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, require_no_objects
+from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, reject_run_of_python_objects
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def main(args: ParsedArgs) -> None:
 
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.leakage import LEAKAGE_FILE, Leakage
-    from fedstill.core.config_tables import load_record
+    from fedstill.core.config_tables import read_received_dataclass
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
@@ -40,7 +40,7 @@ def main(args: ParsedArgs) -> None:
     if "--json" in args:
         print_json(found)
         return
-    print_leakage(load_record(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
+    print_leakage(read_received_dataclass(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
     print(f"Report: {report}")
 
 
@@ -51,7 +51,7 @@ def _check(folder: Path) -> None:
         raise RunFolderError(
             f"{folder} holds a comparison: name one of its runs, or repeat its command with --leakage"
         )
-    require_no_objects(folder, ATTACK_NEEDS_CONFIG)
+    reject_run_of_python_objects(folder, ATTACK_NEEDS_CONFIG)
     if not (folder / "config.toml").exists():
         raise RunFolderError(f"{folder} holds no run: there is no config.toml in it")
     if not (folder / "result.json").exists():
@@ -63,9 +63,12 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
     """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
     from fedstill.attacks.leakage import Leakage
     from fedstill.core.run_writer import read_result
-    from fedstill.core.text_format import format_count, format_seconds, number_at
+    from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
-    took, before = number_at(read_result(folder / "result.json"), "seconds", "total"), Leakage.read(folder)
+    took, before = (
+        finite_number_at_keys(read_result(folder / "result.json"), "seconds", "total"),
+        Leakage.read(folder),
+    )
     if took is None:
         return ""
     last = None if before is None else before.seconds
@@ -81,12 +84,23 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
 
 def configured(words: list[str], quick: bool = False) -> LeakageConfig:
     """Return the attacks that the options choose, with their options."""
+    from fedstill.attacks.config import LeakageConfig
+    from fedstill.cli.options import override
+
+    chosen, spelled = _chosen(words, quick)
+    got = override(chosen, spelled, "fedstill attack RUN")
+    attacks = (getattr(got, _field(name)) for name in chosen.attacks)
+    return LeakageConfig(tuple(attacks), got.seed)
+
+
+def _chosen(words: list[str], quick: bool) -> tuple[Any, list[str]]:
+    """Return the chosen attacks as one configuration with a field for each, and the options for it."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.cli.options import group, override
+    from fedstill.cli.options import group
 
     config = LeakageConfig.quick() if quick else LeakageConfig()
-    given = group([word for word in words if word != ALL_HELP])
+    given = group(words)
     for option in given:
         if option.name == "attacks":
             start = {each.registered_name: each for each in config.attacks}
@@ -105,15 +119,16 @@ def configured(words: list[str], quick: bool = False) -> LeakageConfig:
         "Leakage", [*own, *((name, type(each)) for name, each in fields.items())], frozen=True
     )
     now = form(tuple(each.registered_name for each in config.attacks), config.seed, **fields)
-    spelled = [_option(word) for word in words]
-    about = f"Options of the attacks.\n--attacks NAME ...: {', '.join(ATTACKS)}"
-    got = override(now, spelled, "fedstill attack RUN", about)
-    return LeakageConfig(tuple(getattr(got, name) for name in fields), got.seed)
+    return now, [_option(word) for word in words]
 
 
-def print_all_options(name: str, words: list[str]) -> None:
-    """Print every option of the attacks, and exit."""
-    configured(words[next((place for place, word in enumerate(words) if word.startswith("--")), 0) :])
+def all_options(name: str, args: ParsedArgs) -> str:
+    """Return every option of the attacks."""
+    from fedstill.attacks.attack import ATTACKS
+    from fedstill.cli.options import list_options
+
+    listed = list_options(*_chosen(args.overrides, "--quick" in args))
+    return f"all options of the attacks ({', '.join(ATTACKS)}):\n\n{listed}"
 
 
 def _field(name: str) -> str:
@@ -144,7 +159,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
         console.print()
     rows = [Row(name, [Cell(text) for text in texts]) for name, *texts in printed(found)]
     if rows:
-        heads = ("of", "got", "without it")
+        heads = ("of", "result", "by chance")
         table = Table("", "attack", [Column(head, "") for head in heads], rows)
         print_rows(table, console, wrapped=heads)
     if found.audit is not None:

@@ -26,8 +26,8 @@ class Command:
         usage: forms of the call, each the words after the command's name.
         details: help below the summary: arguments and options.
         example: calls that can be copied.
-        all_options: for ``--help-all``, a function of the command's name and words that prints every
-            option of the configuration.
+        all_options: for ``--help-all``, a function of the command's name and parsed words that returns every
+            option of the configuration as text.
     """
 
     function: str
@@ -35,7 +35,7 @@ class Command:
     usage: tuple[str, ...]
     details: str = ""
     example: str = ""
-    all_options: str = "fedstill.cli.run:print_all_options"
+    all_options: str = "fedstill.cli.run:all_options"
 
     def help(self, name: str) -> str:
         """Help page of the command under its full name, as ``"node init"``."""
@@ -152,6 +152,7 @@ options:
 The exit code is 1 if a method was refused or failed.
 """,
     "fedstill compare standalone fedavg fedkd fediod --seeds 3 --split.alpha 0.1",
+    all_options="fedstill.cli.compare:all_options",
 )
 REPRODUCE = Command(
     "fedstill.cli.reproduce:reproduce",
@@ -173,7 +174,8 @@ options:
   --quiet         hide progress bars
   --json          print the result as JSON
 """,
-    "fedstill reproduce fediod_table1 --seeds 3",
+    "fedstill reproduce fediod-table1 --seeds 3",
+    all_options="fedstill.cli.reproduce:all_options",
 )
 ATTACK = Command(
     "fedstill.cli.attack:main",
@@ -196,7 +198,7 @@ options:
   --json               print the result as JSON
 """,
     "fedstill attack runs/demo --quick",
-    all_options="fedstill.cli.attack:print_all_options",
+    all_options="fedstill.cli.attack:all_options",
 )
 READING = """
   --label COLUMN   column of labels in a CSV file (default: label)
@@ -600,9 +602,12 @@ OFFLINE = CommandGroup(
             ("PRESET|FILE.toml [--OPTION VALUE ...] [--out FILE] [--key FILE]",),
             """
 options:
-  --out FILE      file to write (default: queries.safetensors); its signature is FILE.sig
+  --out FILE      file to write (default: queries.safetensors); its signature is FILE.sig, and FILE.toml
+                  is the configuration for `offline combine`
   --key FILE      the server's private key, created at first use (default: server.key, with server.pub)
   --OPTION VALUE  option of `fedstill run`
+
+Send FILE and FILE.sig to each node. The nodes run `fedstill offline answer`.
 """,
             "fedstill offline make digits-fedkd --method.z_max 20 --out queries.safetensors",
         ),
@@ -610,20 +615,27 @@ options:
             "fedstill.cli.offline:show",
             "Show what a file of queries requests, and who signed it.",
             ("FILE",),
-            example="fedstill offline show queries.safetensors",
+            """
+arguments:
+  FILE   file of queries, with its signature FILE.sig in the same folder
+""",
+            "fedstill offline show queries.safetensors",
         ),
         "answer": Command(
             "fedstill.cli.offline:answer",
-            "At a node: train, and answer the queries through the node's gate into a signed file.",
+            "At a node: train, and write the responses to the queries through the gate into a signed file.",
             ("DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]",),
             """
 arguments:
-  DIR           folder of the node
-  FILE          file of queries
+  DIR           folder of the node, with online = false in node.toml: then `fedstill node check` asks
+                for no startup kit
+  FILE          file of queries, with its signature FILE.sig in the same folder
 
 options:
-  --out FILE    file to write (default: responses-NAME.safetensors)
+  --out FILE    file to write (default: responses-NAME.safetensors); its signature is FILE.sig
   --server-key  the server's public key, or its fingerprint as read out by phone
+
+Send both files back to the server. The same queries again give the same file and are not charged again.
 """,
             "fedstill offline answer clinic queries.safetensors",
         ),
@@ -633,10 +645,10 @@ options:
             ("RESPONSES ... --queries FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR] [--quiet]",),
             """
 arguments:
-  RESPONSES ...    the nodes' files
+  RESPONSES ...    the nodes' files, each with its signature RESPONSES.sig in the same folder
 
 options:
-  --queries FILE   the file of queries that the nodes answered
+  --queries FILE   the file of queries; FILE.sig and FILE.toml of `offline make` must be in the same folder
   --node-keys DIR  the nodes' public keys, DIR/NAME.pub; nodes without a key there are refused
   --OPTION VALUE   option of `fedstill run` that changes nothing at the nodes: student, evaluation
   --out DIR        folder of the results (default: runs/NAME-seedSEED)
@@ -645,6 +657,7 @@ options:
 To resume after a stop, run the same command again.
 """,
             "fedstill offline combine responses-*.safetensors --queries queries.safetensors",
+            "fedstill.cli.offline:combine_options",
         ),
     },
     "Every file is signed. Compare the fingerprint of a key once, over another channel than the file's.",

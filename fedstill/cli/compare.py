@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fedstill.cli.arguments import ParsedArgs, leave, number
 from fedstill.cli.console import print_json
 from fedstill.cli.run import changed, in_full, out_folder, resumable
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, similar_names
 
 if TYPE_CHECKING:
     from fedstill.compare.comparison_file import Comparison
+    from fedstill.protocol.method import Method
     from fedstill.runs.config import RunConfig
 
 
@@ -28,7 +31,7 @@ def compare(args: ParsedArgs) -> None:
     comparison = _comparison_from_args(args) if folder is None else None
 
     from fedstill.compare import comparison_runner
-    from fedstill.compare.comparison_file import read_folder
+    from fedstill.compare.comparison_file import read_comparison_folder
     from fedstill.report import write_report
 
     only = args.options.get("--only", [])
@@ -39,12 +42,45 @@ def compare(args: ParsedArgs) -> None:
         "bars": args.show_progress,
     }
     if comparison is None:
-        comparison = read_folder(folder)
+        comparison = read_comparison_folder(folder)
     else:
         folder = out_folder(args, f"runs/{comparison.name}", "comparison")
     with resumable(folder, "compare"):
         comparison_runner.compare(comparison, folder, command=args.command, **how)
     (_print_json if "--json" in args else _show_comparison)(folder, only)
+
+
+def all_options(name: str, args: ParsedArgs) -> str:
+    """Return the run options that all methods share, with the base's values, and those of each method."""
+    from fedstill.compare.comparison import methods_by_label
+    from fedstill.compare.comparison_file import base_run, is_file_listing_methods
+    from fedstill.runs.config import from_dict
+
+    names = args.positionals
+    base = base_run(names, args.get("--base"))
+    planned = any(is_file_listing_methods(each) for each in names)
+    tables = {} if planned or not names else methods_by_label(names, {})
+    methods = {label: from_dict({"method": table}).method for label, table in tables.items()}
+    return shared_options(base, args.overrides, methods)
+
+
+def shared_options(base: RunConfig, words: Sequence[str], methods: Mapping[str, Method] | None = None) -> str:
+    """Return the run options that all methods of a comparison share, and those of each method by label."""
+    from fedstill.cli.options import list_options
+    from fedstill.compare.comparison_file import PER_RUN_KEYS
+
+    shared = [part for part in dataclasses.fields(base) if part.name not in PER_RUN_KEYS]
+    parts = {part.name: getattr(base, part.name) for part in shared}
+    types = get_type_hints(type(base))
+    own = {re.sub(r"\W", "_", label): method for label, method in (methods or {}).items()}
+    form: Any = dataclasses.make_dataclass(
+        "Comparison",
+        [*((key, types[key]) for key in parts), *((key, type(method)) for key, method in own.items())],
+        namespace={"__doc__": type(base).__doc__},
+        frozen=True,
+    )
+    listed = list_options(form(**parts, **own), [in_full(word) for word in words])
+    return f"all options of `fedstill run` that hold for all methods, and their values:\n\n{listed}"
 
 
 def _comparison_from_args(args: ParsedArgs) -> Comparison:
@@ -55,7 +91,7 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
 
     leakage = "--leakage" in args
     prog = f"fedstill compare {' '.join(names)}"
-    planned = any(comparison_file.lists_methods(name) for name in names)
+    planned = any(comparison_file.is_file_listing_methods(name) for name in names)
     run = comparison_file.base_run(names, base)  # which also says where modules are looked for
     options, shared = ({}, args.overrides) if planned else _of_one_method(args.overrides, names, run, prog)
     words = [*map(in_full, shared), *([] if data is None else ["--data.name", data])]
@@ -110,10 +146,11 @@ def _of_one_method(
             called = f"'--{first.rpartition(':')[2]}.{rest}'"
             raise UnknownName("option", option.option, [], suggestion=called)
         label = spelled.get(first, "") if dot else ""
-        meant = [spelled for spelled in spelled if first in spelled.split("_")]
-        if dot and not label and first not in to_dict(base) and len(meant) == 1:
-            option_of = f"'--{spelled[meant[0]]}.{rest}'"
-            raise UnknownName("option", option.option, [], suggestion=option_of)
+        if dot and not label and first not in to_dict(base):
+            meant = [name for name in spelled if first in name.split("_")] or similar_names(first, spelled)
+            if len(meant) == 1:
+                option_of = f"'--{spelled[meant[0]]}.{rest}'"
+                raise UnknownName("option", option.option, [], suggestion=option_of)
         (own.setdefault(label, []) if label else shared).extend(
             [f"--method.{rest}" if label else option.option, *option.values]
         )
@@ -162,7 +199,7 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report.compare_files import print_comparison, summarize, write_comparison
 
-    comparison = compare.read_folder(folder)
+    comparison = compare.read_comparison_folder(folder)
     page = write_comparison(folder, comparison)
     summary = summarize(folder, comparison)
     print_comparison(summary, SafeConsole())
@@ -177,11 +214,11 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
 def _print_json(folder: Path, only: Sequence[str]) -> None:
     """Write a comparison's files, and print each run's result by its folder; leave with 1 if one that was to
     run has none."""
-    from fedstill.compare.comparison_file import read_folder
+    from fedstill.compare.comparison_file import read_comparison_folder
     from fedstill.compare.comparison_runner import read_results
     from fedstill.report.compare_files import write_comparison
 
-    comparison = read_folder(folder)
+    comparison = read_comparison_folder(folder)
     write_comparison(folder, comparison)
     found = read_results(folder, comparison)
     print_json(found)

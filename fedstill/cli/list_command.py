@@ -71,7 +71,7 @@ def _descriptions(kind: str) -> dict[str, str]:
         return methods
     return {
         name: " ".join((getdoc(entry) or "").partition("\n\n")[0].replace("``", "").split())
-        for name, entry in others[kind].importable().items()
+        for name, entry in others[kind].importable_objects().items()
     }
 
 
@@ -119,7 +119,7 @@ def title_and_paper(method: type[Method]) -> str:
 
 def _method_facts(name: str) -> dict[str, str]:
     """Describe a method with its default options, on the first task that it supports."""
-    from fedstill.compare.comparison_file import method_queries, released_kinds
+    from fedstill.compare.comparison_file import method_queries_by_name, released_kinds
     from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.model_scores import NEED_TITLES
@@ -131,7 +131,8 @@ def _method_facts(name: str) -> dict[str, str]:
     first_task = next(task for task, refusal in tasks.items() if not refusal)
     run = from_dict({"method": {"name": name}, "task": {"name": first_task}})
     sent = [
-        query.name + (f" x{query.times}" if query.times > 1 else "") for query in method_queries(run).values()
+        query.name + (f" x{query.times}" if query.times > 1 else "")
+        for query in method_queries_by_name(run).values()
     ]
     needed = [text for key, text in {**NEED_TITLES, **MORE_NEEDS}.items() if needs[key]]
     options = {key: value for key, value in to_table(method).items() if key != "name"}
@@ -143,15 +144,22 @@ def _method_facts(name: str) -> dict[str, str]:
         "queries": ", ".join(sent) or "none",
         "evaluated on": MAIN_MODELS[method.evaluated_model][0],
         "options": ", ".join(f"{key} {value}" for key, value in options.items()) or "none",
-        "usage": f"fedstill run demo --method.name {name} --help-all; in compare --{label}.OPTION",
+        "usage": f"{_run_calls(name)}; in compare --{label}.OPTION",
     }
+
+
+def _run_calls(method: str) -> str:
+    """Return the commands that run a method: its preset, on digits if there is one, or any other preset."""
+    own = [name for name in presets.names() if name.endswith(f"-{method}")]
+    own.sort(key=lambda name: not name.startswith("digits-"))
+    return "; ".join(f"fedstill run {preset}" for preset in (*own[:1], f"PRESET --method.name {method}"))
 
 
 def tasks_by_method() -> dict[str, dict[str, str | None]]:
     """Return, by method and task, why the method does not support the task; None where it does."""
     from fedstill.protocol.method import METHODS
 
-    working = METHODS.importable()
+    working = METHODS.importable_objects()
     return dict(zip(working, _refusals_by_task(working.values()), strict=True))
 
 
@@ -159,7 +167,7 @@ def _refusals_by_task(methods: Iterable[type[Method]]) -> list[dict[str, str | N
     from fedstill.protocol.method import unmet_need
     from fedstill.tasks import TASKS
 
-    tasks = {name: kind().minimal_task() for name, kind in TASKS.importable().items()}
+    tasks = {name: kind().minimal_task() for name, kind in TASKS.importable_objects().items()}
     return [{name: unmet_need(method().needs(), task) for name, task in tasks.items()} for method in methods]
 
 

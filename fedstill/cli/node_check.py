@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import PublicData
     from fedstill.node.node_file import NodeFile
     from fedstill.node.owner_folder import FolderCheck
@@ -34,7 +34,7 @@ class CheckedRun:
 
     target: str
     config: RunConfig
-    spec: InputSpec | None
+    spec: DataSpec | None
     public: PublicData | None
     note: str  # why the spec is not known
 
@@ -97,9 +97,9 @@ def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
 
 
 def asked_by(target: str, config: RunConfig) -> CheckedRun:
-    """Return a run with its input spec and public data, if its data are on this machine."""
+    """Return a run with its data spec and public data, if its data are on this machine."""
     from fedstill.data import load as load_data
-    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import load_public
 
     try:
@@ -107,12 +107,12 @@ def asked_by(target: str, config: RunConfig) -> CheckedRun:
         public = load_public(config.public, data, config.task)[1]
     except DataError as error:
         return CheckedRun(target, config, _spec_of_schema(config), None, str(error))
-    return CheckedRun(target, config, InputSpec.from_data(config.task, data), public, "")
+    return CheckedRun(target, config, DataSpec.from_data(config.task, data), public, "")
 
 
-def _spec_of_schema(config: RunConfig) -> InputSpec | None:
+def _spec_of_schema(config: RunConfig) -> DataSpec | None:
     """Return the spec of a run on tables whose schema is here, though its rows are not; else None."""
-    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.data_spec import DataSpec
     from fedstill.data.user_data import UserFiles
 
     if config.task.task_class.form != "rows" or not isinstance(config.data, UserFiles):
@@ -121,7 +121,7 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
         schema = config.data.read_schema(Path(config.data.root or ".").expanduser() / config.data.name)
     except FedstillError:  # why its rows are not here is what is said
         return None
-    return InputSpec.from_schema(config.task, schema)
+    return DataSpec.from_schema(config.task, schema)
 
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def _first_refusal(rules: Mapping[str, str]) -> str | None:
     return None
 
 
-def _student(asking: CheckedRun, spec: InputSpec) -> nn.Module | None:
+def _student(asking: CheckedRun, spec: DataSpec) -> nn.Module | None:
     """Return the run's student, to compare architectures; None if it cannot be built here."""
     from fedstill import models
 

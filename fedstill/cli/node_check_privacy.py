@@ -9,7 +9,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QueryRefused
 from fedstill.core.table_schema import schema_difference
 from fedstill.core.text_format import clip_text
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_file
 from fedstill.node.audit_file import TotalSpent
@@ -82,7 +82,7 @@ def schema_fact(file: NodeFile) -> str:
     return f"any that a run has: {learned} (data.schema names the only one)"
 
 
-def spec_objection(file: NodeFile, found: FolderCheck, spec: InputSpec) -> str | None:
+def spec_objection(file: NodeFile, found: FolderCheck, spec: DataSpec) -> str | None:
     """Return how a run's schema or classes differ from the only ones that the owner allows; else None."""
     if file.data.classes and file.data.classes != spec.classes:
         named = ", ".join(map(clip_text, spec.classes))

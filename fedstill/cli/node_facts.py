@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedstill.core.dataset import TensorData
-    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.data_spec import DataSpec
     from fedstill.node.node_file import NodeFile
     from fedstill.node.owner_folder import FolderCheck
     from fedstill.node.policy import PolicyConfig
@@ -83,7 +83,7 @@ def admission_facts(policy: PolicyConfig) -> list[str]:
     return [words] if words else []
 
 
-def _counts(spec: InputSpec, data: TensorData) -> str:
+def _counts(spec: DataSpec, data: TensorData) -> str:
     """Return the class counts in one line; empty if there are no classes."""
     task, classes = spec.make_task(), spec.classes
     if task.kind == "image":

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import ParsedArgs, leave
-from fedstill.cli.run import changed, configured, finish, out_folder
-from fedstill.core.errors import ArgumentError, BundleError
+from fedstill.cli.run import changed, configured, finish, out_folder, run_options
+from fedstill.core.errors import ArgumentError, QueryFileError
 from fedstill.core.text_format import format_bytes
 
 if TYPE_CHECKING:
@@ -36,14 +36,26 @@ def make(args: ParsedArgs) -> None:
     _print_queries(queries)
     _print_facts(
         {
-            "queries": _described(path),
+            "files": _described(path),
             "SHA-256": sha256,
             "run": group_digits(describe(queries.plan, queries.public).sha256),
             "your key": signed_files.fingerprint(signed_files.public_key_bytes(own)),
         }
     )
-    print(f"Give each node both files, and read the fingerprint of your key out to it. Keep {private} and")
-    print(f"{_recipe(path)}: with them the answers become a student.")
+    print("Next:")
+    print(f"  1. send {path} and its .sig file to each node; read out your key's fingerprint by phone")
+    print(f"  2. each node runs `fedstill offline answer DIR {path.name}`, and sends its responses back")
+    print(f"  3. {_combine_call(path)}")
+    print(f"Step 3 needs {path}, its .sig file and {_recipe(path)}. Keep {private} secret.")
+
+
+def combine_options(name: str, args: ParsedArgs) -> str:
+    """Return every option of the run whose queries were made (default: the preset demo)."""
+    from fedstill.runs.config import load, load_toml
+
+    queries = args.path("--queries")
+    config, where = (load("demo"), "demo") if queries is None else (load_toml(_recipe(queries)), queries)
+    return run_options(config, args.overrides, f"with the values of {where}")
 
 
 def combine(args: ParsedArgs) -> None:
@@ -54,7 +66,7 @@ def combine(args: ParsedArgs) -> None:
 
     recipe = _recipe(queries)
     if not recipe.is_file():
-        raise BundleError(f"{recipe} is missing: `fedstill offline make` wrote it next to {queries}")
+        raise QueryFileError(f"{recipe} is missing: `fedstill offline make` wrote it next to {queries}")
     asked = load_toml(recipe)
     config = changed(asked, args.overrides, "fedstill offline combine", args.known)
     runs.check_unchanged_options(asked, config)
@@ -69,7 +81,7 @@ def combine(args: ParsedArgs) -> None:
         leave("stopped; run the same command to resume", 130)
     finish(folder, result)
     if result["files"]["missing"]:
-        print(f"No answers came from {', '.join(result['files']['missing'])}, whose keys are in {keys}.")
+        print(f"No responses came from {', '.join(result['files']['missing'])}, whose keys are in {keys}.")
     if known is None:
         print("The nodes' keys were not compared. Have each node read the fingerprint of its key out:")
         _print_facts({node["node"]: node["signed_by"] for node in result["files"]["responses"]})
@@ -89,7 +101,7 @@ def _keys(folder: Path) -> dict[str, str]:
 
 
 def answer(args: ParsedArgs) -> None:
-    """``fedstill offline answer``: the answers of one node, into a file."""
+    """Write the responses of one node into a signed file."""
     key = args.get("--server-key")
 
     from fedstill.core.progress import ProgressBar
@@ -97,7 +109,7 @@ def answer(args: ParsedArgs) -> None:
     from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
-    NodeService(folder).limit_process_memory()  # which is this command's own
+    NodeService(folder).limit_process_memory()  # the process runs this command only
     with ProgressBar(True) as bars:
         reply = offline_node.answer_queries(
             folder,
@@ -111,19 +123,25 @@ def answer(args: ParsedArgs) -> None:
     _print_queries(reply.queries)
     _print_facts(
         {
-            "asked by": f"{reply.queries.signer} ({known})",
-            "left": ", ".join(f"{kind} {format_bytes(size)}" for kind, size in left.items()) or "nothing",
+            "signed by": f"{reply.queries.signer} ({known})",
+            "released": ", ".join(f"{kind} {format_bytes(size)}" for kind, size in left.items()) or "nothing",
             "noise": ", ".join(mechanisms) + ("; no guarantee" if mechanisms == ["none"] else ""),
             "cost": reply.cost,
-            "answers": _described(reply.path),
+            "files": _described(reply.path),
             "your key": reply.signer,
         }
     )
     if reply.was_released:
-        print("These are the answers that left before, byte for byte: nothing more was charged.")
-    print("Give back both files of answers, and read the fingerprint of your key out to the server's people.")
-    if not reply.queries.trusted:
-        print("Before that, have them read out theirs: it must be the one above.")
+        print("These responses were released before, with the same bytes. Nothing more was charged.")
+    print("Next:")
+    comparison = "compare the fingerprint after 'signed by' with the server's, by phone"
+    steps = [
+        *([] if reply.queries.trusted else [comparison]),
+        f"send {reply.path} and its .sig file to the server, and read out your key's fingerprint",
+        f"the server runs `{_combine_call(file)}`",
+    ]
+    for number, step in enumerate(steps, 1):
+        print(f"  {number}. {step}")
 
 
 def show(args: ParsedArgs) -> None:
@@ -133,13 +151,18 @@ def show(args: ParsedArgs) -> None:
     from fedstill.protocol.run_plan import describe
     from fedstill.tasks import TASKS
 
-    # Of what is not the package's own that which is installed: a file's word imports nothing else.
+    # Custom methods and tasks are imported only if they are installed, never because a file names them.
     queries = offline_files.read_queries(
         Path(args.positionals[0]), methods=tuple(METHODS), tasks=tuple(TASKS)
     )
     _print_queries(queries)
     run = group_digits(describe(queries.plan, queries.public).sha256)
     _print_facts({"SHA-256": queries.sha256, "run": run, "signed by": queries.signer})
+
+
+def _combine_call(queries: Path) -> str:
+    """Return the server's command for the responses to a file of queries."""
+    return f"fedstill offline combine responses-*.safetensors --queries {queries.name}"
 
 
 def _described(path: Path) -> str:
@@ -158,9 +181,9 @@ def _print_queries(queries: Queries) -> None:
     names = Counter(call.query for call in queries.calls)
     facts = {
         "method": str(queries.plan.method["name"]),
-        "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
-        "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
-        "spec": f"{spec.task.registered_name}, {len(spec.classes)} classes, "
+        "queries": ", ".join(f"{name} ({count})" for name, count in names.items()),
+        "inputs": "none" if public is None else f"{len(public)} public inputs: {public.name}",
+        "task": f"{spec.task.registered_name}, {len(spec.classes)} classes, "
         f"inputs {' x '.join(map(str, spec.shape))}",
     }
     _print_facts(facts)

@@ -5,14 +5,19 @@ So a command line and a file take the same values, and refuse others in the same
 
 from __future__ import annotations
 
+import contextlib
+import io
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from functools import reduce
 from itertools import zip_longest
 from types import UnionType
-from typing import Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from fedstill.cli.arguments import ALL_HELP
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.cli.arguments import ALL_HELP, MissingValue
+from fedstill.core.errors import ArgumentError, UnknownName, closest_name
 from fedstill.core.names import parse_cli_number
 
 C = TypeVar("C")
@@ -31,14 +36,13 @@ class Option(NamedTuple):
         return self.option.removeprefix("--").replace("-", "_")
 
 
-def override(config: C, words: list[str], prog: str, about: str, also: Sequence[str] = ()) -> C:
+def override(config: C, words: list[str], prog: str, also: Sequence[str] = ()) -> C:
     """The same configuration with options from the command line.
 
     Args:
         config: a frozen dataclass: what holds where no option is given.
-        words: the options, each followed by its values; ``--help-all`` prints all of them and exits with 0.
-        prog: the command before the options, for help and errors.
-        about: what help says above the options.
+        words: the options, each followed by its values.
+        prog: the command before the options, for errors.
         also: options of the command itself, for suggestions.
 
     Raises:
@@ -46,38 +50,68 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
     """
     from fedstill.core.config_tables import (
         check_option_owner,
+        describe_type,
         option_types,
         read_table,
-        registered_choices,
         to_table,
     )
 
     kind = type(config)
-    helps = ALL_HELP in words
-    config, given = choose(config, group([word for word in words if word != ALL_HELP]))
-    if helps:
-        _help(config, prog, f"{about}\n{_choices(config)}")
+    config, given = choose(config, group(words))
     known = option_types(config)
     for option in given:
         if option.name not in known:
             check_option_owner(config, option.name, " ".join(option.values))
-            names = [*also, *(f"--{name}" for name in known)]
-            chosen = next(
-                (f"'--{key}'" for key in registered_choices(config) if key.startswith(f"{option.name}.")), ""
-            )
-            section = option.name.rpartition(".")[0]
-            siblings = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
-            see = f"`{prog} --help-all` lists all"
-            if 0 < len(siblings) <= FEW:
-                see = f"there are {', '.join(siblings)}; {see}"
-            raise UnknownName("option", option.option, names, see=see, suggestion=chosen)
+            raise _unknown_option(config, option, known, prog, also)
     table = to_table(config)
     for option in given:
-        if not option.values and known[option.name] is str:  # who means none says --NAME=
-            raise ArgumentError(option.option, "", "a value after it")
+        if _lacks_value(known[option.name], option.values):
+            raise MissingValue(option.option, describe_type(known[option.name]))
         *places, last = option.name.split(".")
         reduce(dict.__getitem__, places, table)[last] = _value(known[option.name], option.values)
     return read_table(kind, table)
+
+
+def _unknown_option(
+    config: Any, option: Option, known: Sequence[str], prog: str, also: Sequence[str]
+) -> UnknownName:
+    """Return the error of an option that does not exist, with the option that was probably meant."""
+    names = [*also, *(f"--{name}" for name in known)]
+    section = option.name.rpartition(".")[0]
+    siblings = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
+    see = f"`{prog} {ALL_HELP}` lists all"
+    if 0 < len(siblings) <= FEW:
+        see = f"there are {', '.join(siblings)}; {see}"
+    meant = _choice_by_name(config, option)
+    return UnknownName("option", option.option, names, see=see, suggestion=repr(meant) if meant else "")
+
+
+def _choice_by_name(config: Any, option: Option) -> str:
+    """Return ``--method.name fedkd`` for ``--method fedkd``; empty if no choice has this name."""
+    from fedstill.core.config_tables import base_class_by_option
+
+    for name, base in base_class_by_option(config).items():
+        if name.startswith(f"{option.name}."):
+            value = " ".join(option.values)
+            return " ".join([f"--{name}", *filter(None, [closest_name(value, base.registry)])])
+    return ""
+
+
+def _lacks_value(kind: Any, values: Sequence[str]) -> bool:
+    """Return whether an option was given without a value that it needs.
+
+    A list may be empty, and so may a text if that is written as ``--NAME=``.
+
+    >>> [_lacks_value(kind, []) for kind in (int, str, tuple[int, ...])]
+    [True, True, False]
+    >>> [_lacks_value(kind, [""]) for kind in (int | None, str | None, tuple[int, ...])]
+    [True, False, False]
+    """
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if any(values) or any(get_origin(part) is tuple for part in kinds):
+        return False
+    is_text = any(part is str or (get_origin(part) is Literal and "" in get_args(part)) for part in kinds)
+    return not (values and is_text)
 
 
 def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
@@ -85,13 +119,16 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
     A newly chosen one has its defaults, except for options that all choices share.
     """
-    from fedstill.core.config_tables import merge_tables, read_table, registered_choices, to_table
+    from fedstill.core.config_tables import base_class_by_option, merge_tables, read_table, to_table
 
     kind, rest = type(config), list(given)
     for option in given:
-        if option.name not in registered_choices(config):
+        if option.name not in base_class_by_option(config):
             continue
         if len(option.values) != 1:
+            if not any(option.values):
+                base = base_class_by_option(config)[option.name]
+                raise MissingValue(option.option, base.registry.choices_text)
             raise ArgumentError(option.name, " ".join(option.values), "one name")
         above: Any = option.values[0]
         for key in reversed(option.name.split(".")):
@@ -101,14 +138,54 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
     return config, rest
 
 
+def list_options(config: Any, words: Sequence[str] = ()) -> str:
+    """Return every option of a configuration with its default, and the names to choose from.
+
+    Args:
+        config: a frozen dataclass with the defaults.
+        words: options, of which those that choose by name decide which options there are.
+    """
+    import tyro
+
+    config, _ = choose(config, group(list(words)))
+    page = _CapturedOutput()
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+        tyro.cli(
+            type(config),
+            default=config,
+            args=["--help"],
+            description=_choices(config),
+            use_underscores=True,  # an option is spelled as its key in TOML
+            config=(tyro.conf.FlagConversionOff,),  # and has a value, as there
+        )
+    return page.getvalue().partition("\n\n")[2]  # without tyro's own line of usage
+
+
+class _CapturedOutput(io.StringIO):
+    """Text in place of standard output, with colors and boxes if standard output can show them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stdout = sys.stdout
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stdout.encoding
+
+    def isatty(self) -> bool:
+        return self._stdout.isatty()
+
+
 def _choices(config: Any) -> str:
     """Return a line for each option that chooses by name."""
-    from fedstill.core.config_tables import registered_choices, to_table
+    from fedstill.core.config_tables import base_class_by_option, to_table
 
     lines = []
-    for name, base in registered_choices(config).items():
+    width = min(shutil.get_terminal_size().columns, 100)
+    for name, base in base_class_by_option(config).items():
         now = reduce(dict.__getitem__, name.split("."), to_table(config))
-        lines.append(f"--{name} NAME (default: {now}): {base.registry.choices}")
+        line = f"--{name} NAME (default: {now}): {base.registry.choices_text}"
+        lines.append(textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False))
     return "\n".join(lines)
 
 
@@ -131,21 +208,6 @@ def group(words: list[str]) -> list[Option]:
         else:
             raise ArgumentError("option", word, "--NAME VALUE; one preset, file or folder only")
     return given
-
-
-def _help(config: Any, prog: str, about: str) -> NoReturn:
-    import tyro
-
-    tyro.cli(
-        type(config),
-        default=config,
-        args=["--help"],
-        prog=prog,
-        description=about,
-        use_underscores=True,  # an option is spelled as its key in TOML
-        config=(tyro.conf.FlagConversionOff,),  # and has a value, as there
-    )
-    raise AssertionError("help ends the command")
 
 
 def _value(kind: Any, words: list[str]) -> Any:

@@ -99,7 +99,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
 
 def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
-    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.data_spec import DataSpec
     from fedstill.data.loading import load
     from fedstill.runs.build import split_data
 
@@ -107,7 +107,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
     parts, public = split_data(config, data)
     notes = group_privacy_notes(parts, [config.nodes.privacy] * len(parts))
     made = PlannedRun(
-        target, config.method, InputSpec.from_data(config.task, data), public, config.nodes.models, notes
+        target, config.method, DataSpec.from_data(config.task, data), public, config.nodes.models, notes
     )
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)

@@ -23,7 +23,7 @@ from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import PublicData
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.local_config import LocalConfig
@@ -35,7 +35,7 @@ class PlannedRun:
 
     name: str
     method: Any
-    spec: InputSpec
+    spec: DataSpec
     public: PublicData | None
     models: tuple[str, ...] = ()  # of the nodes, where they are known
     notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one
@@ -132,11 +132,11 @@ def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[s
         }
         length = "" if most.length is None else most.length.name
         if most.length is not None:
-            facts["length"] = f"{length} = {most.length.value:.10g}{_steps_note(plans)}"
+            facts["length"] = f"{length} {most.length.value:.10g}{_steps_note(plans)}"
         facts["found"] = {
-            "noise": f"noise, so that epsilon is at most {min(config.epsilon, config.total_budget[0]):g}",
-            "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
-            "epsilon": "epsilon, from noise and length",
+            "noise": f"noise chosen for epsilon <= {min(config.epsilon, config.total_budget[0]):g}",
+            "steps": f"{length} chosen for epsilon <= {config.epsilon:g}",
+            "epsilon": "epsilon computed from noise and length",
         }[most.found]
         if "model" in config.dp_trained and most.cost.pld and MODEL not in run.models:
             records = sum(plan.place.examples for plan in plans) // len(plans)  # as they were recorded
@@ -179,13 +179,20 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
     rows = []
     for line in _lines(plan):
         times, price, alone = line["times"], line["events"], line["epsilon"]
-        cost_text = "no guarantee" if price is None else "\n".join(events(price)) or "free"
+        free = "free (covered by training)" if _is_covered_by_training(plan, line) else "free"
+        cost_text = "no guarantee" if price is None else "\n".join(events(price)) or free
         often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
         each = " each" if times is None and price else ""
         what = line["query"] if line["part"] == RESPONSE else f"{line['query']}, {line['part']}"
         noise = "-" if line["for"] in ("other", "nothing") else line["for"]
         rows.append([what, noise, cost_text, often, f"{epsilon_text_rounded_up(alone)}{each}"])
     print_table(console, ["query", "noise", "price", "times", "alone"], rows, left=3)
+
+
+def _is_covered_by_training(plan: NodePlan, line: Mapping[str, Any]) -> bool:
+    """Return whether a query releases outputs of a model whose training with DP-SGD is charged."""
+    query = plan.mechanism.side.queries.get(line["query"])
+    return "model" in plan.mechanism.config.dp_trained and query is not None and bool(query.released_kinds())
 
 
 def _lines(plan: NodePlan) -> list[dict[str, Any]]:

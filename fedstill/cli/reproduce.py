@@ -39,7 +39,7 @@ def reproduce(args: ParsedArgs) -> None:
         return print(markdown(entry, record), end="")
     seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
     if "--plan" in args:
-        return print(_plan(entry, scale, seeds, _changes(entry.source, scale, args)), end="")
+        return print(_plan(entry, scale, seeds, _changes(entry.reproduction_with_runs, scale, args)), end="")
     only = args.options.get("--only", [])
     before = _before(entry, scale, seeds, only) if only and "--record" in args else None
     folder = Path(args.get("--out") or ROOT)
@@ -59,18 +59,34 @@ def reproduce(args: ParsedArgs) -> None:
     return None
 
 
+def all_options(name: str, args: ParsedArgs) -> str:
+    """Return the run's options of a table or figure (default: of any comparison)."""
+    from fedstill.cli.compare import shared_options
+    from fedstill.compare.comparison_file import base_run
+    from fedstill.compare.reproduction import find_reproduction
+
+    if not args.positionals:
+        return shared_options(base_run([]), args.overrides)
+    source = find_reproduction(args.positionals[0]).reproduction_with_runs
+    if not source.is_comparison:
+        return f"{args.positionals[0]} compares no runs: of a run's options it takes --data.root only\n"
+    base = base_run([str(source.file)], scale=args.get("--scale") or "small")
+    return shared_options(base, args.overrides)
+
+
 def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str, Any]) -> str:
     """Return the complete configuration of the runs, and the arguments of the table's program, as TOML."""
     import tomli_w
 
     text = ""
-    if entry.source.is_comparison:
-        text = replace(entry.source.comparison(scale, seeds=seeds, changes=changes), paper=()).to_toml()
+    if entry.reproduction_with_runs.is_comparison:
+        text = replace(
+            entry.reproduction_with_runs.comparison(scale, seeds=seeds, changes=changes), paper=()
+        ).to_toml()
     if not entry.about.program:
         return text
-    return (
-        f"{text}# arguments of {entry.about.program}\n{tomli_w.dumps({'arguments': entry.arguments(scale)})}"
-    )
+    arguments = tomli_w.dumps({"arguments": entry.program_arguments(scale)})
+    return f"{text}# arguments of {entry.about.program}\n{arguments}"
 
 
 def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> ReproductionRecord:
@@ -100,7 +116,7 @@ def _list() -> None:
             for scale, record in records.items()
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
-        minutes = f"{max(entry.minutes(records.get(SMALL_SCALE)), 1):.0f}"
+        minutes = f"{max(entry.minutes_per_seed(records.get(SMALL_SCALE)), 1):.0f}"
         rows.append((entry.name, shows, ", ".join(entry.data), minutes, "; ".join(recorded) or "-"))
     print_list(
         ("name", "content", "data", "minutes", "recorded; pairs of methods in the paper's order"), rows
@@ -111,9 +127,9 @@ def _list() -> None:
 
 def _order(entry: Reproduction, record: ReproductionRecord) -> str:
     """Return how many pairs of methods are in the paper's order, where it has values."""
-    from fedstill.report.reproduction_order import compare_order
+    from fedstill.report.reproduction_ranking import compare_ranking
 
-    order = compare_order(record.rows, entry.published(record.scale))
+    order = compare_ranking(record.rows, entry.published(record.scale))
     return f"; {order}" if order.pairs else ""
 
 
@@ -126,7 +142,7 @@ def _print_json() -> None:
         about = {key: getattr(entry.about, key) for key in ("paper", "what", "title")}
         records = _records(entry)
         kept = {scale: asdict(record) for scale, record in records.items()}
-        minutes = round(entry.minutes(records.get(SMALL_SCALE)), 1)
+        minutes = round(entry.minutes_per_seed(records.get(SMALL_SCALE)), 1)
         entries.append(
             {"name": entry.name, **about, "minutes": minutes, "data": list(entry.data), "records": kept}
         )
@@ -154,7 +170,7 @@ def _made(
             folder,
             seeds=seeds,
             only=args.options.get("--only", []),
-            changes=_changes(entry.source, scale, args),
+            changes=_changes(entry.reproduction_with_runs, scale, args),
             command=args.command,
             report=write_report,
             metrics=write_and_collect,
@@ -175,7 +191,7 @@ def _changes(source: Reproduction, scale: str, args: ParsedArgs) -> dict[str, An
     changes: dict[str, Any] = {}
     for option in group(args.overrides):
         if option.name != "data.root":
-            see = "`fedstill reproduce --help` shows all; of a run's it takes --data.root alone"
+            see = "`fedstill reproduce --help` shows all; of a run's options it takes --data.root only"
             raise UnknownName("option", option.option, [*args.known, "--data.root"], see=see)
         if len(option.values) != 1:
             raise ArgumentError(option.option, " ".join(option.values), "one folder")

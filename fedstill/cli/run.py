@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, leave
 from fedstill.cli.console import print_json
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
     from fedstill.runs.config import RunConfig
@@ -69,10 +69,10 @@ def report(args: ParsedArgs) -> None:
             "--out", args.get("--out"), "none without --figures, as a report is in its run's folder"
         )
     if (folder / "compare.toml").exists():
-        from fedstill.compare.comparison_file import read_folder
+        from fedstill.compare.comparison_file import read_comparison_folder
         from fedstill.report.compare_files import write_comparison
 
-        print(f"Report: {write_comparison(folder, read_folder(folder))}")
+        print(f"Report: {write_comparison(folder, read_comparison_folder(folder))}")
         return
     from fedstill.report import write_report
 
@@ -133,10 +133,16 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
 
 def configured(target: str, args: ParsedArgs, command: str) -> RunConfig:
     """The run that a preset or file and the options behind it describe."""
+    words = [in_full(word) for word in args.overrides]
+    return changed(_loaded(target, command), words, f"fedstill {command} {target}", args.known)
+
+
+def _loaded(target: str, command: str) -> RunConfig:
+    """Return the run of a preset or file."""
     from fedstill.runs.config import load
 
     try:
-        config = load(target)
+        return load(target)
     except UnknownName as error:
         from fedstill.compare.comparison_file import is_comparison_file
 
@@ -144,20 +150,20 @@ def configured(target: str, args: ParsedArgs, command: str) -> RunConfig:
             raise
         allowed = f"a run's file: this one compares runs (fedstill compare {target}, or reproduce)"
         raise ArgumentError(f"fedstill {command}", target, allowed) from error
-    words = [in_full(word) for word in args.overrides]
-    return changed(config, words, f"fedstill {command} {target}", args.known)
 
 
-def print_all_options(name: str, words: list[str]) -> None:
-    """Print every option of a run with its value in a preset or file (default: demo), and exit."""
-    from fedstill.runs.config import load
+def all_options(name: str, args: ParsedArgs) -> str:
+    """Return every option of a run with its value in the last preset or file (default: demo)."""
+    target = args.positionals[-1] if args.positionals else "demo"
+    return run_options(_loaded(target, name), args.overrides, f"with the values of {target}")
 
-    first = next(place for place, word in enumerate(words) if word.startswith("--"))
-    try:
-        config = load(words[0] if first else "demo")
-    except FedstillError:  # as methods of a comparison
-        config = load("demo")
-    changed(config, [in_full(word) for word in words[first:]], " ".join(["fedstill", name, *words[:first]]))
+
+def run_options(config: RunConfig, words: Sequence[str], note: str) -> str:
+    """Return every option of a run under a head."""
+    from fedstill.cli.options import list_options
+
+    listed = list_options(dataclasses.replace(config, paper=()), [in_full(word) for word in words])
+    return f"all options of `fedstill run`, {note}:\n\n{listed}"
 
 
 def in_full(word: str) -> str:
@@ -171,6 +177,5 @@ def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] 
     from fedstill.cli.options import override
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
-    what = (type(config).__doc__ or "").partition("\n\nArgs:")[0]  # help tells options by itself
-    made = override(plain, words, prog, what, also)
+    made = override(plain, words, prog, [*also, *SHORT])
     return dataclasses.replace(made, paper=config.paper)

@@ -22,7 +22,7 @@ def schema(args: ParsedArgs) -> None:
 
     from fedstill.core.run_writer import write_text
     from fedstill.data.schema_draft import draft_schema, find_rare_categories, similar_category_notes
-    from fedstill.data.tables import TABLE_ENDINGS, read_cells, schema_text, table_ending
+    from fedstill.data.table_data import TABLE_ENDINGS, read_cells, schema_text, table_ending
 
     for file in files:
         if not table_ending(file):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,17 @@ def predict(args: ParsedArgs) -> None:
     from fedstill.student.student_model import load
 
     run, data = args.positionals
-    student = load(run, args.get("--model"))
+    options = reading(args)
     out = args.path("--out", f"{Path(data).stem}-predictions.csv")
     if out.exists() and "--out" not in args:
         raise FedstillError(f"{out} is there already: --out names another file, or this one to replace it")
-    count = predict(student, data, reading(args, student.about.words), out)
+    student = load(run, args.get("--model"))
+    count = predict(student, data, replace(options, words=student.about.words), out)
     if "--json" in args:
         print_json({"answers": count, "file": str(out)})
         return
-    print(f"{format_count(count, 'response')}: {out}")
+    place = "" if "--out" in args else " (in the current folder)"
+    print(f"{format_count(count, 'response')}: {out}{place}")
 
 
 def evaluate(args: ParsedArgs) -> None:
@@ -41,13 +44,13 @@ def evaluate(args: ParsedArgs) -> None:
         print_json(found)
         return
     from fedstill.core.safe_console import SafeConsole
-    from fedstill.report.evaluation_table import evaluation_table, overlap_text
+    from fedstill.report.evaluation_table import data_overlap_text, evaluation_table
     from fedstill.report.table_formats import print_rows
     from fedstill.tasks.task import Metric
 
     metrics = tuple(Metric(**each) for each in found["measures"])
     print_rows(evaluation_table(found, metrics), SafeConsole())
-    print(overlap_text(found))
+    print(data_overlap_text(found))
     for note in found["notes"]:
         print(f"Note: {note}")
 
@@ -59,9 +62,10 @@ def export(args: ParsedArgs) -> None:
     from fedstill.student.student_model import load
 
     run, kind = Path(args.positionals[0]), str(args.get("--format"))
+    default_name = format_of(kind).name  # before the run is read: a wrong format is seen at once
     student = load(run, args.get("--model"))
     folder = run if run.is_dir() else run.parent
-    out = args.path("--out", folder / format_of(kind).name)
+    out = args.path("--out", folder / default_name)
     apart = export(student, kind, out)
     card = None
     if (folder / "result.json").exists():
@@ -78,7 +82,7 @@ def export(args: ParsedArgs) -> None:
         print(f"Model card: {card}")
 
 
-def reading(args: ParsedArgs, words: str = "") -> NewDataOptions:
+def reading(args: ParsedArgs) -> NewDataOptions:
     """Return how data are read, by the options."""
     from fedstill.data.new_data import NewDataOptions
 
@@ -91,5 +95,4 @@ def reading(args: ParsedArgs, words: str = "") -> NewDataOptions:
         channels=channels,
         slices=number("--slices", args.get("--slices") or "0", int, lambda count: count >= 0),
         sites=tuple(args.options.get("--sites", ())),
-        words=words,
     )

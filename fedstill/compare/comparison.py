@@ -168,7 +168,7 @@ class Comparison:
         return None
 
 
-def method_queries(config: RunConfig) -> Mapping[str, Query]:
+def method_queries_by_name(config: RunConfig) -> Mapping[str, Query]:
     """Return the queries of a run's method, by name."""
     task = config.task.minimal_task()
     setting = NodeSetting(
@@ -184,7 +184,7 @@ def method_queries(config: RunConfig) -> Mapping[str, Query]:
 
 def released_kinds(config: RunConfig) -> tuple[PayloadKind, ...]:
     """Return the payload kinds that leave a node in a run, in alphabetical order."""
-    queries = method_queries(config).values()
+    queries = method_queries_by_name(config).values()
     return tuple(sorted({kind for query in queries for kind in query.released_kinds().values()}))
 
 

@@ -25,7 +25,7 @@ from fedstill.compare.comparison import (
     ComparisonRun,
     has_key,
     merge_run_tables,
-    method_queries,
+    method_queries_by_name,
     methods_by_label,
     released_kinds,
     resolve_extends,
@@ -190,10 +190,10 @@ def _require_table(value: object, key: str) -> Table:
 __all__ = [
     "Comparison",
     "ComparisonRun",
-    "method_queries",
+    "method_queries_by_name",
     "plan_comparison",
     "read_comparison",
-    "read_folder",
+    "read_comparison_folder",
     "released_kinds",
 ]
 
@@ -215,10 +215,10 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
         FedstillError: an unknown name, or a table that is not a run.
     """
     table: Table = {}
-    if names and lists_methods(names[0]):
+    if names and is_file_listing_methods(names[0]):
         file = Path(names[0])
         expanded = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
-        table, _ = _base(table_at(expanded, "base"), file.parent)
+        table, _ = _fill_base_preset(table_at(expanded, "base"), file.parent)
     elif base is not None:
         table = {
             key: value for key, value in presets.read(base, RunConfig).items() if key not in PER_RUN_KEYS
@@ -274,7 +274,7 @@ def plan_comparison(
     if base is not None:
         preset = presets.read(base, RunConfig)
         table["base"] = {key: value for key, value in preset.items() if key not in PRESET_KEYS}
-    return _comparison(table, "compare", changes or {})
+    return _build_comparison(table, "compare", changes or {})
 
 
 def read_comparison(
@@ -308,7 +308,7 @@ def read_comparison(
     if leakage:
         table.setdefault("leakage", {})
     about = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
-    return _comparison({"about": about, **table}, file.stem, changes or {}, file.parent)
+    return _build_comparison({"about": about, **table}, file.stem, changes or {}, file.parent)
 
 
 def is_comparison_file(file: str) -> bool:
@@ -320,7 +320,7 @@ def is_comparison_file(file: str) -> bool:
     return _has_any_key(file, (*METHOD_KEYS, "reproduces"))
 
 
-def lists_methods(file: str) -> bool:
+def is_file_listing_methods(file: str) -> bool:
     """Return whether a name is a file with a comparison, rather than a run.
 
     Raises:
@@ -338,7 +338,7 @@ def _has_any_key(file: str, keys: Sequence[str]) -> bool:
     return any(key in table and not (key == "methods" and isinstance(table[key], dict)) for key in keys)
 
 
-def read_folder(out: Path) -> Comparison:
+def read_comparison_folder(out: Path) -> Comparison:
     """Read the comparison in a folder.
 
     Raises:
@@ -365,7 +365,7 @@ class _FileHeader:
 TABLES = ("base", "options", "runs", "settings", "leakage")
 
 
-def _comparison(
+def _build_comparison(
     table: Mapping[str, Any], name: str, changes: Mapping[str, Any], folder: Path | None = None
 ) -> Comparison:
     """Build a comparison from its table, and check that each planned run is valid.
@@ -385,15 +385,17 @@ def _comparison(
     )
     names = resolve_paths(header.methods, folder)
     table = {**table, "options": resolve_extends(table_at(table, "options"), folder)}
-    base, paper = _base(table_at(table, "base"), folder)
+    base, paper = _fill_base_preset(table_at(table, "base"), folder)
     files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
     folders = [folder for plugins in (base, *files) for folder in plugins.get("plugins", [])]
     base["plugins"] = list(dict.fromkeys(folders))
     changed_tables = _unflatten_shared(changes)
     methods = methods_by_label(names, table)
     settings = {
-        setting: _setting(changes_of_setting, changed_tables, methods) if setting != ONLY_SETTING else {}
-        for setting, changes_of_setting in _settings(table.get("settings")).items()
+        setting: _setting_changes(changes_of_setting, changed_tables, methods)
+        if setting != ONLY_SETTING
+        else {}
+        for setting, changes_of_setting in _parse_settings(table.get("settings")).items()
     }
     runs = tables_at(table, "runs", methods)
     for location, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
@@ -410,21 +412,21 @@ def _comparison(
         name=header.name,
         about=header.about,
         note=header.note,
-        seeds=_seeds(header.seeds),
+        seeds=_parse_seeds(header.seeds),
         base=_complete_base(merge_run_tables(base, changed_tables), next(iter(methods.values()))),
         methods=methods,
         settings=settings,
         runs=runs,
         paper=paper,
         changed=tuple(sorted({*changes, *header.changed})),  # the order on the command line does not matter
-        leakage=_leakage(table),
+        leakage=_complete_leakage_options(table),
     )
     reached = [metric for metric in paper if metric.metric not in COSTS]
     check_paper_metrics(reached, [comparison.run_config(place).task for place in comparison.planned_runs()])
     return comparison
 
 
-def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperMetric, ...]]:
+def _fill_base_preset(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperMetric, ...]]:
     """Return a base with its preset filled in, and the published metrics of that preset.
 
     Keys of the preset's own method are left out.
@@ -446,7 +448,7 @@ def _complete_base(base: Table, method: Table) -> Table:
     return complete
 
 
-def _settings(value: object) -> dict[str, Table]:
+def _parse_settings(value: object) -> dict[str, Table]:
     if value is None:
         return {ONLY_SETTING: {}}
     expected = "a list of tables with different names"
@@ -464,14 +466,14 @@ def _settings(value: object) -> dict[str, Table]:
     return {str(name): part for name, part in by_name.items()}
 
 
-def _setting(table: Table, above: Table, methods: Mapping[str, Table]) -> Table:
+def _setting_changes(table: Table, above: Table, methods: Mapping[str, Table]) -> Table:
     """Return the changes of a setting to the run, overridden by ``above``, and to options of methods."""
     run_table = merge_run_tables({key: value for key, value in table.items() if key != "options"}, above)
     method_options = tables_at(table, "options", methods)
     return {**run_table, "options": method_options} if method_options else run_table
 
 
-def _leakage(table: Mapping[str, Any]) -> Table | None:
+def _complete_leakage_options(table: Mapping[str, Any]) -> Table | None:
     """Return the complete options of the attack, or None if no run is attacked."""
     if "leakage" not in table:
         return None
@@ -481,7 +483,7 @@ def _leakage(table: Mapping[str, Any]) -> Table | None:
     return complete
 
 
-def _seeds(value: int | tuple[int, ...]) -> tuple[int, ...]:
+def _parse_seeds(value: int | tuple[int, ...]) -> tuple[int, ...]:
     seeds = tuple(range(value)) if isinstance(value, int) else value
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         shown = value if isinstance(value, int) else list(value)

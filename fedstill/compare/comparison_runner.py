@@ -21,7 +21,12 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.leakage import Leakage
-from fedstill.compare.comparison_file import COMPARISON_FILE, Comparison, ComparisonRun, read_folder
+from fedstill.compare.comparison_file import (
+    COMPARISON_FILE,
+    Comparison,
+    ComparisonRun,
+    read_comparison_folder,
+)
 from fedstill.core import toml
 from fedstill.core.config_tables import flatten, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
@@ -178,9 +183,9 @@ def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.core.config_tables import changed_options
+    from fedstill.core.config_tables import changed_options_as_cli_words
 
-    options = changed_options(leakage, LeakageConfig().to_table())
+    options = changed_options_as_cli_words(leakage, LeakageConfig().to_table())
     command = shlex.join(["fedstill", "attack", str(folder), *options])
     run_attacks(folder, LeakageConfig.from_table(leakage), command=command, progress=bars)
 
@@ -263,13 +268,15 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
     if not out.is_dir():
         raise RunFolderError(f"{out} is a file: choose another folder")
     if (out / COMPARISON_FILE).exists():
-        old_plan = read_folder(out)
+        old_plan = read_comparison_folder(out)
         for part in dataclasses.fields(Comparison):
             if part.name == "leakage" and None in (old_plan.leakage, comparison.leakage):
                 continue
             if part.name == "seeds" and set(old_plan.seeds) < set(comparison.seeds):
                 continue
-            if part.name not in ("name", "about", "note") and _differs(old_plan, comparison, part.name):
+            if part.name not in ("name", "about", "note") and _is_part_different(
+                old_plan, comparison, part.name
+            ):
                 difference = _first_difference(getattr(old_plan, part.name), getattr(comparison, part.name))
                 detail = f" ({difference})" if difference else ""
                 advice = by_caller(f"fedstill compare --resume {out}", *2 * ("the same arguments",))
@@ -299,7 +306,7 @@ def _first_difference(before: object, now: object) -> str:
     return f"{key} was {old} and is now {new}"
 
 
-def _differs(first: Comparison, second: Comparison, part: str) -> bool:
+def _is_part_different(first: Comparison, second: Comparison, part: str) -> bool:
     """Return whether a part of two comparisons differs, including the order of methods and settings."""
     one, other = getattr(first, part), getattr(second, part)
     return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))

@@ -27,7 +27,7 @@ from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison import Comparison
 from fedstill.compare.comparison_file import METHOD_KEYS, SMALL_SCALE, at_scale, expand_short_forms
 from fedstill.core import toml
-from fedstill.core.config_tables import changed_options, read_table
+from fedstill.core.config_tables import changed_options_as_cli_words, read_table
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import add_search_folders
@@ -44,7 +44,7 @@ NonEmptyText = Annotated[str, MinLen(1), "some words"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproductionInfo(CheckedOptions):
+class ReproductionTarget(CheckedOptions):
     """The table or figure that a file reproduces."""
 
     section: ClassVar[str] = "reproduces"
@@ -176,7 +176,7 @@ class Reproduction:
     """A file that reproduces a table or figure."""
 
     file: Path
-    about: ReproductionInfo
+    about: ReproductionTarget
     table: Table
 
     @property
@@ -197,7 +197,7 @@ class Reproduction:
     @cached_property
     def data(self) -> tuple[str, ...]:
         """Private and public data sets of the small scale."""
-        source = self.source
+        source = self.reproduction_with_runs
         if not source.is_comparison:
             return source.about.data
         whole = expand_short_forms(source.table)
@@ -207,7 +207,7 @@ class Reproduction:
         return tuple(name for name in dict.fromkeys(names) if name not in BUILTIN_SOURCES)
 
     @cached_property
-    def source(self) -> Reproduction:
+    def reproduction_with_runs(self) -> Reproduction:
         """The file whose runs are shown: this one, unless it names another."""
         return find_reproduction(self.about.runs, self.file.parent) if self.about.runs else self
 
@@ -222,7 +222,7 @@ class Reproduction:
         """Return the record of a scale, or None."""
         return ReproductionRecord.read(self.record_file(scale))
 
-    def minutes(self, record: ReproductionRecord | None) -> float:
+    def minutes_per_seed(self, record: ReproductionRecord | None) -> float:
         """Return the minutes of a seed of the small scale, by the record or the estimate in the file."""
         if record is None or record.minutes is None:
             return self.about.minutes
@@ -233,7 +233,7 @@ class Reproduction:
         own = count or at_scale(self.table, self._check_scale(scale)).get("seeds", 1)
         return tuple(range(own)) if isinstance(own, int) else tuple(own)
 
-    def arguments(self, scale: str) -> Table:
+    def program_arguments(self, scale: str) -> Table:
         """Return the arguments of the program, except for data, folders and seed."""
         return dict(at_scale(self.table, self._check_scale(scale)).get("arguments", {}))
 
@@ -245,7 +245,7 @@ class Reproduction:
         Raises:
             FedstillError: the file is not a comparison.
         """
-        source = self.source
+        source = self.reproduction_with_runs
         comparison = comparison_file.read_comparison(
             source.file, seeds=seeds, changes=changes, scale=source._check_scale(scale)
         )
@@ -278,7 +278,7 @@ def reproductions(folder: Path | None = None) -> list[Reproduction]:
     Raises:
         FedstillError: a file cannot be read.
     """
-    entries = [_read(file) for file in sorted((folder or experiments_folder()).glob("*.toml"))]
+    entries = [_read_reproduction(file) for file in sorted((folder or experiments_folder()).glob("*.toml"))]
     return sorted(filter(None, entries), key=lambda entry: _sort_key(entry.about))
 
 
@@ -290,7 +290,7 @@ def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
         ArgumentError: the file reproduces nothing.
     """
     if name.endswith(".toml"):
-        reproduction = _read(Path(name))
+        reproduction = _read_reproduction(Path(name))
         if reproduction is None:
             raise ArgumentError("fedstill reproduce", name, "a file with a table [reproduces]")
         return reproduction
@@ -300,14 +300,14 @@ def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
     return entries[name]
 
 
-def _read(file: Path) -> Reproduction | None:
+def _read_reproduction(file: Path) -> Reproduction | None:
     table = toml.read(file)
     if "reproduces" not in table:
         return None
-    return Reproduction(file, read_table(ReproductionInfo, table["reproduces"], "reproduces."), table)
+    return Reproduction(file, read_table(ReproductionTarget, table["reproduces"], "reproduces."), table)
 
 
-def _sort_key(about: ReproductionInfo) -> tuple[str, bool, int]:
+def _sort_key(about: ReproductionTarget) -> tuple[str, bool, int]:
     digits = "".join(filter(str.isdigit, about.what.partition(",")[0].partition("(")[0]))
     return about.paper, not about.what.startswith("Table"), int(digits or 0)
 
@@ -359,7 +359,7 @@ def run_reproduction(
     """
     if only and entry.about.program:
         raise ArgumentError("--only", " ".join(only), f"none: a program computes {entry.name}")
-    source, about, run_seeds = entry.source, entry.about, entry.seeds(scale, seeds)
+    source, about, run_seeds = entry.reproduction_with_runs, entry.about, entry.seeds(scale, seeds)
     root = changes.get("data.root", "")
     runs, rows, seconds = folder / source.scaled_name(scale), list[ReproducedMetric](), 0.0
     if source.is_comparison:
@@ -386,7 +386,7 @@ def run_reproduction(
     today = datetime.now(timezone.utc).date().isoformat()
     environment = f"{machine()}, torch {torch.__version__}"
     option_texts = [
-        " ".join(changed_options({name: value}, {}))
+        " ".join(changed_options_as_cli_words({name: value}, {}))
         for name, value in changes.items()
         if name not in LOCATION_OPTIONS
     ]
@@ -399,7 +399,7 @@ def _run_program(
     entry: Reproduction, scale: str, seeds: tuple[int, ...], root: str, folder: Path, runs: Path | None
 ) -> tuple[list[ReproducedMetric], float]:
     """Return the rows of a program over all seeds, and the seconds that it took."""
-    arguments = entry.arguments(scale)
+    arguments = entry.program_arguments(scale)
     add_search_folders([str(entry.file.parent.resolve())])
     program = importlib.import_module(Path(entry.about.program).stem)
     values_by_row: dict[tuple[str, str, str], dict[int, float]] = {}

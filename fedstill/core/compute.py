@@ -1,6 +1,6 @@
 """Device, precision and threads of a run (:class:`Compute`) and their options (:class:`EngineConfig`).
 
-:func:`torch_defaults` isolates a run from torch settings of the caller, such as ``torch.no_grad`` in a
+:func:`use_torch_defaults` isolates a run from torch settings of the caller, such as ``torch.no_grad`` in a
 notebook.
 """
 
@@ -16,7 +16,7 @@ import torch
 from annotated_types import Ge
 
 from fedstill.core import timing
-from fedstill.core.cuda_graphs import CudaGraphCapture, uses_global_rng
+from fedstill.core.cuda_graphs import CudaGraphCapturer, uses_global_rng
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.options import CheckedOptions
 from fedstill.core.seeds import exclusive_run, seeded
@@ -24,7 +24,7 @@ from fedstill.core.workers import Workers
 
 
 @contextmanager
-def torch_defaults() -> Iterator[None]:
+def use_torch_defaults() -> Iterator[None]:
     """Compute with gradients, float32 and tensors on the CPU by default.
 
     The caller may be inside ``torch.no_grad`` or ``torch.inference_mode``, or may have set another default
@@ -32,7 +32,7 @@ def torch_defaults() -> Iterator[None]:
     threads which enter this context wait for each other.
 
     >>> torch.set_default_dtype(torch.float64)
-    >>> with torch.no_grad(), torch_defaults():
+    >>> with torch.no_grad(), use_torch_defaults():
     ...     torch.zeros(1, requires_grad=True).add(1).requires_grad, torch.zeros(1).dtype
     (True, torch.float32)
     >>> torch.zeros(1).dtype
@@ -120,7 +120,7 @@ class Compute:
             torch.set_num_threads(self.config.threads)
         self.threads = torch.get_num_threads()
         self.workers = Workers(self.threads if self.device.type == "cpu" else 1)
-        self.cuda_graphs = CudaGraphCapture()  # for local training, one network after another
+        self.cuda_graphs = CudaGraphCapturer()  # for local training, one network after another
 
     def for_network(
         self, shape: Sequence[int], network: torch.nn.Module, *, force_float32: bool = False
@@ -209,7 +209,7 @@ class Compute:
         torch's group norm (2.13, CPU) is slow with channels-last memory in bfloat16, and its backward pass
         ends the process if its input needs no gradient, as behind a frozen layer. The group norm of
         :mod:`fedstill.models.normalization` accepts any layout. Some convolutions write beyond their memory
-        (:func:`has_overrunning_gradient`).
+        (:func:`has_out_of_bounds_gradient`).
         """
         norms = any(
             isinstance(layer, torch.nn.GroupNorm) and not getattr(layer, "any_layout", False)
@@ -218,7 +218,7 @@ class Compute:
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
         slow = self.precision == "bfloat16" and self.device.type == "cpu"
         unsafe = self.device.type == "cpu" and any(
-            has_overrunning_gradient(layer) for layer in module.modules()
+            has_out_of_bounds_gradient(layer) for layer in module.modules()
         )
         return unsafe or (norms and (frozen or slow))
 
@@ -248,13 +248,13 @@ class Compute:
                 ) from error
 
 
-def has_overrunning_gradient(layer: torch.nn.Module) -> bool:
+def has_out_of_bounds_gradient(layer: torch.nn.Module) -> bool:
     """Return whether a layer's weight gradient writes beyond its memory in channels-last format.
 
     torch 2.13 has this bug on processors without AVX-512 (an AMD EPYC of 2021, in float32) for a 1x1
     convolution with a stride and two to seven input channels.
 
-    >>> [has_overrunning_gradient(torch.nn.Conv2d(channels, 8, 1, 2)) for channels in (4, 8)]
+    >>> [has_out_of_bounds_gradient(torch.nn.Conv2d(channels, 8, 1, 2)) for channels in (4, 8)]
     [True, False]
     """
     if not isinstance(layer, torch.nn.Conv2d) or tuple(layer.kernel_size) != (1, 1):

@@ -2,7 +2,7 @@
 
 Reading is strict: no unknown keys, and no silent conversions, except that an integer is also a float. Each
 error is one line that names the option. TOML has no null, so an option without a value is written as the text
-``"none"``. Files and messages of other parties are read more leniently, by :func:`load_record`.
+``"none"``. Files and messages of other parties are read more leniently, by :func:`read_received_dataclass`.
 
 Values also have dotted names (``split.nodes``): :func:`flatten` and :func:`unflatten` convert between both
 forms, and :func:`option_types` lists the options of a configuration. :func:`commented_toml` writes a
@@ -96,14 +96,14 @@ def option_types(config: Any, prefix: str = "") -> dict[str, Any]:
     return types
 
 
-def registered_choices(config: Any, prefix: str = "") -> dict[str, type[Registrable]]:
+def base_class_by_option(config: Any, prefix: str = "") -> dict[str, type[Registrable]]:
     """Return the base class of each part that is chosen by name, by the dotted name of the choosing key."""
     bases: dict[str, type[Registrable]] = {}
     for name, inner in _fields(type(config)).items():
         if _is_table(inner):
             if _is_registrable_base(inner):
                 bases[f"{prefix}{name}.{inner.key}"] = inner
-            bases |= registered_choices(getattr(config, name), f"{prefix}{name}.")
+            bases |= base_class_by_option(getattr(config, name), f"{prefix}{name}.")
     return bases
 
 
@@ -114,7 +114,7 @@ class _Missing:
         return "missing"
 
 
-def load_record(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
+def read_received_dataclass(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
     """Read a dataclass from the JSON of another party, whose keys may be more than this version knows.
 
     Unknown keys are ignored. NaN and infinity become None where a field may be None.
@@ -128,7 +128,7 @@ def load_record(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
         RunFolderError: a value has the wrong type, or is missing without a default.
 
     >>> Point = dataclasses.make_dataclass("Point", [("x", float), ("names", tuple[str, ...], ())])
-    >>> load_record(Point, {"x": 1, "names": ["a"], "more": None}, Path("point.json"))
+    >>> read_received_dataclass(Point, {"x": 1, "names": ["a"], "more": None}, Path("point.json"))
     Point(x=1.0, names=('a',))
     """
     try:
@@ -149,7 +149,7 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "", lenien
             table names.
         table: values by field. Missing fields get their defaults.
         prefix: the dotted path of the table, for errors.
-        lenient: read as :func:`load_record` does.
+        lenient: read as :func:`read_received_dataclass` does.
 
     Raises:
         UnknownName: a key is not a field, or a name is not registered.
@@ -219,7 +219,7 @@ def resolve_class(base: type[Registrable], table: Mapping[str, Any], prefix: str
     """
     path = f"{prefix}{base.key}"
     if base.key not in table and base.default is None:
-        raise ArgumentError(path, "", f"one of {base.registry.choices}")
+        raise ArgumentError(path, "", f"one of {base.registry.choices_text}")
     return base.registry[read_value(str, table.get(base.key, base.default), path)]
 
 
@@ -310,7 +310,7 @@ def read_value(kind: Any, value: Any, path: str, lenient: bool = False) -> Any:
         kind: the type.
         value: the value.
         path: dotted name, for errors.
-        lenient: read as :func:`load_record` does.
+        lenient: read as :func:`read_received_dataclass` does.
 
     Raises:
         ArgumentError: the value has another type.
@@ -396,7 +396,7 @@ def check_option_owner(config: Any, name: str, value: Any) -> None:
     Raises:
         ArgumentError: the chosen class has no such option.
     """
-    for choice, base in registered_choices(config).items():
+    for choice, base in base_class_by_option(config).items():
         table = choice.rpartition(".")[0]
         chosen = reduce(getattr, table.split("."), config)
         key = name.removeprefix(f"{table}.").partition(".")[0]
@@ -430,7 +430,9 @@ def _field_types(kind: Any) -> Mapping[str, Any]:
     return {part.name: hints[part.name] for part in dataclasses.fields(kind)}
 
 
-def changed_options(table: dict[str, Any], default: dict[str, Any], prefix: str = "--") -> list[str]:
+def changed_options_as_cli_words(
+    table: dict[str, Any], default: dict[str, Any], prefix: str = "--"
+) -> list[str]:
     """Return the command line words that turn the default configuration into this one.
 
     Args:
@@ -438,7 +440,8 @@ def changed_options(table: dict[str, Any], default: dict[str, Any], prefix: str 
         default: table of the default configuration.
         prefix: prefix of each option.
 
-    >>> changed_options({"seed": 3, "part": {"on": True, "of": ["a"]}}, {"seed": 0, "part": {"on": True}})
+    >>> table = {"seed": 3, "part": {"on": True, "of": ["a"]}}
+    >>> changed_options_as_cli_words(table, {"seed": 0, "part": {"on": True}})
     ['--seed', '3', '--part.of', 'a']
     """
     words = []
@@ -446,7 +449,7 @@ def changed_options(table: dict[str, Any], default: dict[str, Any], prefix: str 
         before = default.get(key)
         if isinstance(value, dict):
             inner = before if isinstance(before, dict) else {}
-            words += changed_options(value, inner, f"{prefix}{key}.")
+            words += changed_options_as_cli_words(value, inner, f"{prefix}{key}.")
         elif value != before:
             listed = value if isinstance(value, list) else [value]
             texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
@@ -471,7 +474,9 @@ def commented_toml(config: Any, path: str = "") -> str:
     values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
     lines: list[str] = []
     if isinstance(config, Registrable):
-        known = [f"{name}: {_first_sentence(kind)}" for name, kind in config.registry.importable().items()]
+        known = [
+            f"{name}: {_first_paragraph(kind)}" for name, kind in config.registry.importable_objects().items()
+        ]
         meaning = f"Each has its own options. {' '.join(known)} Or package.module:Name for a custom class."
         lines += [*_comment_lines(meaning), f"{config.key} = {_toml_value(config.registered_name)}"]
     for name, value in values.items():
@@ -488,7 +493,7 @@ def commented_toml(config: Any, path: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _first_sentence(kind: type[Any]) -> str:
+def _first_paragraph(kind: type[Any]) -> str:
     """Return the first paragraph of a class's docstring in one line."""
     return " ".join(str(kind.__doc__).split("\n\n")[0].split())
 

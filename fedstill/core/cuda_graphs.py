@@ -23,7 +23,7 @@ Tensors = Mapping[str, torch.Tensor]
 WARMUP_CALLS = 3  # calls before capture, in which libraries and optimizers allocate their state
 
 
-class Capture(Protocol):
+class GraphCapturer(Protocol):
     """Interface of a recorder of steps: CUDA graphs, or a substitute in tests."""
 
     def __call__(self, step: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
@@ -57,9 +57,9 @@ class CudaGraphStep:
         self,
         step: Callable[..., Tensors],
         static_buffers: Callable[[], Iterable[torch.Tensor]],
-        capture: Capture | None = None,
+        capture: GraphCapturer | None = None,
     ) -> None:
-        self._step, self._static_buffers, self._capture = step, static_buffers, capture or CudaGraphCapture()
+        self._step, self._static_buffers, self._capture = step, static_buffers, capture or CudaGraphCapturer()
         self._runs_eagerly = False
         self.calls = 0  # number of the call whose gradients can be propagated
         self._reset()
@@ -165,7 +165,7 @@ class CudaGraphStep:
         gradients = (self._input_gradients.get(name) for name in self._static_inputs)
         return [None if input_gradient is None else input_gradient.clone() for input_gradient in gradients]
 
-    def has_gradient(self, name: str) -> bool:
+    def output_has_gradient(self, name: str) -> bool:
         """Return whether gradients of an output can be propagated back."""
         return name in self._output_gradients
 
@@ -183,7 +183,7 @@ class _ReplayFunction(torch.autograd.Function):
         outputs = step.forward(inputs)
         ctx.step, ctx.call = step, call
         ctx.mark_non_differentiable(
-            *(output for name, output in outputs.items() if not step.has_gradient(name))
+            *(output for name, output in outputs.items() if not step.output_has_gradient(name))
         )
         return tuple(outputs.values())
 
@@ -192,7 +192,7 @@ class _ReplayFunction(torch.autograd.Function):
         return None, None, *ctx.step.backward(ctx.call, output_gradients)
 
 
-class CudaGraphCapture:
+class CudaGraphCapturer:
     """Captures CUDA graphs that share a memory pool."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
             group["capturable"] = True
 
 
-class StaticBuffers:
+class ModelAndOptimizerTensors:
     """Parameters, buffers and optimizer states of networks. Calling it iterates over these tensors."""
 
     def __init__(self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:

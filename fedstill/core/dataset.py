@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.errors import DataError
+from fedstill.core.errors import DataError, by_caller
 from fedstill.core.names import normalize_columns
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import brief_repr
@@ -128,7 +128,7 @@ class CaseIndex:
         """Return the ids of the cases that have examples, ascending."""
         return sorted(set(self.case_ids.tolist()))
 
-    def examples_from_site(self, site: str) -> torch.Tensor:
+    def indices_from_site(self, site: str) -> torch.Tensor:
         """Return the indices of the examples from a site, ascending."""
         is_from_site = torch.tensor([name == site for name in self.sites])
         return torch.nonzero(is_from_site[self.case_ids]).flatten()
@@ -275,7 +275,7 @@ def check_inputs(data: TensorData, source: str, form: Form = "images") -> None:
     Traceback (most recent call last):
     ...
     fedstill.core.errors.DataError: train: images are 6 x 8 (expected a height and a width
-    that are multiples of 4: option data.size resizes them)
+    that are multiples of 4: --data.size resizes them)
     """
     inputs, target_count = data.inputs, len(data.targets)
     if inputs.dtype != (torch.int64 if form == "texts" else torch.float32) or inputs.ndim != len(AXES[form]):
@@ -295,7 +295,12 @@ def check_inputs(data: TensorData, source: str, form: Form = "images") -> None:
         raise DataError(f"{source}: inputs are {_describe_tensor(inputs)} (expected (N, C, H, W): {advice})")
     if form == "images" and (height % 4 or width % 4):
         # Generators start at a quarter of the image's size and critics end there.
-        expected = "expected a height and a width that are multiples of 4: option data.size resizes them"
+        advice = by_caller(
+            "--data.size resizes them",
+            "option data.size resizes them",
+            "pad or resize them first, such as with torch.nn.functional.interpolate",
+        )
+        expected = f"expected a height and a width that are multiples of 4: {advice}"
         raise DataError(f"{source}: images are {height} x {width} ({expected})")
     is_valid = inputs >= 0 if form == "texts" else torch.isfinite(inputs)
     invalid = torch.nonzero(~is_valid.flatten(1).all(dim=1)).flatten()

@@ -169,27 +169,59 @@ class UnknownName(ArgumentError):
 def closest_name(value: str, known: Iterable[str]) -> str | None:
     """Return the name that was probably meant, or None if none is close.
 
-    For dotted names, names that differ in their last part come first, then names with the same last part.
+    For dotted names, names that differ in their last part come first, then names with a similar last part,
+    then similar names, then names like the first part. A name without a dot may also be the last part of one.
 
     >>> known = ["method.name", "method.tau", "nodes.local.epochs", "public.seed", "public.name"]
-    >>> [closest_name(name, known) for name in ("method.nam", "nodes.epochs", "metod.tau")]
-    ['method.name', 'nodes.local.epochs', 'method.tau']
+    >>> [closest_name(name, known) for name in ("method.nam", "nodes.epochs", "metod.tau", "epohcs")]
+    ['method.name', 'nodes.local.epochs', 'method.tau', 'nodes.local.epochs']
     >>> closest_name("public", known), closest_name("method.xyz", known)
     ('public.name', None)
+    >>> closest_name("--nodez.count", ["--nodes", "--seed"]), closest_name("fekdd", ["fedkd", "fedmd"])
+    ('--nodes', 'fedkd')
     """
-    spelled = {name.lower(): name for name in known}
-    target = value.lower()
+    spelled = {name.lower().removeprefix("--"): name for name in known}
+    target = value.lower().removeprefix("--")
     if f"{target}.name" in spelled:  # a table whose class is chosen by name
         return spelled[f"{target}.name"]
     head, dot, last = target.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in spelled if name.rpartition(".")[0] == head}
-    close = [siblings[name] for name in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)]
+    close = [siblings[name] for name in similar_names(last, siblings, 0.65 if dot else 0.7)]
     if dot and not close:
-        elsewhere = [name for name in spelled if name.rpartition(".")[2] == last]
-        close = difflib.get_close_matches(target, elsewhere, n=1, cutoff=0.0)
+        last_parts = similar_names(last, {name.rpartition(".")[2] for name in spelled}, 0.8)
+        elsewhere = [name for name in spelled if name.rpartition(".")[2] in last_parts]
+        close = similar_names(target, elsewhere, 0.0)
     if not close and not (dot and siblings):
-        close = difflib.get_close_matches(target, spelled, n=1, cutoff=0.7)
+        close = similar_names(target, spelled)
+    if not close and not dot:
+        by_last_part = {name.rpartition(".")[2]: name for name in reversed(spelled)}
+        close = [by_last_part[name] for name in similar_names(target, by_last_part)]
+    if not close and dot and not siblings:
+        close = similar_names(head, spelled)
     return spelled[close[0]] if close else None
+
+
+def similar_names(target: str, names: Iterable[str], least: float = 0.7) -> list[str]:
+    """Return the names whose letters are similar to those of a name, the most similar first.
+
+    The measure averages common letters in order and in any order. So swapped letters count less than other
+    letters.
+
+    Args:
+        target: the name.
+        names: the names to compare.
+        least: the least similarity, from 0 to 1.
+
+    >>> similar_names("fekdd", ["fedmd", "fedavg", "fedkd"])
+    ['fedkd', 'fedmd']
+    """
+
+    def similarity(name: str) -> float:
+        matcher = difflib.SequenceMatcher(None, target, name)
+        return (matcher.ratio() + matcher.quick_ratio()) / 2
+
+    found = {name: similarity(name) for name in names}
+    return sorted((name for name in found if found[name] >= least), key=found.__getitem__, reverse=True)
 
 
 class PluginError(ArgumentError):
@@ -225,7 +257,7 @@ class MemoryLimitExceeded(FedstillError, ValueError):
         )
 
 
-class RunRequiredError(DataError):
+class UnknownInputFormatError(DataError):
     """Error of data that can be read only in the input format of a run, if no run is given."""
 
 
@@ -254,9 +286,10 @@ class QueryRefused(FedstillError):
     Traceback (most recent call last):
     ...
     fedstill.core.errors.QueryRefused: node 'clinic' refuses query 'predict_logits' by rule ...
-    >>> print(QueryRefused("clinic", "train", "outputs_only: no parameters"))
-    node 'clinic' refuses query 'train' by rule outputs_only: no parameters; its owner may allow it: policy
-    outputs_only = false; in a simulation: --nodes.policy.outputs_only false
+    >>> print(QueryRefused("clinic", "train", "outputs_only: parameters may not leave"))
+    node 'clinic' refuses query 'train' by rule outputs_only: parameters may not leave. In a simulation, pass
+    --nodes.policy.outputs_only false. In a deployed federation, its owner sets policy.outputs_only = false in
+    node.toml
     """
 
     def __init__(self, node: str, query: str, rule: str, others: Sequence[QueryRefused] = ()) -> None:
@@ -264,18 +297,19 @@ class QueryRefused(FedstillError):
         nodes_by_refusal: dict[tuple[str, str], list[str]] = {}
         for refusal in (self, *others):
             nodes_by_refusal.setdefault((refusal.query, refusal.rule), []).append(repr(refusal.node))
-        texts = (_refusal(nodes, *reason) for reason, nodes in nodes_by_refusal.items())
+        texts = (_refusal_text(nodes, *reason) for reason, nodes in nodes_by_refusal.items())
         super().__init__("; ".join(texts))
 
 
-def _refusal(nodes: Sequence[str], query: str, rule: str) -> str:
+def _refusal_text(nodes: Sequence[str], query: str, rule: str) -> str:
     remedy = ""
     if "policy.kinds" in rule:  # the rule itself names the remedy
         kinds, everything = _policy_option("kinds", ("NAME",), "NAME"), _policy_option("outputs_only", False)
         remedy = f"; in a simulation: {kinds}, or for all {everything}"
     elif "outputs_only" in rule:
-        remedy = "; its owner may allow it: policy outputs_only = false; in a simulation: "
-        remedy += _policy_option("outputs_only", False)
+        owner = "its owner sets" if len(nodes) == 1 else "their owners set"
+        remedy = f". In a simulation, pass {_policy_option('outputs_only', False)}. "
+        remedy += f"In a deployed federation, {owner} policy.outputs_only = false in node.toml"
     subject = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
     return f"{subject} query {query!r} by rule {rule}{remedy}"
 
@@ -311,10 +345,16 @@ class QueryMismatch(FedstillError):
 
 
 class MethodRefused(FedstillError):
-    """A method cannot run in this federation. It is raised before training."""
+    """A method cannot run in this federation. It is raised before training.
+
+    Args:
+        method: title of the method.
+        node: name of the node; empty: the reason holds for all nodes.
+        reason: requirement that is not met.
+    """
 
     def __init__(self, method: str, node: str, reason: str) -> None:
-        super().__init__(f"{method} cannot run here: {node}: {reason}")
+        super().__init__(f"{method} cannot run here: {node + ': ' if node else ''}{reason}")
         self.method, self.node, self.reason = method, node, reason
 
 
@@ -332,7 +372,7 @@ class NodeFault(FedstillError):
         super().__init__(f"node {node!r}, query {query!r}: {reason}")
 
 
-class BundleError(FedstillError, ValueError):
+class QueryFileError(FedstillError, ValueError):
     """A file of queries or responses is damaged, or is not the expected one."""
 
 

@@ -103,16 +103,16 @@ def sort_class_names(names: Iterable[str]) -> list[str]:
     (['1', '9', '10'], ['10', '9', 'a'])
     """
     texts = sorted(names)
-    counts = {text: parse_count(text) for text in texts}
+    counts = {text: parse_nonnegative_int(text) for text in texts}
     return texts if None in counts.values() else sorted(texts, key=lambda text: counts[text] or 0)
 
 
-def name_difference(one: str, other: str) -> str:
+def spelling_difference(one: str, other: str) -> str:
     """Return the only difference of two names: case, width or number form; empty for any other difference.
 
-    >>> name_difference("Ward", "ward"), name_difference("\\uff21", "A"), name_difference("01", "1.0")
-    ('case', 'width', 'the form of a number')
-    >>> name_difference("1.1", "1.10")
+    >>> [spelling_difference(*pair) for pair in (("Ward", "ward"), ("\\uff21", "A"), ("01", "1.0"))]
+    ['case', 'width', 'the form of a number']
+    >>> spelling_difference("1.1", "1.10")
     ''
     """
     if one == other or _fold(one) != _fold(other):
@@ -124,7 +124,7 @@ def name_difference(one: str, other: str) -> str:
 
 
 def similar_names(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return pairs of names that differ only as :func:`name_difference` says.
+    """Return pairs of names that differ only as :func:`spelling_difference` says.
 
     Each name is paired with the first one that it is similar to.
 
@@ -156,8 +156,8 @@ def unknown_name_text(text: str, known: Sequence[str]) -> str:
     >>> unknown_name_text("Cat", ["cat", "dog"])
     "'Cat' (expected cat, dog; 'cat' differs by case only)"
     """
-    similar = next((name for name in known if name_difference(text, name)), None)
-    hint = "" if similar is None else f"; {similar!a} differs by {name_difference(text, similar)} only"
+    similar = next((name for name in known if spelling_difference(text, name)), None)
+    hint = "" if similar is None else f"; {similar!a} differs by {spelling_difference(text, similar)} only"
     return f"{repr(text) if similar is None else ascii(text)} (expected {', '.join(known)}{hint})"
 
 
@@ -171,7 +171,7 @@ def similar_names_note(what: str, names: Sequence[str]) -> str:
         return ""
     one, other = pairs[0]
     more = f" ({len(pairs) - 1} more such)" if len(pairs) > 1 else ""
-    kind = name_difference(one, other)
+    kind = spelling_difference(one, other)
     return f"{what} {one!a} and {other!a} differ by {kind} only, and count as two{more}"
 
 
@@ -211,11 +211,11 @@ def parse_cli_number(kind: type, text: str) -> Any:
     return float(text) if re.fullmatch("[+-]?inf", text) else parse_number(text)
 
 
-def parse_count(text: str) -> int | None:
+def parse_nonnegative_int(text: str) -> int | None:
     """Return the non-negative integer in a text of up to 18 ASCII digits, or None.
 
-    >>> parse_count("07"), parse_count("-1"), parse_count("\\u0663"), parse_count("9" * 5000)
-    (7, None, None, None)
+    >>> [parse_nonnegative_int(text) for text in ("07", "-1", "\\u0663", "9" * 5000)]
+    [7, None, None, None]
     """
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedstill.core.config_tables import load_record
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import write_text
 from fedstill.core.safe_console import SafeConsole
@@ -173,7 +173,7 @@ class ProgressSnapshot:
             table = None
         if not isinstance(table, dict):
             raise RunFolderError(f"{source} is not a progress file")
-        snapshot = load_record(cls, table, source)
+        snapshot = read_received_dataclass(cls, table, source)
         done, total, first = (
             min(max(count, 0), MAX_COUNT)
             for count in (snapshot.done, snapshot.total, snapshot.phase_start_count)

@@ -193,11 +193,11 @@ class Registry(Mapping[str, T], Generic[T]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
-    def choices(self) -> str:
+    def choices_text(self) -> str:
         """Valid names in words, for help and errors."""
         return ", ".join(self) + (f", or {self.fallback[0]}" if self.fallback else "")
 
-    def importable(self) -> dict[str, T]:
+    def importable_objects(self) -> dict[str, T]:
         """Return all objects that can be imported, by name. Broken plug-ins are left out."""
         objects = {}
         for name in self:
@@ -227,7 +227,7 @@ class Registry(Mapping[str, T], Generic[T]):
                         return name
         return path
 
-    def is_fallback(self, kind: type) -> bool:
+    def handles_unregistered_names(self, kind: type) -> bool:
         """Return whether a class handles all names that are not registered."""
         return self.fallback is not None and self.fallback[1] == f"{kind.__module__}:{kind.__qualname__}"
 
@@ -380,7 +380,7 @@ class Registrable:
     @property
     def registered_name(self) -> str:
         """The registered name of the class, or ``module:Name``."""
-        if self.registry.is_fallback(type(self)):
+        if self.registry.handles_unregistered_names(type(self)):
             return str(vars(self)[self.key])
         return self.registry.name_of(type(self))
 

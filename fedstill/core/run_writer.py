@@ -197,12 +197,12 @@ class RunWriter:
         if self.folder is not None:
             write_text(self.folder / name, text)
 
-    def save_pictures(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def save_predictions(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Save predictions and targets for the report."""
         if self.folder is not None:
             save_file(dict(tensors), self.folder / PICTURES_FILE)
 
-    def save_resamples(self, draws: torch.Tensor) -> None:
+    def save_bootstrap_metrics(self, draws: torch.Tensor) -> None:
         """Save the main metric in each bootstrap sample, ``(R,)``, for paired comparisons."""
         if self.folder is not None:
             save_file({"judged": draws.contiguous()}, self.folder / RESAMPLES_FILE)
@@ -281,7 +281,7 @@ OBJECTS_FILE = "setting.json"  # written instead of config.toml for a run that w
 ATTACK_NEEDS_CONFIG = "attacks need the config.toml that fedstill run and fedstill.run_preset write"
 
 
-def require_no_objects(folder: Path, advice: str) -> None:
+def reject_run_of_python_objects(folder: Path, advice: str) -> None:
     """Refuse the folder of a run that was made of Python objects.
 
     Args:

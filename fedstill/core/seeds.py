@@ -39,7 +39,7 @@ def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *names))
 
 
-class _Thread(threading.local):
+class _ThreadLocalState(threading.local):
     skips_seeding = False
 
 
@@ -50,7 +50,7 @@ class GlobalRngWatch:
     used: bool = False
 
 
-_thread = _Thread()
+_thread = _ThreadLocalState()
 _run = threading.RLock()
 _watches: list[GlobalRngWatch] = []
 

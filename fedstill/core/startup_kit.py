@@ -37,10 +37,10 @@ class StartupKit:
         """Return the path of a file in ``startup/``."""
         return self.folder / "startup" / name
 
-    def config(self, role: str, *keys: str | int) -> Any:
+    def flare_setting(self, role: str, *keys: str | int) -> Any:
         """Return FLARE's setting at a path of keys, for a role (``server``, ``client`` or ``admin``)."""
         path = self.path(f"fed_{role}.json")
-        content = _read(path)
+        content = _read_json(path)
         for depth, key in enumerate(keys, 1):
             try:
                 content = content[key]
@@ -52,11 +52,11 @@ class StartupKit:
     @property
     def name(self) -> str:
         """Name of the node."""
-        return str(self.config("client", "client", "fqsn"))
+        return str(self.flare_setting("client", "client", "fqsn"))
 
     def server_address(self, role: str) -> str:
         """Return host and port of the server."""
-        return str(self.config(role, "servers", 0, "service", "target"))
+        return str(self.flare_setting(role, "servers", 0, "service", "target"))
 
     def heartbeat(self, default: float) -> float:
         """Return seconds between heartbeats of a node, or ``default`` for a kit of FLARE's own tools."""
@@ -64,7 +64,7 @@ class StartupKit:
         if not path.exists():
             return default
         try:
-            return float(_read(path)["heartbeat"])
+            return float(_read_json(path)["heartbeat"])
         except (LookupError, TypeError, ValueError) as error:
             raise DeployError(f"{path} has no heartbeat: copy the startup kit again") from error
 
@@ -127,7 +127,7 @@ def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
     return True
 
 
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

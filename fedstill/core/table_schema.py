@@ -30,7 +30,7 @@ class SchemaColumn:
         ArgumentError: neither a range nor categories, or both.
 
     Example:
-        >>> SchemaColumn(name="age", range=(0.0, 100.0)).features
+        >>> SchemaColumn(name="age", range=(0.0, 100.0)).feature_names
         ('age',)
     """
 
@@ -80,10 +80,10 @@ class SchemaColumn:
             raise ArgumentError(f"categories{suffix}", list(self.categories), expected)
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def feature_names(self) -> tuple[str, ...]:
         """Names of the column's features.
 
-        >>> SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True).features
+        >>> SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True).feature_names
         ('sex: f', 'sex: m', 'sex: missing')
         """
         names = (
@@ -142,7 +142,7 @@ class Schema:
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ill = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
     >>> schema = Schema("ill", (age, ill))
-    >>> schema.features, schema.classes
+    >>> schema.feature_names, schema.classes
     (('age', 'age: missing'), ('no', 'yes'))
 
     For survival, the hazards of the intervals are learned. The intervals are the classes.
@@ -150,7 +150,7 @@ class Schema:
     >>> died = SchemaColumn(name="died", type="category", categories=("no", "yes"))
     >>> months = SchemaColumn(name="months", range=(0.0, 60.0))
     >>> schema = Schema("months", (age, months, died), event="died", intervals=3)
-    >>> schema.features, schema.classes
+    >>> schema.feature_names, schema.classes
     (('age', 'age: missing'), ('0 to 20', '20 to 40', '40 to 60'))
 
     Raises:
@@ -183,7 +183,7 @@ class Schema:
             raise ArgumentError(f"scale of column {self.target!r}", list(self.target_column.scale), expected)
         if self.event:
             self._check_event()
-        if not 1 <= len(self.features) <= MAX_FEATURES:
+        if not 1 <= len(self.feature_names) <= MAX_FEATURES:
             raise ArgumentError(
                 "columns", names, f"one or more besides the target, with up to {MAX_FEATURES} features"
             )
@@ -217,9 +217,9 @@ class Schema:
         return tuple(column for column in self.columns if column.name not in (self.target, self.event))
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def feature_names(self) -> tuple[str, ...]:
         """Names of all features, in their order."""
-        return tuple(name for column in self.input_columns for name in column.features)
+        return tuple(name for column in self.input_columns for name in column.feature_names)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -234,7 +234,7 @@ class Schema:
         """Return each input column with the slice of its features."""
         ends = [0]
         for column in self.input_columns:
-            ends.append(ends[-1] + len(column.features))
+            ends.append(ends[-1] + len(column.feature_names))
         slices = [slice(first, end) for first, end in pairwise(ends)]
         return list(zip(self.input_columns, slices, strict=True))
 

@@ -107,11 +107,11 @@ class Workers:
         return self._pool
 
 
-class _Thread(local):
+class _ThreadLocalState(local):
     is_worker = False
 
 
-_thread = _Thread()
+_thread = _ThreadLocalState()
 
 
 def _use_one_core() -> None:

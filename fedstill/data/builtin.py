@@ -18,9 +18,9 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.config import DataConfig
-from fedstill.data.loading import ArrayData, prepare_images
-from fedstill.data.raw import RawImages
-from fedstill.data.tables import TableData
+from fedstill.data.loading import ImageArrayData, prepare_images
+from fedstill.data.raw_images import RawImages
+from fedstill.data.table_data import TableData
 from fedstill.data.user_data import data_folders, format_paths, read_raw_images
 from fedstill.tasks import Targets, TaskConfig
 
@@ -28,7 +28,7 @@ from fedstill.tasks import Targets, TaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits(ArrayData):
+class Digits(ImageArrayData):
     """The 8 x 8 handwritten digits of scikit-learn (1797 images, 10 classes).
 
     >>> from fedstill.data import load

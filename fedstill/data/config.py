@@ -25,8 +25,8 @@ class DataConfig(Registrable, ABC):
     """Base class of data sets and their options.
 
     A data set is a frozen dataclass; its fields are its options. Most data sets only return their examples
-    and derive from :class:`fedstill.data.loading.ArrayData` or a similar class. A name that is not in the
-    registry is a path (:class:`fedstill.data.user_data.UserFiles`).
+    and derive from :class:`fedstill.data.loading.ImageArrayData` or a similar class. A name that is not in
+    the registry is a path (:class:`fedstill.data.user_data.UserFiles`).
 
     Attributes:
         targets: kinds of targets that its examples can teach.
@@ -66,7 +66,7 @@ class DataConfig(Registrable, ABC):
 
     @staticmethod
     def validate_class(kind: Any) -> str | None:
-        """As of all that have a name; and what it can teach must be something that is known."""
+        """Return why a class cannot be registered: its name or its kinds of targets; None if it can."""
         if problem := Registrable.validate_class(kind):
             return problem
         if kind.targets and set(kind.targets) <= set(get_args(Targets)):
@@ -135,7 +135,9 @@ def check_supports_task(config: DataConfig, task: TaskConfig) -> None:
     fedstill.core.errors.ArgumentError: invalid data.name = 'digits' (expected a path for task segmentation)
     """
     if task.targets not in config.targets:
-        supporting = [name for name, kind in DATA.importable().items() if task.targets in kind.targets]
+        supporting = [
+            name for name, kind in DATA.importable_objects().items() if task.targets in kind.targets
+        ]
         known = f"{', '.join(supporting)} or a path" if supporting else "a path"
         raise ArgumentError("data.name", config.registered_name, f"{known} for task {task.registered_name}")
 

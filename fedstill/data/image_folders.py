@@ -21,10 +21,10 @@ from fedstill.data.images import (
     read_instance_map,
     read_orientation,
 )
-from fedstill.data.raw import RawImages
+from fedstill.data.raw_images import RawImages
 from fedstill.data.stratified_sampling import Ints
+from fedstill.data.table_data import SCHEMA_FILE
 from fedstill.data.table_files import CASES_FILE, SPLIT_CODES, read_case_table
-from fedstill.data.tables import SCHEMA_FILE
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class ImageFiles:
         names: of the images, without suffix.
         images: files.
         masks: files in the same order; empty if not requested.
-        split: codes ``(N,)``, see :class:`fedstill.data.raw.RawImages`.
+        split: codes ``(N,)``, see :class:`fedstill.data.raw_images.RawImages`.
         columns: metadata ``(N,)`` by name.
     """
 
@@ -92,7 +92,7 @@ def find_image_files(folder: Path, *, masks: bool) -> ImageFiles:
         tuple(names),
         tuple(images),
         tuple(mask_files),
-        _merge_split(folder, split_folders, split_codes, case_split),
+        _image_split_codes(folder, split_folders, split_codes, case_split),
         columns,
     )
 
@@ -191,7 +191,7 @@ def read_class_folders(
     )
     on_count(len(files))
     images = read_image_stack(((file, str(file)) for file in files), size, channels)
-    split = _merge_split(path, split_folders, split_codes, case_split)
+    split = _image_split_codes(path, split_folders, split_codes, case_split)
     file_names = _relative_names(files, path)
     return RawImages(images, np.array(labels), classes, split, columns, file_names=file_names)
 
@@ -256,7 +256,7 @@ def _split_folders(folder: Path) -> list[tuple[Path, int]]:
     return [(folder, 0)]
 
 
-def _merge_split(
+def _image_split_codes(
     folder: Path,
     split_folders: Sequence[tuple[Path, int]],
     split_codes: Sequence[int],

@@ -20,8 +20,8 @@ from fedstill.core.errors import DataError
 from fedstill.core.names import TEXT_DTYPE_KINDS, normalize_column, normalize_name, to_name, unknown_name_text
 from fedstill.data.config import MEAN, STD
 from fedstill.data.images import has_pil_images, is_pil_image, to_array
-from fedstill.data.raw import as_image_array, encode_labels
-from fedstill.data.text import IDS, MASK, set_padding_to_zero
+from fedstill.data.raw_images import as_image_array, encode_labels
+from fedstill.data.text_data import IDS, MASK, set_padding_to_zero
 from fedstill.tasks import Task
 
 INPUT_KEYS = ("image", "images", "img", "pixel_values", IDS, "inputs", "input", "x")

@@ -33,8 +33,8 @@ from fedstill.data.images import (
     resize_images,
     resize_instances,
 )
-from fedstill.data.loading import PATIENT, ExampleSource, check_sites, prepare_data_set
-from fedstill.data.raw import raw_images_from_arrays, read_npz, require_array
+from fedstill.data.loading import PATIENT, UnsplitExamples, normalize_requested_sites, prepare_data_set
+from fedstill.data.raw_images import raw_images_from_arrays, read_npz, require_array
 from fedstill.tasks import Targets, TaskConfig
 
 
@@ -175,21 +175,21 @@ def prepare_instance_images(
     Args:
         site_column: name of the metadata column of sites.
     """
-    selected_sites = check_sites(config.sites, sorted({image.site for image in images} - {""}))
+    selected_sites = normalize_requested_sites(config.sites, sorted({image.site for image in images} - {""}))
     images = [image for image in images if not selected_sites or image.site in selected_sites]
-    unit, owner_index = group_by_patient(images)
+    unit, owner_index = unit_and_owner_index(images)
     scaling_note, patch = "", config.patch or DEFAULT_PATCH
     if config.scale < 1:
         images = [_downscale(image, config.scale) for image in images]
         scaling_note = f"images averaged down to {config.scale:g} of their size"
-    cases = make_patch_cases(images, patch)
+    cases = patch_case_index(images, patch)
     image_index = cases.case_ids.numpy()
     sites = np.array([image.site for image in images])[image_index]
     columns = {site_column: sites} if sites.any() else {}
     columns[SLIDE] = np.array(cases.names)[image_index]
     if unit == PATIENT:
         columns[PATIENT] = np.array([image.patient or image.name for image in images])[image_index]
-    source = ExampleSource(
+    source = UnsplitExamples(
         name=name,
         targets=np.zeros(len(image_index), dtype=np.int64),
         classes=CLASSES,
@@ -206,7 +206,7 @@ def prepare_instance_images(
     return prepare_data_set(source, config, scaling_note)
 
 
-def group_by_patient(images: Sequence[InstanceImage]) -> tuple[str, npt.NDArray[np.int64]]:
+def unit_and_owner_index(images: Sequence[InstanceImage]) -> tuple[str, npt.NDArray[np.int64]]:
     """Return the unit, "patient" or "slide", and for each image the first image of its owner: ``(P,)``."""
     first_row: dict[tuple[str, str], int] = {}
     keys = [(image.patient, "" if image.patient else image.name) for image in images]
@@ -220,7 +220,7 @@ def _downscale(image: InstanceImage, scale: float) -> InstanceImage:
     return replace(image, image=pixels, instances=resize_instances(image.instances, height, width))
 
 
-def make_patch_cases(images: Sequence[InstanceImage], patch: int) -> CaseIndex:
+def patch_case_index(images: Sequence[InstanceImage], patch: int) -> CaseIndex:
     """Return the case index of all patches, with one case per image.
 
     The fewest patches that cover an image are used, evenly spaced. An image smaller than a patch is padded at

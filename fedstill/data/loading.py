@@ -1,8 +1,8 @@
 """From a data configuration to a data set: read, check, split, limit and normalize.
 
 All readers end in :func:`prepare_data_set`, which selects the test or validation part and limits the training
-examples. Patients and slides are never divided between parts. Custom readers derive from :class:`ArrayData`,
-or from its counterparts for tables, texts and instance images.
+examples. Patients and slides are never divided between parts. Custom readers derive from
+:class:`ImageArrayData`, or from its counterparts for tables, texts and instance images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedstill.core.registry import USER_CODE_ERRORS, first_line
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig, check_supports_task
 from fedstill.data.images import resize_class_maps, resize_images, to_arrays
-from fedstill.data.raw import Images, RawImages, raw_images_from_arrays
+from fedstill.data.raw_images import Images, RawImages, raw_images_from_arrays
 from fedstill.data.stratified_sampling import (
     Ints,
     add_site_strata,
@@ -112,7 +112,7 @@ def cache_loads() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleSource:
+class UnsplitExamples:
     """Examples as read, with all that decides how they are divided.
 
     Args:
@@ -167,7 +167,7 @@ class ExampleSource:
         return add_site_strata(self.labels_at(rows), {} if self.sites is None else {SITE: self.sites[rows]})
 
 
-def prepare_data_set(source: ExampleSource, config: DataConfig, scaling_note: str = "") -> DataSet:
+def prepare_data_set(source: UnsplitExamples, config: DataConfig, scaling_note: str = "") -> DataSet:
     """Return the data set of a source: divided into training and test parts, and limited.
 
     If the source has no test part, a share of the examples (or of each site's units) is sampled for it: at
@@ -235,7 +235,7 @@ def prepare_data_set(source: ExampleSource, config: DataConfig, scaling_note: st
 
 
 def _sample_test_part(
-    source: ExampleSource, split_codes: Ints, unit_values: Column, config: DataConfig
+    source: UnsplitExamples, split_codes: Ints, unit_values: Column, config: DataConfig
 ) -> tuple[Bools, str]:
     """Return a mask ``(N,)`` of test examples, and a note if they were sampled."""
     test, undecided = split_codes == 1, np.flatnonzero(split_codes < 0)
@@ -273,7 +273,7 @@ def _sample_test_part(
 
 
 def _select_evaluation_part(
-    source: ExampleSource, is_validation: Bools, is_test: Bools, unit_values: Column, config: DataConfig
+    source: UnsplitExamples, is_validation: Bools, is_test: Bools, unit_values: Column, config: DataConfig
 ) -> tuple[Bools, Bools, str]:
     """Return masks ``(N,)`` of the training and the evaluated examples, and a note.
 
@@ -309,7 +309,7 @@ def _select_evaluation_part(
     return is_train & ~is_evaluated, is_evaluated, f"{note}; the test part is not used"
 
 
-def _similar_name_notes(source: ExampleSource) -> list[str]:
+def _similar_name_notes(source: UnsplitExamples) -> list[str]:
     """Return notes on classes and sites with nearly equal names."""
     sites = [] if source.sites is None else [str(site) for site in np.unique(source.sites)]
     return [similar_names_note("classes", source.classes), similar_names_note("sites", sites)]
@@ -324,7 +324,7 @@ def join_notes(*notes: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayData(DataConfig):
+class ImageArrayData(DataConfig):
     """Custom data set of images, whose targets are classes, findings, class maps or the images themselves.
 
     A subclass sets ``targets`` to what its examples can teach, and implements :meth:`arrays`.
@@ -332,7 +332,7 @@ class ArrayData(DataConfig):
     Example::
 
         @dataclass(frozen=True, kw_only=True)
-        class Blobs(ArrayData):
+        class Blobs(ImageArrayData):
             targets = ("class",)
 
             def arrays(self):
@@ -403,7 +403,7 @@ def prepare_images(
             raise ArgumentError("data.channels", list(channels), "one, as reconstruction rebuilds one image")
         channels, classes = channels or (0,), ("image",)
     images = select_channels(raw.images, channels)
-    cases = None if kind == "class" else _patient_cases(raw.columns)
+    cases = None if kind == "class" else _patient_case_index(raw.columns)
 
     def tensors(selected: Ints) -> TensorData:
         indices = rows[selected]
@@ -417,7 +417,7 @@ def prepare_images(
         )
 
     mean, std = (MEAN,) * images.shape[1], (STD,) * images.shape[1]
-    source = ExampleSource(
+    source = UnsplitExamples(
         name=name,
         targets=raw.labels if len(rows) == len(raw.labels) else raw.labels[rows],
         classes=classes,
@@ -466,7 +466,7 @@ def select_channels(images: Images, channels: tuple[int, ...]) -> Images:
     return images[:, list(channels)] if channels else images
 
 
-def check_sites(requested: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+def normalize_requested_sites(requested: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     """Return the requested sites in normalized form.
 
     Raises:
@@ -487,7 +487,7 @@ def _select_sites(raw: RawImages, requested: tuple[str, ...]) -> tuple[Ints, str
     for column in raw.columns.keys() & {PATIENT, SITE}:  # else examples without a site would be left out
         require_no_gaps(column, raw.columns[column])
     names = [] if sites is None else [str(site) for site in np.unique(sites)]
-    requested = check_sites(requested, names)
+    requested = normalize_requested_sites(requested, names)
     if sites is None:
         return rows, ""
     unit = raw.columns.get(PATIENT, rows)
@@ -501,7 +501,7 @@ def _select_sites(raw: RawImages, requested: tuple[str, ...]) -> tuple[Ints, str
     return np.flatnonzero(np.isin(sites, used)), note
 
 
-def _patient_cases(columns: Mapping[str, Column]) -> CaseIndex | None:
+def _patient_case_index(columns: Mapping[str, Column]) -> CaseIndex | None:
     if PATIENT not in columns:
         return None
     return CaseIndex.from_columns(columns[PATIENT], columns.get(SITE))

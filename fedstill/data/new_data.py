@@ -17,18 +17,31 @@ import torch
 from fedstill.core.dataset import CaseIndex, Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import normalize_name
-from fedstill.data import text
+from fedstill.data import text_data
 from fedstill.data.config import DATA, make_data_config
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.images import list_images_recursively, read_image_stack
-from fedstill.data.input_spec import InputSpec
-from fedstill.data.instance_images import cut_patches, make_patch_cases, read_instance_images
-from fedstill.data.loading import PATIENT, SITE, check_sites, load, make_task_tensors, select_channels
+from fedstill.data.instance_images import cut_patches, patch_case_index, read_instance_images
+from fedstill.data.loading import (
+    PATIENT,
+    SITE,
+    load,
+    make_task_tensors,
+    normalize_requested_sites,
+    select_channels,
+)
 from fedstill.data.node_data import map_images_to_spec, map_labels_to_spec
-from fedstill.data.raw import Images, as_image_array, read_npz
+from fedstill.data.raw_images import Images, as_image_array, read_npz
 from fedstill.data.stratified_sampling import require_no_gaps, require_unit_names
-from fedstill.data.table_files import CsvColumns, find_column, parse_pixel_row, read_csv, reshape_pixel_rows
-from fedstill.data.tables import read_cells, read_rows, read_table_folder
-from fedstill.data.user_data import UserFiles, detect_format, find_data, read_raw_images
+from fedstill.data.table_data import read_cells, read_rows, read_table_folder
+from fedstill.data.table_files import (
+    CsvColumns,
+    find_column_index,
+    parse_pixel_row,
+    read_csv,
+    reshape_pixel_rows,
+)
+from fedstill.data.user_data import UserFiles, detect_format, find_data_path, read_raw_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +71,7 @@ class NewDataOptions:
 # --- with labels --------------------------------------------------------------------------------------------
 
 
-def load_labeled(name: str, spec: InputSpec, options: NewDataOptions) -> TensorData:
+def load_labeled(name: str, spec: DataSpec, options: NewDataOptions) -> TensorData:
     """Load examples with labels in a student's spec: all at a path, or the test part of a named data set.
 
     Columns ``patient`` and ``site`` define their cases; slides are cases too. Each table of a folder is a
@@ -71,22 +84,26 @@ def load_labeled(name: str, spec: InputSpec, options: NewDataOptions) -> TensorD
     if name in DATA or ":" in name:
         return _load_named(name, spec, options)
     config = UserFiles(name=name, root=options.root)
-    path, targets = find_data(config, spec.task.registered_name, spec.task.targets), spec.task.targets
+    path, targets = find_data_path(config, spec.task.registered_name, spec.task.targets), spec.task.targets
     label = f"data {name!r}"
     columns: Mapping[str, Column] = {}
     if targets == "texts":
-        source = text.read_labeled_texts(path)
+        source = text_data.read_labeled_texts(path)
         labels = torch.from_numpy(map_labels_to_spec(source, spec, label))
-        ids = text.encode_for_vocabulary(source.texts, spec.shape[0], spec.vocabulary, options.words, label)
+        ids = text_data.encode_texts_for_model(
+            source.texts, spec.shape[0], spec.vocabulary, options.words, label
+        )
         data, columns = TensorData(ids, labels), source.columns
     elif spec.task.task_class.form == "rows":
         table = (read_table_folder if path.is_dir() else read_rows)(path, spec.schema)
         data, columns = table.data, table.columns
     elif targets == "instances":
         all_images = read_instance_images(path)
-        sites = check_sites(options.sites, sorted({image.site for image in all_images if image.site}))
+        sites = normalize_requested_sites(
+            options.sites, sorted({image.site for image in all_images if image.site})
+        )
         selected_images = [image for image in all_images if not sites or image.site in sites]
-        cases = make_patch_cases(selected_images, spec.shape[1])
+        cases = patch_case_index(selected_images, spec.shape[1])
         return _check(
             cut_patches(selected_images, cases, np.arange(len(cases.case_ids)), spec.shape[1]), spec, label
         )
@@ -112,7 +129,7 @@ def load_labeled(name: str, spec: InputSpec, options: NewDataOptions) -> TensorD
     return _check(_select_sites(data, columns, options.sites), spec, label)
 
 
-def _load_named(name: str, spec: InputSpec, options: NewDataOptions) -> TensorData:
+def _load_named(name: str, spec: DataSpec, options: NewDataOptions) -> TensorData:
     """Return the test part of a named data set."""
     data = load(
         make_data_config(name, **({"root": options.root} if options.root else {})),
@@ -126,7 +143,7 @@ def _load_named(name: str, spec: InputSpec, options: NewDataOptions) -> TensorDa
     return _select_sites(data.test, data.test_columns, options.sites)
 
 
-def _check(data: TensorData, spec: InputSpec, label: str) -> TensorData:
+def _check(data: TensorData, spec: DataSpec, label: str) -> TensorData:
     spec.make_task().check(data, label)
     return data
 
@@ -134,12 +151,12 @@ def _check(data: TensorData, spec: InputSpec, label: str) -> TensorData:
 def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str, ...]) -> TensorData:
     """Return the examples of some sites, or all, with cases: existing ones, or by patient and site."""
     if (case_index := data.cases) is not None:
-        sites = check_sites(sites, sorted({site for site in case_index.sites if site}))
-        rows = [case_index.examples_from_site(site) for site in sites]
+        sites = normalize_requested_sites(sites, sorted({site for site in case_index.sites if site}))
+        rows = [case_index.indices_from_site(site) for site in sites]
         return data.subset(torch.cat(rows).sort().values) if sites else data
     site_column = columns.get(SITE)
     available = [] if site_column is None else sorted(set(map(str, site_column.tolist())))
-    sites = check_sites(sites, available)
+    sites = normalize_requested_sites(sites, available)
     all_rows = np.arange(len(data))
     owners = columns.get(PATIENT, all_rows if site_column is not None else None)
     if owners is None:
@@ -159,7 +176,7 @@ def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[
 # --- without labels -----------------------------------------------------------------------------------------
 
 
-def load_unlabeled(name: str, spec: InputSpec, options: NewDataOptions) -> tuple[list[str], Any]:
+def load_unlabeled(name: str, spec: DataSpec, options: NewDataOptions) -> tuple[list[str], Any]:
     """Load inputs without labels, and a name for each.
 
     Images come from an ``.npz`` with ``images``, an image file, a folder of images (recursively), or a csv
@@ -184,16 +201,18 @@ def load_unlabeled(name: str, spec: InputSpec, options: NewDataOptions) -> tuple
     if form == "texts":
         texts = read_csv(path, "text")["text"]
         return _row_numbers(len(texts)), texts
-    names, images = _read_images(path, spec, options)
+    names, images = _read_image_stacks(path, spec, options)
     unnormalized = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
     return names, torch.cat([_map_pixels(stack, unnormalized, options, label) for stack in images])
 
 
-def _map_pixels(images: Images, spec: InputSpec, options: NewDataOptions, label: str) -> torch.Tensor:
+def _map_pixels(images: Images, spec: DataSpec, options: NewDataOptions, label: str) -> torch.Tensor:
     return map_images_to_spec(select_channels(images, options.channels), options.fit, spec, label)
 
 
-def _read_images(path: Path, spec: InputSpec, options: NewDataOptions) -> tuple[list[str], Sequence[Images]]:
+def _read_image_stacks(
+    path: Path, spec: DataSpec, options: NewDataOptions
+) -> tuple[list[str], Sequence[Images]]:
     """Return names, and stacks of images of equal form."""
     if path.suffix == ".npz":
         images = as_image_array(path, read_npz(path))
@@ -205,7 +224,7 @@ def _read_images(path: Path, spec: InputSpec, options: NewDataOptions) -> tuple[
     table = read_csv(path)
     image = normalize_name(options.image) or ("image" if "image" in table else "")
     if image:
-        find_column(list(table), image, "--image", path)
+        find_column_index(list(table), image, "--image", path)
         files = [(path.parent / name, f"{path}: image {name!r}") for name in table[image]]
         return table[image], _decode_files(files, spec, options)
     rows = zip(
@@ -218,9 +237,7 @@ def _read_images(path: Path, spec: InputSpec, options: NewDataOptions) -> tuple[
     return _row_numbers(len(pixels)), [reshape_pixel_rows(pixels, path, spec.shape)]
 
 
-def _decode_files(
-    files: Sequence[tuple[Path, str]], spec: InputSpec, options: NewDataOptions
-) -> list[Images]:
+def _decode_files(files: Sequence[tuple[Path, str]], spec: DataSpec, options: NewDataOptions) -> list[Images]:
     """Decode image files, one by one if they are converted, as for the task."""
     if not options.fit:
         return [read_image_stack(files)]

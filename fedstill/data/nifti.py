@@ -17,7 +17,7 @@ from fedstill.core.names import normalize_name
 from fedstill.core.registry import first_line
 from fedstill.core.text_format import format_shape
 from fedstill.data.images import encode_masks, resize_images
-from fedstill.data.raw import RawImages
+from fedstill.data.raw_images import RawImages
 from fedstill.data.table_files import read_case_table
 
 Volume = npt.NDArray[np.float32]  # (X, Y, Z) or (X, Y, Z, C), from left, back and bottom
@@ -62,7 +62,7 @@ class StoredVolume:
         return _axis_codes(self.affine)
 
     @property
-    def spacing(self) -> str:
+    def spacing_text(self) -> str:
         """Voxel size, as text."""
         return f"{_format_numbers(np.linalg.norm(self.affine[:3, :3], axis=0), ' x ')} mm"
 
@@ -111,7 +111,7 @@ def read_volumes(
             _check_same_grid(volumes[0], volume)
         unoriented += not volumes[0].oriented
         channels = np.concatenate(
-            [_rescale(_reorient(volume, volumes[0]), volume.file) for volume in volumes], axis=3
+            [_rescale_to_unit_range(_reorient(volume, volumes[0]), volume.file) for volume in volumes], axis=3
         )
         slice_indices = select_slices(channels, slices)
         on_count(len(case_numbers) + len(slice_indices))
@@ -299,8 +299,8 @@ def _check_same_grid(first: StoredVolume, other: StoredVolume) -> None:
         return
     if first.axes != other.axes:
         problem = f"its axes are {other.axes}, and those of {first.file} {first.axes}"
-    elif first.spacing != other.spacing:
-        problem = f"its voxels are {other.spacing}, and those of {first.file} {first.spacing}"
+    elif first.spacing_text != other.spacing_text:
+        problem = f"its voxels are {other.spacing_text}, and those of {first.file} {first.spacing_text}"
     else:
         problem = f"it is {offset:.3g} voxels away from {first.file}"
         if (origins := [_format_numbers(volume.affine[:3, 3], ", ") for volume in (other, first)])[
@@ -325,7 +325,7 @@ def _reorient(volume: StoredVolume, first: StoredVolume) -> Volume:
     return reoriented
 
 
-def _rescale(volume: Volume, file: Path) -> Volume:
+def _rescale_to_unit_range(volume: Volume, file: Path) -> Volume:
     """Rescale each channel to [0, 1] by its percentiles; return ``(X, Y, Z, C)``."""
     volume = volume[..., None] if volume.ndim == 3 else volume
     low, high = np.percentile(volume, (LOW_PERCENTILE, HIGH_PERCENTILE), axis=(0, 1, 2)).astype(np.float32)

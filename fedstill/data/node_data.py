@@ -1,7 +1,7 @@
 """The data of one node's owner: the table ``data`` of ``node.toml``, and loading it into a server's spec.
 
 Data are read from files, or by the owner's function, and converted to tensors as the server's
-:class:`fedstill.data.input_spec.InputSpec` declares. Examples marked as test or validation data are left out.
+:class:`fedstill.data.data_spec.DataSpec` declares. Examples marked as test or validation data are left out.
 Labels given as names are matched by name, so a node may lack classes.
 """
 
@@ -19,30 +19,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalize
-from fedstill.core.errors import ArgumentError, DataError, RunRequiredError
-from fedstill.core.names import normalize_class_names, normalize_name, parse_count, unknown_name_text
+from fedstill.core.errors import ArgumentError, DataError, UnknownInputFormatError
+from fedstill.core.names import (
+    normalize_class_names,
+    normalize_name,
+    parse_nonnegative_int,
+    unknown_name_text,
+)
 from fedstill.core.registry import USER_CODE_ERRORS, first_line, import_object, is_object_path
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import format_shape
-from fedstill.data import text
+from fedstill.data import text_data
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
+from fedstill.data.data_spec import DataSpec, require_memory_for_examples
 from fedstill.data.images import UnequalSizes, UnreadableImage, resize_images, to_arrays
 from fedstill.data.in_memory_data import extract_inputs_and_targets
-from fedstill.data.input_spec import InputSpec, require_memory_for_examples
 from fedstill.data.instance_images import (
     SLIDE,
     cut_patches,
-    group_by_patient,
-    make_patch_cases,
+    patch_case_index,
     read_instance_images,
+    unit_and_owner_index,
 )
-from fedstill.data.loading import CLASSIFICATION, PATIENT, ArrayData, make_task_tensors, select_channels
+from fedstill.data.loading import CLASSIFICATION, PATIENT, ImageArrayData, make_task_tensors, select_channels
 from fedstill.data.public import conform_images
-from fedstill.data.raw import MAX_CLASSES, Images, RawImages, are_whole_numbers, raw_images_from_arrays
+from fedstill.data.raw_images import MAX_CLASSES, Images, RawImages, are_whole_numbers, raw_images_from_arrays
 from fedstill.data.stratified_sampling import Ints, hash_groups, require_unit_names
+from fedstill.data.table_data import check_features, read_rows, read_schema
 from fedstill.data.table_files import CsvColumns
-from fedstill.data.tables import check_features, read_rows, read_schema
-from fedstill.data.text import LabeledTexts
+from fedstill.data.text_data import LabeledTexts
 from fedstill.data.user_data import FORMATS, read_raw_images
 from fedstill.tasks import TASKS, TaskConfig
 
@@ -139,11 +144,11 @@ TASK_BY_TARGET = {"category": "tabular", "number": "regression", "time until an 
 def load_node_data(
     config: NodeDataConfig,
     folder: Path,
-    spec: InputSpec | None = None,
+    spec: DataSpec | None = None,
     task: TaskConfig | None = None,
     *,
     max_bytes: int = 0,
-) -> tuple[TensorData, InputSpec]:
+) -> tuple[TensorData, DataSpec]:
     """Load an owner's training examples in the form of the spec; return them and the spec.
 
     Args:
@@ -156,32 +161,32 @@ def load_node_data(
 
     Raises:
         ArgumentError: an option has no effect or an invalid value.
-        RunRequiredError: without spec and task, the data are not images of classes; or only a run can
+        UnknownInputFormatError: without spec and task, the data are not images of classes; or only a run can
             determine their spec.
         DataError: the data cannot be read or do not fit the spec.
         MemoryLimitExceeded: they need more memory than allowed.
     """
     may_be_rows = task is None or task.task_class.form == "rows"
     if spec is None and may_be_rows and (schema := read_node_schema(config, folder)):
-        spec = InputSpec.from_schema(task or TASKS[TASK_BY_TARGET[schema.target_type]](), schema)
+        spec = DataSpec.from_schema(task or TASKS[TASK_BY_TARGET[schema.target_type]](), schema)
     if spec is not None or task is not None:
-        return _load(config, folder, spec, task or CLASSIFICATION, max_bytes)
+        return _load_data_and_spec(config, folder, spec, task or CLASSIFICATION, max_bytes)
     find_path(config, folder)
     try:
-        return _load(config, folder, None, CLASSIFICATION, max_bytes)
-    except (RunRequiredError, UnreadableImage):
+        return _load_data_and_spec(config, folder, None, CLASSIFICATION, max_bytes)
+    except (UnknownInputFormatError, UnreadableImage):
         raise
     except (ArgumentError, DataError) as error:
         advice = "if these are not images of classes, name the run, which determines the task"
         alternative = (
             "the run's data must be here, or its schema if they are tables, or data.schema must name one"
         )
-        raise RunRequiredError(f"{error}; {advice} ({alternative})") from error
+        raise UnknownInputFormatError(f"{error}; {advice} ({alternative})") from error
 
 
-def _load(
-    config: NodeDataConfig, folder: Path, spec: InputSpec | None, task: TaskConfig, max_bytes: int
-) -> tuple[TensorData, InputSpec]:
+def _load_data_and_spec(
+    config: NodeDataConfig, folder: Path, spec: DataSpec | None, task: TaskConfig, max_bytes: int
+) -> tuple[TensorData, DataSpec]:
     label = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
     run_task = task if spec is None else spec.task
     if spec is None:
@@ -235,7 +240,7 @@ def read_node_schema(config: NodeDataConfig, folder: Path) -> Schema:
     return read_schema(folder / Path(config.schema).expanduser()) if config.schema else NO_SCHEMA
 
 
-def check_pixel_range(config: NodeDataConfig, data: TensorData, spec: InputSpec) -> None:
+def check_pixel_range(config: NodeDataConfig, data: TensorData, spec: DataSpec) -> None:
     """Check that tensors of images are pixels under the spec's normalization.
 
     Only for the owner's own checks, not when a run starts: a server that declares one normalization after
@@ -278,40 +283,40 @@ def _check_options(config: NodeDataConfig, task: TaskConfig) -> None:
 
 
 def _require_known_spec(config: NodeDataConfig, task: TaskConfig, label: str) -> None:
-    """Raise RunRequiredError if only a run can determine the input spec."""
+    """Raise UnknownInputFormatError if only a run can determine the data spec."""
     is_known = task.targets in ("class", "map", "image") or (
         task.targets == "labels" and config.source == "npz"
     )
     if not is_known or config.source == "tensors" or (config.fit and task.targets != "class"):
-        problem = f"only a run determines its input spec for task {task.registered_name}"
-        raise RunRequiredError(f"{label}: {problem}, and the run's data are not here")
+        problem = f"only a run determines its data spec for task {task.registered_name}"
+        raise UnknownInputFormatError(f"{label}: {problem}, and the run's data are not here")
 
 
 def _read_with_spec(
     config: NodeDataConfig, path: Path, folder: Path, task: TaskConfig, label: str
-) -> tuple[RawImages, InputSpec]:
+) -> tuple[RawImages, DataSpec]:
     try:
         raw = _read_raw(config, path, folder, task)
     except UnequalSizes as error:
         if not config.fit:
             raise
         problem = "its images differ in size, and fit resizes to the size of a run: name the run"
-        raise RunRequiredError(f"{label}: {problem}") from error
+        raise UnknownInputFormatError(f"{label}: {problem}") from error
     classes = raw.classes
     if task.targets == "class":
         raw.require_contiguous_labels(label)
         if len(classes) < 2:
             problem = "has only one class: name the run, which has all classes"
-            raise RunRequiredError(f"{label}: {problem}")
+            raise UnknownInputFormatError(f"{label}: {problem}")
     channels, height, width = select_channels(raw.images[:1], config.channels).shape[1:]
-    return raw, InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
+    return raw, DataSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
 # --- by form of data ----------------------------------------------------------------------------------------
 
 
 def load_images(
-    raw: RawImages, config: NodeDataConfig, spec: InputSpec, label: str, max_bytes: int = 0
+    raw: RawImages, config: NodeDataConfig, spec: DataSpec, label: str, max_bytes: int = 0
 ) -> TensorData:
     """Convert an owner's images, with any kind of target, to tensors."""
     require_memory_for_examples(len(raw.images), spec, max_bytes)
@@ -324,7 +329,7 @@ def load_images(
     return TensorData(inputs, targets, groups)
 
 
-def load_tensors(config: NodeDataConfig, path: Path, spec: InputSpec, label: str) -> TensorData:
+def load_tensors(config: NodeDataConfig, path: Path, spec: DataSpec, label: str) -> TensorData:
     """Load tensors that already have the form of the spec."""
     try:
         # Copied to aligned memory: on some processors, sums depend on alignment, and so would metrics.
@@ -341,7 +346,7 @@ def load_tensors(config: NodeDataConfig, path: Path, spec: InputSpec, label: str
         groups = hash_groups(tensors[config.group].tolist())
     inputs = tensors["inputs"]
     if spec.vocabulary:  # larger ids become unknown words, as refusing them would reveal them
-        inputs = inputs.where(inputs < spec.vocabulary, text.UNKNOWN)
+        inputs = inputs.where(inputs < spec.vocabulary, text_data.UNKNOWN)
     data = TensorData(inputs, tensors["targets"], groups)
     if tuple(data.inputs.shape[1:]) != spec.shape:
         shown = str(tuple(data.inputs.shape[1:]))
@@ -357,7 +362,7 @@ def load_tensors(config: NodeDataConfig, path: Path, spec: InputSpec, label: str
 
 
 def load_instance_images(
-    config: NodeDataConfig, path: Path, spec: InputSpec, label: str, max_bytes: int
+    config: NodeDataConfig, path: Path, spec: DataSpec, label: str, max_bytes: int
 ) -> TensorData:
     """Load an owner's images with instances, as patches of the spec's size."""
     channels, height, width = spec.shape
@@ -370,10 +375,10 @@ def load_instance_images(
     require_memory_for_examples(
         sum(-(-rows // height) * -(-columns // height) for rows, columns in shapes), spec, max_bytes
     )
-    cases = make_patch_cases(images, height)
+    cases = patch_case_index(images, height)
     data = cut_patches(images, cases, np.arange(len(cases.case_ids)), height)
     # Patches of one image overlap, so they can only be protected together.
-    unit, _ = group_by_patient(images)
+    unit, _ = unit_and_owner_index(images)
     if config.group not in ("", SLIDE, unit):
         expected = f"empty ({unit!r}) or {SLIDE!r} for task instances here"
         raise ArgumentError("data.group", config.group, expected)
@@ -388,7 +393,7 @@ def load_instance_images(
     return TensorData(data.inputs, data.targets, groups)
 
 
-def load_rows(config: NodeDataConfig, path: Path, spec: InputSpec, label: str, max_bytes: int) -> TensorData:
+def load_rows(config: NodeDataConfig, path: Path, spec: DataSpec, label: str, max_bytes: int) -> TensorData:
     """Load an owner's table rows, checked against the server's schema."""
     table = read_rows(path, spec.schema)
     require_memory_for_examples(len(table.data), spec, max_bytes)
@@ -396,11 +401,13 @@ def load_rows(config: NodeDataConfig, path: Path, spec: InputSpec, label: str, m
     return replace(table.data.subset(torch.from_numpy(rows)), groups=groups)
 
 
-def load_texts(config: NodeDataConfig, path: Path, spec: InputSpec, label: str, max_bytes: int) -> TensorData:
+def load_texts(config: NodeDataConfig, path: Path, spec: DataSpec, label: str, max_bytes: int) -> TensorData:
     """Load an owner's texts, as token ids of the server's vocabulary."""
-    source = text.read_labeled_texts(path)
+    source = text_data.read_labeled_texts(path)
     require_memory_for_examples(len(source.texts), spec, max_bytes)
-    ids = text.encode_for_vocabulary(source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, label)
+    ids = text_data.encode_texts_for_model(
+        source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, label
+    )
     rows, groups = _training_rows(source.columns, source.split, len(source.labels), config, label)
     labels = torch.from_numpy(map_labels_to_spec(source, spec, label))
     selected = torch.from_numpy(rows)
@@ -430,7 +437,7 @@ def read_groups(columns: Mapping[str, Any], config: NodeDataConfig) -> torch.Ten
     return hash_groups(columns[column].tolist())
 
 
-def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: InputSpec, source: str) -> Ints:
+def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: DataSpec, source: str) -> Ints:
     """Return classes, maps or findings with the class indices of the spec; unknown findings are -1."""
     kind, classes = spec.task.task_class.kind, spec.classes
     if kind == "image" or raw.classes == classes:
@@ -451,9 +458,9 @@ def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: InputSpec, source: s
     elif (
         kind == "class"
         and are_whole_numbers(used_classes)
-        and all(parse_count(name) is None for name in classes)
+        and all(parse_nonnegative_int(name) is None for name in classes)
     ):
-        counts = [parse_count(name) for name in raw.classes]
+        counts = [parse_nonnegative_int(name) for name in raw.classes]
         numbers = [-1 if count is None else min(count, MAX_CLASSES) for count in counts]
     else:
         unknown_class = next(name for name in used_classes if name not in classes)
@@ -465,7 +472,7 @@ def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: InputSpec, source: s
     return np.array(numbers, dtype=np.int64)[raw.labels]
 
 
-def map_images_to_spec(images: Images, fit: bool, spec: InputSpec, label: str) -> torch.Tensor:
+def map_images_to_spec(images: Images, fit: bool, spec: DataSpec, label: str) -> torch.Tensor:
     """Return images normalized as the spec declares, ``(N, C, H, W)`` float32.
 
     With ``fit``, images are averaged to its size (as by ``data.size`` of a run), and converted between gray
@@ -502,7 +509,7 @@ def _read_raw(
     path: Path,
     folder: Path,
     task: TaskConfig,
-    spec: InputSpec | None = None,
+    spec: DataSpec | None = None,
     max_bytes: int = 0,
 ) -> RawImages:
     if config.source not in SOURCES:
@@ -554,12 +561,12 @@ def _unzip_examples(data: Any) -> tuple[Any, Any]:
 
 
 def _find_function(config: NodeDataConfig, folder: Path) -> Any:
-    """Return the owner's function, or one that reads a class below :class:`ArrayData`."""
+    """Return the owner's function, or one that reads a class below :class:`ImageArrayData`."""
     is_registered = not is_object_path(config.source)
     value: Any = DATA[config.source] if is_registered else import_object(config.source, folder, "data.source")
     if not isinstance(value, type) or not issubclass(value, DataConfig):
         return value
-    if not issubclass(value, ArrayData):
-        raise ArgumentError("data.source", config.source, "a data set that derives from ArrayData")
+    if not issubclass(value, ImageArrayData):
+        raise ArgumentError("data.source", config.source, "a data set that derives from ImageArrayData")
     data_class = value
     return lambda path: data_class(root=str(path)).arrays()

@@ -29,7 +29,7 @@ from fedstill.data.stratified_sampling import (
     stratification_labels,
     stratified_sample,
 )
-from fedstill.data.tables import sample_rows
+from fedstill.data.table_data import sample_rows
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
 BUILTIN_SOURCES = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # need no other data set
@@ -176,7 +176,7 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
     try:
         targets = DATA[config.name].targets
         same_targets = task.targets in targets
-        served_task = task if same_targets else _image_task(targets, config.name, task)
+        served_task = task if same_targets else _task_for_targets(targets, config.name, task)
         # Nuclei keep their size.
         size = {"patch": data.train.inputs.shape[-1]} if served_task.targets == "instances" else {}
         other = load(make_data_config(config.name, root=config.root, **size), served_task)
@@ -212,7 +212,7 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
     return PublicData(other.name, inputs, labels if labels_known else None, joined_notes, conversion)
 
 
-def _image_task(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
+def _task_for_targets(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
     if targets[0] in ("texts", "rows", "values", "times") or task.task_class.form == "rows":
         raise ArgumentError(
             "public.name", name, f"{task.task_class.form}, as task {task.registered_name} needs these"

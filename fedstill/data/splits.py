@@ -111,7 +111,7 @@ SPLITS: Registry[type[SplitConfig]] = Registry(
         "balanced-dirichlet": "fedstill.data.splits:BalancedDirichlet",
         "shards": "fedstill.data.splits:Shards",
         "column": "fedstill.data.splits:ByColumn",
-        "sorted": "fedstill.data.splits:Sorted",
+        "sorted": "fedstill.data.splits:SortedByColumn",
         "positives": "fedstill.data.splits:Positives",
     },
     base=SplitConfig,
@@ -598,11 +598,11 @@ class ByColumn(SplitConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sorted(SplitConfig):
+class SortedByColumn(SplitConfig):
     """Equal parts of the examples sorted by a numeric column (units by their mean); not random.
 
     >>> age = np.array([70, 20, 50, 30])
-    >>> config = Sorted(nodes=2, column="age", minimum=1)
+    >>> config = SortedByColumn(nodes=2, column="age", minimum=1)
     >>> parts = split(torch.zeros(4, dtype=torch.int64), 1, config, np.random.default_rng(0), {"age": age})
     >>> [part.tolist() for part in parts]
     [[1, 3], [0, 2]]

@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import name_difference, similar_names, strip_decimal_zeros, to_name
+from fedstill.core.names import similar_names, spelling_difference, strip_decimal_zeros, to_name
 from fedstill.core.seeds import derive
 from fedstill.core.table_schema import EMPTY_CELLS
 
@@ -215,7 +215,7 @@ def require_unit_names(name: str, column: Column, source: str = "") -> None:
         expected = "one spelling per name, and clearly different names"
         message = f"{source}: {problem}" if source else problem
         raise DataError(
-            f"{message}, which differ by {name_difference(first, second)} only (expected {expected})"
+            f"{message}, which differ by {spelling_difference(first, second)} only (expected {expected})"
         )
 
 
@@ -227,7 +227,7 @@ def reject_misspelled_columns(columns: Iterable[str], source: str) -> None:
     """
     for column in columns:
         for known in ("patient", "split"):
-            if kind := name_difference(column, known):
+            if kind := spelling_difference(column, known):
                 problem = f"column {column!a} differs from {known!r} by {kind} only, and would be ignored"
                 raise DataError(f"{source}: {problem} (expected {known!r}, or another name)")
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.dataset import Column
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import ArgumentError, DataError, format_option
 from fedstill.core.names import (
     has_decimal_comma,
     normalize_class_names,
@@ -34,12 +34,11 @@ from fedstill.core.registry import first_line
 from fedstill.core.table_schema import EMPTY_CELLS, first_duplicate
 from fedstill.core.text_format import clip_text
 from fedstill.data.images import read_image_stack
-from fedstill.data.raw import Images, RawImages, encode_labels, require_full_scale
+from fedstill.data.raw_images import Images, RawImages, encode_labels, require_full_scale
 from fedstill.data.stratified_sampling import Ints
 
 CASES_FILE = "cases.csv"
 DECIMAL_HINT = "numbers with a decimal point and no comma"
-TABULAR_HINT = "for columns of numbers use task.name = 'tabular'"
 PARQUET_SUFFIX = ".parquet"
 SPLIT_CODES = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
 METADATA_COLUMNS = ("patient", "site", "split")
@@ -49,6 +48,11 @@ _FINDING_VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "":
 
 
 # --- tables as texts ----------------------------------------------------------------------------------------
+
+
+def tabular_hint() -> str:
+    """Return advice on tables whose columns are not pixels."""
+    return f"for columns of numbers use {format_option('task.name', 'tabular')}"
 
 
 def read_delimited_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -146,7 +150,7 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
     return dict(zip(names, columns, strict=True))
 
 
-def find_column(header: Sequence[str], column: str, option: str, path: Path) -> int:
+def find_column_index(header: Sequence[str], column: str, option: str, path: Path) -> int:
     """Return the index of a column that an option names.
 
     Raises:
@@ -256,12 +260,12 @@ def read_class_csv(
     lines = read_delimited_rows(path)
     _, header = next(lines)
     if image := columns.image or ("image" if "image" in header else ""):
-        find_column(header, image, "data.image", path)
-        find_column(header, columns.label, "data.label", path)
+        find_column_index(header, image, "data.image", path)
+        find_column_index(header, columns.label, "data.label", path)
         if columns.label == image:
             raise ArgumentError("data.label", image, "another column than that of the images")
         if columns.group:
-            find_column(header, columns.group, "data.group", path)
+            find_column_index(header, columns.group, "data.group", path)
         table = read_csv(path)
         names = table.pop(image)
         on_count(len(names))
@@ -272,9 +276,11 @@ def read_class_csv(
         return RawImages(images, labels, classes, split, metadata, file_names=np.array(names))
     options = {option: column for option, column in asdict(columns).items() if column or option == "label"}
     if columns.label not in header:
-        expected = f"one column of {path}, which has {_format_header(header)}; {TABULAR_HINT}"
+        expected = f"one column of {path}, which has {_format_header(header)}; {tabular_hint()}"
         raise ArgumentError("data.label", columns.label, expected)
-    indices = {option: find_column(header, name, f"data.{option}", path) for option, name in options.items()}
+    indices = {
+        option: find_column_index(header, name, f"data.{option}", path) for option, name in options.items()
+    }
     cells: dict[str, list[str]] = {option: [] for option in indices}
     pixel_indices = [column for column in range(len(header)) if column not in indices.values()]
     pixels: list[npt.NDArray[np.float32]] = []
@@ -283,7 +289,7 @@ def read_class_csv(
             cells[option].append(row[index])
         pixels.append(
             parse_pixel_row(
-                [row[column] for column in pixel_indices], f"{path}: line {line}", f"; {TABULAR_HINT}"
+                [row[column] for column in pixel_indices], f"{path}: line {line}", f"; {tabular_hint()}"
             )
         )
     labels, classes = encode_labels(cells["label"], str(path))
@@ -314,7 +320,7 @@ def reshape_pixel_rows(
     if not shape or np.prod(shape) != count:
         side = round(count**0.5)
         if count == 0 or side**2 != count:
-            expected = f"a square number; {TABULAR_HINT}"
+            expected = f"a square number; {tabular_hint()}"
             raise DataError(f"{path}: has {count} pixels a line (expected {expected})")
         shape = (1, side, side)
     out_of_range = np.flatnonzero(~((table >= 0) & (table <= WHITE)).all(axis=1))
@@ -358,7 +364,7 @@ def read_finding_csv(
     table = read_csv(path, image)
     on_count(len(table[image]))
     if csv_columns.label not in ("", CsvColumns.label):  # the default, which may be missing
-        find_column(list(table), csv_columns.label, "data.label", path)
+        find_column_index(list(table), csv_columns.label, "data.label", path)
     list_column = csv_columns.label if csv_columns.label in table else ""
     non_findings = {image, list_column, csv_columns.group, *METADATA_COLUMNS}
     if list_column:

@@ -15,14 +15,14 @@ from typing import ClassVar, get_args
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema
-from fedstill.data import instance_images, tables, text
+from fedstill.data import instance_images, table_data, text_data
 from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.image_folders import read_class_folders, read_map_folder
 from fedstill.data.instance_images import InstanceImage, read_instance_images
 from fedstill.data.loading import prepare_images
 from fedstill.data.nifti import has_volumes, read_volumes
-from fedstill.data.raw import RawImages, raw_images_from_arrays, read_npz
-from fedstill.data.table_files import TABULAR_HINT, CsvColumns, read_class_csv, read_finding_csv
+from fedstill.data.raw_images import RawImages, raw_images_from_arrays, read_npz
+from fedstill.data.table_files import CsvColumns, read_class_csv, read_finding_csv, tabular_hint
 from fedstill.tasks import Targets, TaskConfig
 
 # Formats that can hold each kind of targets.
@@ -58,7 +58,7 @@ _OPTIONS_BY_TARGETS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 # --- finding ------------------------------------------------------------------------------------------------
 
 
-def find_data(config: DataConfig, task: str, targets: Targets) -> Path:
+def find_data_path(config: DataConfig, task: str, targets: Targets) -> Path:
     """Return the folder or file of a path in a data configuration.
 
     Raises:
@@ -70,16 +70,16 @@ def find_data(config: DataConfig, task: str, targets: Targets) -> Path:
     paths = list(dict.fromkeys(candidates))  # an absolute path is the same for every folder
     path = next((path for path in paths if path.exists()), None)
     if path is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
-        expected = f"one of {DATA.choices} to a file or folder; not found: {format_paths(paths)}"
+        expected = f"one of {DATA.choices_text} to a file or folder; not found: {format_paths(paths)}"
         raise ArgumentError("data.name", name, expected)
     if path is None:
         raise DataError(f"data {name!r}: not found: {format_paths(paths)}; check the path, or set data.root")
     suffixes = tuple(f".{form}" for form in FORMATS[targets] if form not in ("folder", "nifti"))
-    is_known = bool(tables.table_ending(path)) if ".parquet" in suffixes else path.suffix in suffixes
+    is_known = bool(table_data.table_ending(path)) if ".parquet" in suffixes else path.suffix in suffixes
     if path.is_file() and targets != "texts" and not is_known:
         formats = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         is_table = targets == "class" and path.suffix == ".parquet"
-        hint = f"; {TABULAR_HINT}" if is_table else ""
+        hint = f"; {tabular_hint()}" if is_table else ""
         raise DataError(f"{path}: unsupported format for task {task} (expected {formats}{hint})")
     return path
 
@@ -178,7 +178,7 @@ def read_raw_images(
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserFiles(instance_images.InstanceImageData, text.TextData):
+class UserFiles(instance_images.InstanceImageData, text_data.TextData):
     """Data given by a path.
 
     An .npz with images and labels or masks; a folder of images by class, of images and masks, or of NIfTI
@@ -220,18 +220,20 @@ class UserFiles(instance_images.InstanceImageData, text.TextData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.name:
-            raise ArgumentError("data.name", self.name, f"one of {DATA.choices}")
+            raise ArgumentError("data.name", self.name, f"one of {DATA.choices_text}")
 
     def read(self, task: TaskConfig) -> DataSet:
         """Return the data at the path for a task."""
         targets = task.targets
         self._check_options(targets, task.registered_name)
         if targets == "texts":
-            return text.prepare_texts(self.labeled_texts(), self, Path(self.name).name.partition(".")[0], "")
-        path = find_data(self, task.registered_name, targets)
+            return text_data.prepare_texts(
+                self.labeled_texts(), self, Path(self.name).name.partition(".")[0], ""
+            )
+        path = find_data_path(self, task.registered_name, targets)
         name = path.resolve().name if path.is_dir() else path.stem
         if task.task_class.form == "rows":
-            return tables.prepare_table(self.read_rows(path), self, task, name, "")
+            return table_data.prepare_table(self.read_rows(path), self, task, name, "")
         if targets == "instances":
             return instance_images.prepare_instance_images(self.images(), self, name, "", "site")
         file_format = detect_format(path, targets)
@@ -246,22 +248,26 @@ class UserFiles(instance_images.InstanceImageData, text.TextData):
     def read_schema(self, path: Path) -> Schema:
         """Read the schema of a table, whose file may be missing."""
         folder = path if path.is_dir() else path.parent
-        return tables.read_schema(
-            Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA_FILE
+        return table_data.read_schema(
+            Path(self.schema).expanduser() if self.schema else folder / table_data.SCHEMA_FILE
         )
 
-    def read_rows(self, path: Path) -> tables.TableRows:
+    def read_rows(self, path: Path) -> table_data.EncodedRows:
         """Read the rows of a table, or of a folder of tables."""
         schema = self.read_schema(path)
-        return tables.read_table_folder(path, schema) if path.is_dir() else tables.read_rows(path, schema)
+        return (
+            table_data.read_table_folder(path, schema)
+            if path.is_dir()
+            else table_data.read_rows(path, schema)
+        )
 
     def images(self) -> Sequence[InstanceImage]:
         """Read images with instances."""
-        return read_instance_images(find_data(self, "instances", "instances"))
+        return read_instance_images(find_data_path(self, "instances", "instances"))
 
-    def labeled_texts(self) -> text.LabeledTexts:
+    def labeled_texts(self) -> text_data.LabeledTexts:
         """Read texts with labels from a table."""
-        return text.read_labeled_texts(find_data(self, "text", "texts"))
+        return text_data.read_labeled_texts(find_data_path(self, "text", "texts"))
 
     def _check_options(self, targets: Targets, task_name: str) -> None:
         supported = {option.name for option in fields(DataConfig)} | {"name", *_OPTIONS_BY_TARGETS[targets]}

@@ -148,7 +148,7 @@ def require_minimal_kit(kit: StartupKit) -> None:
             raise DeployError(
                 f"{path}: a node accepts no code or filters in its kit; remove it, and ask where it came from"
             )
-    unknown = sorted(set(kit.config("client")) - _CLIENT_SECTIONS)
+    unknown = sorted(set(kit.flare_setting("client")) - _CLIENT_SECTIONS)
     if unknown:
         allowed = ", ".join(sorted(_CLIENT_SECTIONS))
         raise DeployError(f"{kit.path('fed_client.json')} has {', '.join(unknown)} (expected {allowed})")

@@ -19,7 +19,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import read_table
-from fedstill.core.errors import BundleError, DataError, FedstillError
+from fedstill.core.errors import DataError, FedstillError, QueryFileError
 from fedstill.core.version import __version__
 from fedstill.data.public import PublicData
 from fedstill.federation import signed_files
@@ -92,7 +92,7 @@ def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
         SHA-256 of the file.
 
     Raises:
-        BundleError: the path holds other queries, to which nodes may be responding.
+        QueryFileError: the path holds other queries, to which nodes may be responding.
     """
     tensors = _flatten_by_number({number: call.tensors for number, call in enumerate(queries.calls)})
     if queries.public is not None:
@@ -101,7 +101,7 @@ def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
     names = [call.query for call in queries.calls]
     blob = _pack(QUERIES, {"queries": names, "plan": queries.plan.to_dict()}, tensors)
     if path.exists() and path.read_bytes() != blob:
-        raise BundleError(f"{path} exists and holds other data: choose another path for these queries")
+        raise QueryFileError(f"{path} exists and holds other data: choose another path for these queries")
     signed_files.write(path, blob, key)
     return hashlib.sha256(blob).hexdigest()
 
@@ -121,7 +121,7 @@ def read_queries(
         methods, tasks: names that may be imported in addition to the package's own.
 
     Raises:
-        BundleError: the file is missing, modified, unsigned, signed by an unexpected key, or not a file of
+        QueryFileError: the file is missing, modified, unsigned, signed by an unexpected key, or not a file of
             queries of this version.
     """
     blob, signer = signed_files.read(path, signers)
@@ -129,17 +129,19 @@ def read_queries(
     try:
         plan = RunPlan.from_dict(table.pop("plan", None), methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
-        raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
+        raise QueryFileError(
+            f"{path} has no plan that this version of fedstill can follow: {error}"
+        ) from error
     names = _parse_header(path, QueriesHeader, table).queries
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
     try:
         public = read_public(plan, given, 0)
     except DataError as error:
-        raise BundleError(f"{path}: {error}") from error
+        raise QueryFileError(f"{path}: {error}") from error
     parts = _group_by_number(path, tensors)
     calls = tuple(QueryCall(name, parts.pop(number, {})) for number, name in enumerate(names))
     if parts:
-        raise BundleError(f"{path}: its header does not list the queries that it holds")
+        raise QueryFileError(f"{path}: its header does not list the queries that it holds")
     return Queries(plan, public, calls, hashlib.sha256(blob).hexdigest(), signer, signers is not None)
 
 
@@ -209,7 +211,7 @@ def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]
     """Parse the bytes that :func:`pack_responses` returns.
 
     Raises:
-        BundleError: they are no responses, or of another version.
+        QueryFileError: they are no responses, or of another version.
     """
     table, tensors = _unpack(path, RESPONSES, blob)
     values = table.pop("replies", None)
@@ -221,7 +223,7 @@ def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]
             if not parse_release_cost({"privacy": each}).mechanism:
                 raise DataError("the mechanism of a response is missing")
     except (TypeError, AttributeError, DataError) as error:
-        raise BundleError(f"{path}: its node's replies are malformed: {error}") from error
+        raise QueryFileError(f"{path}: its node's replies are malformed: {error}") from error
     return header, replies
 
 
@@ -232,31 +234,31 @@ def read_responses(path: Path, queries: Queries, keys: Mapping[str, str] | None 
         keys: fingerprints of the nodes' keys by name; None accepts any key as not trusted.
 
     Raises:
-        BundleError: the file is missing, modified, unsigned, signed by an unknown key, or not a file of
+        QueryFileError: the file is missing, modified, unsigned, signed by an unknown key, or not a file of
             responses to these queries.
     """
     blob, signer = signed_files.read(path, None if keys is None else set(keys.values()))
     header, replies = unpack_responses(path, blob)
     if keys is not None and keys.get(header.node) != signer:
-        raise BundleError(
+        raise QueryFileError(
             f"{path} claims to be from node {header.node!r}, but is signed by a key that is not that "
             f"node's: {signer}"
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
-        raise BundleError(f"{path} names its node {header.node!r} (expected letters, digits, '-' and '_')")
+        raise QueryFileError(f"{path} names its node {header.node!r} (expected letters, digits, '-' and '_')")
     if header.queries != queries.sha256:
-        raise BundleError(
+        raise QueryFileError(
             f"{path} responds to another file of queries (SHA-256 {header.queries[:16]}..., "
             f"not {queries.sha256[:16]}...)"
         )
     if header.server_key != queries.signer:
-        raise BundleError(
+        raise QueryFileError(
             f"{path} responds to these queries as signed by another key ({header.server_key}): its node got "
             f"a file that was not signed by {queries.signer}"
         )
     count = len(queries.calls)
     if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
-        raise BundleError(f"{path} does not hold one response to each of the {count} queries")
+        raise QueryFileError(f"{path} does not hold one response to each of the {count} queries")
     sha256 = hashlib.sha256(blob).hexdigest()
     return NodeResponses(path, header, replies, signer, keys is not None, sha256)
 
@@ -265,7 +267,7 @@ def answered_queries_hash(path: Path) -> str:
     """Return the SHA-256 of the queries that a file of responses belongs to.
 
     Raises:
-        BundleError: it is not a file of responses.
+        QueryFileError: it is not a file of responses.
     """
     return unpack_responses(path, path.read_bytes())[0].queries
 
@@ -284,13 +286,13 @@ def _unpack(
     try:
         header, tensors = unpack(blob, max_header)
     except (DataError, RecursionError) as error:
-        raise BundleError(f"{path} holds no {kind}: {error}") from error
+        raise QueryFileError(f"{path} holds no {kind}: {error}") from error
     found, version = header.pop("bundle", None), header.pop("format", None)
     header.pop("fedstill", None)
     if found != kind:
-        raise BundleError(f"{path} holds {found or 'something else'} (expected {kind})")
+        raise QueryFileError(f"{path} holds {found or 'something else'} (expected {kind})")
     if version != FORMAT:
-        raise BundleError(f"{path} is of format {version}: this version of fedstill reads {FORMAT}")
+        raise QueryFileError(f"{path} is of format {version}: this version of fedstill reads {FORMAT}")
     return header, tensors
 
 
@@ -298,7 +300,7 @@ def _parse_header(path: Path, kind: type[H], table: dict[str, Any]) -> H:
     try:
         return read_table(kind, table)
     except FedstillError as error:
-        raise BundleError(f"{path}: {error}") from error
+        raise QueryFileError(f"{path}: {error}") from error
 
 
 def _flatten_by_number(parts: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
@@ -311,6 +313,6 @@ def _group_by_number(path: Path, tensors: Tensors) -> dict[int, dict[str, torch.
     for whole, tensor in tensors.items():
         number, dot, name = whole.partition(".")
         if not (dot and name and re.fullmatch("0|[1-9][0-9]{0,8}", number)):
-            raise BundleError(f"{path} holds a tensor {whole!r}, which belongs to no query")
+            raise QueryFileError(f"{path} holds a tensor {whole!r}, which belongs to no query")
         parts.setdefault(int(number), {})[name] = tensor
     return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstill.core.errors import BundleError, QueryMismatch
+from fedstill.core.errors import QueryFileError, QueryMismatch
 from fedstill.federation.node_order import natural_sort_key
 from fedstill.federation.offline_files import NodeResponses, Queries
 from fedstill.protocol.digests import digest
@@ -21,17 +21,17 @@ class ResponseFiles:
         responses: one file per node.
 
     Raises:
-        BundleError: there are no files, or two files of one node.
+        QueryFileError: there are no files, or two files of one node.
     """
 
     def __init__(self, queries: Queries, responses: Sequence[NodeResponses]) -> None:
         if not responses:
-            raise BundleError("there are no responses: name one file or more")
+            raise QueryFileError("there are no responses: name one file or more")
         self.files: dict[str, NodeResponses] = {}
         for file in sorted(responses, key=lambda file: natural_sort_key(file.header.node)):
             other = self.files.setdefault(file.header.node, file)
             if other is not file:
-                raise BundleError(f"{other.path} and {file.path} are both of node {file.header.node!r}")
+                raise QueryFileError(f"{other.path} and {file.path} are both of node {file.header.node!r}")
         self.nodes: Sequence[str] = list(self.files)
         self._contents = dict(enumerate(queries.content_digests()))
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedstill.core import private_files
-from fedstill.core.errors import ArgumentError, BundleError, FedstillError, QueryRefused, RunFolderError
+from fedstill.core.errors import ArgumentError, FedstillError, QueryFileError, QueryRefused, RunFolderError
 from fedstill.core.registry import USER_CODE_ERRORS, searching_in
 from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
@@ -86,7 +86,7 @@ def answer_queries(
         report: called with the progress of local training in percent.
 
     Raises:
-        BundleError: the file is malformed, or its signature is invalid or unexpected.
+        QueryFileError: the file is malformed, or its signature is invalid or unexpected.
         QueryRefused: the owner's policy forbids a query; then nothing is trained or released.
         FedstillError: data, model and queries do not fit together.
     """
@@ -168,7 +168,7 @@ def _release_responses(
         )
         session = service.session
         if session is None:
-            raise BundleError("the file of queries lacks its public data")
+            raise QueryFileError("the file of queries lacks its public data")
         _check_refusals(
             service, status.refused_queries, status.max_queries, queries_file.calls, session.audit, plan.run
         )

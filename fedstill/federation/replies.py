@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedstill.core.config_tables import load_record
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -120,7 +120,9 @@ def parse_reply(kind: type[T], body: Mapping[str, Any]) -> T:
     fedstill.core.errors.DataError: its reply: percent is 140 (expected 0 or more and up to 100)
     """
     try:
-        return load_record(kind, _truncate_or_refuse(body, "all of it", MAX_DEPTH), Path("its reply"))
+        return read_received_dataclass(
+            kind, _truncate_or_refuse(body, "all of it", MAX_DEPTH), Path("its reply")
+        )
     except RunFolderError as error:
         raise DataError(clip_text(str(error))) from error
 

@@ -18,10 +18,10 @@ from fedstill.protocol.secure_aggregation import (
     SUM,
     SumRequest,
     add_contributions,
+    contribution_faults,
     decode_sums,
-    gradient_scale,
-    invalid_contributions,
     is_corrupted,
+    power_of_two_scale,
 )
 from fedstill.protocol.wire_format import Tensors
 
@@ -75,7 +75,7 @@ class SumAggregation(ABC):
         """Return the sum of the contributions, in the total_ring, and the names of the nodes that
         contributed."""
         contributions = dict(received)
-        for node, fault in invalid_contributions(contributions, parts).items():
+        for node, fault in contribution_faults(contributions, parts).items():
             self.exclude(node, query, fault, may_rejoin=False)
             del contributions[node]
         if not contributions or (len(contributions) < len(call.members) and not call.recover):
@@ -104,7 +104,7 @@ class SumAggregation(ABC):
             name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
         }
         require_finite_gradients({SUM: pull}, query)
-        scale = gradient_scale(pull)  # nodes refuse any scale but 1
+        scale = power_of_two_scale(pull)  # nodes refuse any scale but 1
         scaled = {name: grad / scale for name, grad in pull.items()}
         members = tuple(name for name in contributors if name in self.present)
         call = self._new_sum_request(members)

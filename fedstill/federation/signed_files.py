@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.core import hashing, private_files
-from fedstill.core.errors import BundleError
+from fedstill.core.errors import QueryFileError
 from fedstill.core.hashing import fingerprint as fingerprint
 from fedstill.core.hashing import group_digits
 
@@ -45,7 +45,7 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     The public key is written to a file with the suffix ``.pub`` in the same folder.
 
     Raises:
-        BundleError: the file holds no such key, or others may read it.
+        QueryFileError: the file holds no such key, or others may read it.
     """
     _require_cryptography()
     from cryptography.hazmat.primitives import serialization
@@ -54,13 +54,13 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     if not path.exists():
         _make_key(path)
     if path.stat().st_mode & 0o077:
-        raise BundleError(f"{path} can be read by others: chmod 600 {path}")
+        raise QueryFileError(f"{path} can be read by others: chmod 600 {path}")
     try:
         key = serialization.load_pem_private_key(_read_key_file(path), None)
     except (ValueError, TypeError) as error:
-        raise BundleError(f"{path} holds no private key in PEM form without a password") from error
+        raise QueryFileError(f"{path} holds no private key in PEM form without a password") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise BundleError(f"{path} holds a key of another kind (expected {ALGORITHM})")
+        raise QueryFileError(f"{path} holds a key of another kind (expected {ALGORITHM})")
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -83,7 +83,7 @@ def _make_key(path: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise BundleError(
+        raise QueryFileError(
             f"{path} cannot be made, as its disk has no hard links: {error.strerror}"
         ) from error
     finally:
@@ -100,7 +100,7 @@ def parse_fingerprint(text: str) -> str:
     """Return the fingerprint of a key given as a PEM file or as a typed fingerprint.
 
     Raises:
-        BundleError: it is neither.
+        QueryFileError: it is neither.
 
     >>> parse_fingerprint("66687AADF862BD776C8FC18B8E9F8E20")
     '6668 7aad f862 bd77 6c8f c18b 8e9f 8e20'
@@ -108,7 +108,9 @@ def parse_fingerprint(text: str) -> str:
     if len(found := hashing.parse_fingerprint(text)) == 32:
         return group_digits(found)
     if not Path(text).is_file():
-        raise BundleError(f"{text!r} is no public key (expected a .pub file, or a fingerprint of 32 digits)")
+        raise QueryFileError(
+            f"{text!r} is no public key (expected a .pub file, or a fingerprint of 32 digits)"
+        )
     return fingerprint(read_public_key(Path(text)))
 
 
@@ -116,7 +118,7 @@ def read_public_key(path: Path) -> bytes:
     """Read the public key in a PEM file, 32 bytes.
 
     Raises:
-        BundleError: the file holds none.
+        QueryFileError: the file holds none.
     """
     _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -126,9 +128,9 @@ def read_public_key(path: Path) -> bytes:
     try:
         key = serialization.load_pem_public_key(_read_key_file(path))
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise BundleError(f"{path} holds no public key in PEM form") from error
+        raise QueryFileError(f"{path} holds no public key in PEM form") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise BundleError(f"{path} holds a key of another kind (expected {ALGORITHM})")
+        raise QueryFileError(f"{path} holds a key of another kind (expected {ALGORITHM})")
     return key.public_bytes_raw()
 
 
@@ -148,11 +150,11 @@ def require_same_signer(path: Path, signer: str) -> None:
     """Refuse to overwrite a file that another key has signed.
 
     Raises:
-        BundleError: another key has signed it, or its signature cannot be read.
+        QueryFileError: another key has signed it, or its signature cannot be read.
     """
     public_path = signature_path(path)
     if public_path.exists() and fingerprint(_read_signature(public_path)[0]) != signer:
-        raise BundleError(f"{path} is signed by another key: choose another path")
+        raise QueryFileError(f"{path} is signed by another key: choose another path")
 
 
 def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str]:
@@ -162,7 +164,7 @@ def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str
         signers: fingerprints of accepted keys; None accepts any key.
 
     Raises:
-        BundleError: the file or its signature does not exist, the signature is invalid, or the key is
+        QueryFileError: the file or its signature does not exist, the signature is invalid, or the key is
             unexpected.
     """
     _require_cryptography()
@@ -170,16 +172,16 @@ def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     if not path.is_file():
-        raise BundleError(f"file not found: {path}")
+        raise QueryFileError(f"file not found: {path}")
     key, signature = _read_signature(signature_path(path))
     signer = fingerprint(key)
     if signers is not None and signer not in signers:
-        raise BundleError(f"{path} is signed by a key that is not expected here: {signer}")
+        raise QueryFileError(f"{path} is signed by a key that is not expected here: {signer}")
     blob = path.read_bytes()
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, blob)
     except (InvalidSignature, ValueError) as error:
-        raise BundleError(
+        raise QueryFileError(
             f"{path} does not fit its signature: one of the two was changed, or belongs to another file"
         ) from error
     return blob, signer
@@ -188,18 +190,18 @@ def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str
 def _read_signature(path: Path) -> tuple[bytes, bytes]:
     """Return public key and signature of a ``.sig`` file. Only its canonical form is accepted."""
     if not path.is_file():
-        raise BundleError(f"{path} is missing: a file without its signature is not read")
+        raise QueryFileError(f"{path} is missing: a file without its signature is not read")
     with path.open("rb") as file:
         text = file.read(MAX_SIGNATURE_FILE + 1)
     try:
         table = json.loads(text)
         parts = bytes.fromhex(table["key"]), bytes.fromhex(table["signature"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BundleError(f"{path} is no signature that fedstill has written") from error
+        raise QueryFileError(f"{path} is no signature that fedstill has written") from error
     if (len(parts[0]), len(parts[1])) != (KEY_BYTES, SIGNATURE_BYTES) or text != _signature_file_bytes(
         *parts
     ):
-        raise BundleError(f"{path} is no signature that fedstill has written")
+        raise QueryFileError(f"{path} is no signature that fedstill has written")
     return parts
 
 
@@ -210,11 +212,11 @@ def _signature_file_bytes(key: bytes, signature: bytes) -> bytes:
 
 def _require_cryptography() -> None:
     if importlib.util.find_spec("cryptography") is None:
-        raise BundleError("files cannot be signed without cryptography: pip install 'fedstill[offline]'")
+        raise QueryFileError("files cannot be signed without cryptography: pip install 'fedstill[offline]'")
 
 
 def _read_key_file(path: Path) -> bytes:
     if not path.is_file():
-        raise BundleError(f"file not found: {path}")
+        raise QueryFileError(f"file not found: {path}")
     with path.open("rb") as file:
         return file.read(MAX_KEY_FILE)

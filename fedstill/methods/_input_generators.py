@@ -160,7 +160,11 @@ class InputGenerator(CheckedOptions):
         size = self.noise + (server.task.classes if self.takes_labels else 0)
         if server.task.form == "rows":
             if not server.schema:
-                raise ArgumentError("schema", "", "a table's columns, within which the generator makes rows")
+                expected = (
+                    "a table's columns, as the generator makes rows and needs their ranges; or choose a "
+                    "method with public data, such as FedKD"
+                )
+                raise ArgumentError("schema", "", expected)
             return TableGenerator(server.schema, size, self.width)
         channels, height, width = server.shape
         return Generator((channels, height, width), size, self.width, server.mean, server.std)

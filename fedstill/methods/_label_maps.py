@@ -31,7 +31,7 @@ from fedstill.methods import (
     Tensors,
 )
 from fedstill.methods._input_generators import GeneratorBatch
-from fedstill.models.generators import ConditionalGenerator
+from fedstill.models.generators import LabelMapGenerator
 from fedstill.models.vgg import perceptual_loss
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.payload_kinds import SOURCES, PayloadKind
@@ -144,7 +144,7 @@ class MapGenerator(CheckedOptions):
     def network(self, server: Server) -> nn.Module:
         """Return the network G."""
         conditions, channels = server.task.condition_channels, server.shape[0]
-        return ConditionalGenerator(conditions, channels, self.width, server.mean, server.std)
+        return LabelMapGenerator(conditions, channels, self.width, server.mean, server.std)
 
 
 def send_label_maps(node: NodeView) -> Tensors:

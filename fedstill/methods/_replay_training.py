@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.compute import copy_to_device, match_parameter_layout
-from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
+from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import flip_and_rotate, random_shift
 from fedstill.methods import ArgumentError, Server, cosine_lr, descend, set_lr, torch_generator
@@ -76,7 +76,7 @@ class Student:
         self.adam = torch.optim.Adam(self.trainable, options.lr, fused=True)
         # On a GPU both are captured as CUDA graphs.
         self.uses_cuda_graphs = server.compute.uses_cuda_graphs(self.S)
-        memory = StaticBuffers([self.S], [self.adam])
+        memory = ModelAndOptimizerTensors([self.S], [self.adam])
         self._captured_step, self._captured_evaluate = (
             CudaGraphStep(self.step, memory),
             CudaGraphStep(self._evaluate, memory),

@@ -17,7 +17,7 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat
 from fedstill.core.table_schema import Schema
-from fedstill.data.tables import SCHEMA_FILE, schema_text
+from fedstill.data.table_data import SCHEMA_FILE, schema_text
 from fedstill.methods import (
     ArgumentError,
     Method,

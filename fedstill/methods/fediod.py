@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fedstill.core.errors import format_option
 from fedstill.core.options import (
     Finite,
     NonNegativeFloat,
@@ -211,9 +212,10 @@ class FedIOD(Method):
         """
         if not setting.secure_aggregation:
             return {}
-        changes = [f"method.{name} = 0" for name in ("gan", "conf", "unique") if getattr(self, name)]
+        zeros = [name for name in ("gan", "conf", "unique") if getattr(self, name)]
+        changes = [format_option(f"method.{name}", 0) for name in zeros]
         if changes:
-            changes += ['method.ensemble = "logits"'] if self.ensemble != "logits" else []
+            changes += [format_option("method.ensemble", "logits")] if self.ensemble != "logits" else []
             expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
             raise ArgumentError("link.secure_aggregation", True, expected)
         summed = logit_sums(self.ensemble, "size" if self.importance == "size" else "counts")

@@ -21,6 +21,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from annotated_types import Interval
 
+from fedstill.core.errors import format_option
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import random_shift
@@ -233,9 +234,10 @@ class FedKD(Method):
             ArgumentError: the nodes must agree on a bound, which takes a further round.
         """
         if self.agrees_on_bound:
+            bound, no_bound = format_option("method.z_max", 20), format_option("method.levels", 0)
             allowed = (
-                "a bound above 0 fixed in advance, such as method.z_max = 20 (or no quantizer: method.levels "
-                "= 0), as nodes are queried once and cannot first agree on one"
+                f"a bound above 0 fixed in advance, such as {bound} (or no quantizer: {no_bound}), as nodes "
+                "are queried once and cannot first agree on one"
             )
             raise ArgumentError("method.z_max", self.z_max, allowed)
         counts = [QueryCall("count_labels")] if self.weights == "counts" else []

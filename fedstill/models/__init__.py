@@ -59,11 +59,11 @@ __all__ = [
     "SmallCNN",
     "UnitLinear",
     "build",
+    "build_unchecked",
     "carries_gradient",
     "check_module",
     "check_name",
     "example_inputs",
-    "instantiate",
 ]
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
@@ -108,7 +108,7 @@ def build(
     """Return a network by name. Its initial weights follow from the seed and the names.
 
     Args:
-        spec: see :func:`instantiate`.
+        spec: see :func:`build_unchecked`.
         shape: shape of an input.
         classes: number of outputs.
         seed: seed of the initial weights.
@@ -123,13 +123,13 @@ def build(
     >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    model = instantiate(spec, shape, classes, seed, *names, vocabulary=vocabulary)
+    model = build_unchecked(spec, shape, classes, seed, *names, vocabulary=vocabulary)
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {spec!r} returns a {type(model).__name__} (expected a torch.nn.Module)")
     return model
 
 
-def instantiate(
+def build_unchecked(
     spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
 ) -> object:
     """Return a model by name: a network, or the return value of a custom factory.

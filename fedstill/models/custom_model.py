@@ -73,7 +73,7 @@ def build_model(
         if config.weights:
             _load_weights(source, resolve_path(config.weights, folder, "model.weights"))
         model: nn.Module = source
-        own_classes = config.classes or _known_labels(source, interface)
+        own_classes = config.classes or _own_class_names(source, interface)
         if own_classes and interface.task.kind == "class":
             class_map = ClassMap(own_classes, interface.classes)
             model = ClassMappedModel(source, class_map) if class_map.is_nontrivial else source
@@ -91,7 +91,7 @@ def build_model(
     return model
 
 
-def _known_labels(source: nn.Module, interface: Interface) -> list[str]:
+def _own_class_names(source: nn.Module, interface: Interface) -> list[str]:
     """Return a network's own class names, "" for unknown ones.
 
     The list is empty if none of the names is a class of the federation.
@@ -139,7 +139,7 @@ def _load_source(
         return LOADERS[path.suffix](path)
     classes = len(config.classes) or len(interface.classes)
     with name_option_in_errors(option, name, interface.shape), searching_in(folder):
-        return models.instantiate(
+        return models.build_unchecked(
             name, interface.shape, classes, seed, *names, vocabulary=interface.vocabulary
         )
 

@@ -32,7 +32,7 @@ class DPIncompatibleError(ModelError):
         super().__init__(f"{subject} cannot be trained with DP-SGD{reason}: {listed}{hint}")
 
 
-def check(model: nn.Module, subject: str, inputs: torch.Tensor | None = None) -> None:
+def reject_dp_incompatible(model: nn.Module, subject: str, inputs: torch.Tensor | None = None) -> None:
     """Refuse a network that DP-SGD cannot train. The network is not changed.
 
     Layers are checked with Opacus' validator and for cases that it misses: subclasses of refused layers, also
@@ -54,7 +54,7 @@ def check(model: nn.Module, subject: str, inputs: torch.Tensor | None = None) ->
             layers[name] = problem
         last = layer if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) else last
     if not layers and inputs is not None:
-        layers = _try_per_example_gradients(model, inputs)
+        layers = _per_example_gradient_problems(model, inputs)
     if layers:
         raise DPIncompatibleError(subject, layers, builtin=type(model).__module__ in BUILTIN_MODULES)
 
@@ -78,7 +78,7 @@ def _describe_replacement(layer: nn.Module, last: nn.Module | None) -> str:
     for kind in type(layer).__mro__:
         if kind in ModuleValidator.VALIDATORS and ModuleValidator.VALIDATORS[kind](layer):
             replacement = ModuleValidator.FIXERS[kind](layer)
-            return f"{name} -> {_layer_name(replacement)}"
+            return f"{name} -> {_layer_as_code(replacement)}"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return f"{name} -> GroupNorm"
     if isinstance(layer, nn.RReLU):
@@ -88,14 +88,14 @@ def _describe_replacement(layer: nn.Module, last: nn.Module | None) -> str:
     return ""
 
 
-def _layer_name(layer: nn.Module) -> str:
+def _layer_as_code(layer: nn.Module) -> str:
     if isinstance(layer, nn.GroupNorm):
         return f"GroupNorm({layer.num_groups}, {layer.num_channels})"
     name = type(layer).__name__
     return f"opacus.layers.{name}" if type(layer).__module__.startswith("opacus") else repr(layer)
 
 
-def _try_per_example_gradients(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
+def _per_example_gradient_problems(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
     """Return the problem in computing per-example gradients of a copy, by layer, or an empty dictionary."""
     copy = deep_copy(model).train()
     before = {name: tensor.clone() for name, tensor in _buffers_and_tensors(copy).items()}

@@ -112,7 +112,7 @@ class ResidualBlock(nn.Module):
         return x + y
 
 
-class ConditionalGenerator(_NormalizedImages):
+class LabelMapGenerator(_NormalizedImages):
     """Generate images from encoded label maps of their size: the residual generator of pix2pix.
 
     Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, in the form
@@ -250,7 +250,7 @@ class TableGenerator(nn.Module):
             nn.Linear(width, 2 * width),
             nn.BatchNorm1d(2 * width),
             nn.LeakyReLU(0.2),
-            nn.Linear(2 * width, len(schema.features)),
+            nn.Linear(2 * width, len(schema.feature_names)),
         )
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
@@ -258,14 +258,16 @@ class TableGenerator(nn.Module):
         raw = self.body(w)
         return torch.cat(
             [
-                _number_features(raw[:, features]) if number else straight_through_one_hot(raw[:, features])
+                _number_and_missing_features(raw[:, features])
+                if number
+                else straight_through_one_hot(raw[:, features])
                 for number, features in self.columns
             ],
             1,
         )
 
 
-def _number_features(raw: torch.Tensor) -> torch.Tensor:
+def _number_and_missing_features(raw: torch.Tensor) -> torch.Tensor:
     """Return a number, and if there are two raw features whether it is missing: ``(B, 1 or 2)``."""
     value = raw[:, :1].tanh()
     if raw.shape[1] == 1:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError, format_option
 from fedstill.core.registry import first_line
 
 PREFIX = "hf:"
@@ -121,7 +121,7 @@ def load_classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary
     except LOAD_ERRORS as error:
         raise ModelError(f"model {spec!r} cannot be loaded: {first_line(error)}") from error
     return (
-        wrap_hugging_face(model) if not vocabulary else _check_text_model(model, spec, shape[0], vocabulary)
+        wrap_hugging_face(model) if not vocabulary else _adapt_text_model(model, spec, shape[0], vocabulary)
     )
 
 
@@ -133,24 +133,26 @@ def wrap_hugging_face(model: nn.Module) -> nn.Module:
     return HuggingFace(model, PADDING if padding is None else int(padding))
 
 
-def _check_text_model(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.Module:
+def _adapt_text_model(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.Module:
     """Return the adapted model if it has enough tokens and positions for the texts."""
     known = int(getattr(model.config, "vocab_size", 0) or 0)
     if known < vocabulary:
         raise ModelError(
             f"model {spec!r} has {known} tokens and the data have {vocabulary} "
-            f"(expected data.vocabulary = {spec!r})"
+            f"(expected {format_option('data.vocabulary', spec)})"
         )
-    maximum = int(getattr(model.config, "max_position_embeddings", 0) or length) - _unused_positions(model)
+    maximum = int(getattr(model.config, "max_position_embeddings", 0) or length) - _unused_position_count(
+        model
+    )
     if maximum < length:
         raise ModelError(
             f"model {spec!r} takes {maximum} tokens and texts have {length} "
-            f"(expected data.length = {maximum})"
+            f"(expected {format_option('data.length', maximum)})"
         )
     return wrap_hugging_face(model)
 
 
-def _unused_positions(model: nn.Module) -> int:
+def _unused_position_count(model: nn.Module) -> int:
     """Return the number of positions without tokens: RoBERTa's positions up to the padding id."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):

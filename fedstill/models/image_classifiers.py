@@ -174,7 +174,8 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(out_channels)
         # For few channels the input is subsampled before the shortcut's convolution instead of by its stride,
-        # where torch writes out of bounds (fedstill.core.compute.has_overrunning_gradient). Values are equal.
+        # where torch writes out of bounds (fedstill.core.compute.has_out_of_bounds_gradient).
+        # Values are equal.
         self.subsampling = stride if in_channels < 8 else 1
         self.shortcut = (
             nn.Identity()

@@ -47,7 +47,7 @@ def check_module(
     if not isinstance(model, nn.Module):
         raise ModelError(f"{subject} is {model!r} (expected a torch.nn.Module)")
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    _check_kind(model, subject, bool(trained))
+    _reject_wrappers(model, subject, bool(trained))
     _check_tensors(model, trained, subject)
     x = example_inputs(shape, form).to(
         next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -82,7 +82,7 @@ def needs_two_examples(model: nn.Module, shape: tuple[int, ...], form: Form = "i
     return False
 
 
-def _check_kind(model: nn.Module, subject: str, trained: bool) -> None:
+def _reject_wrappers(model: nn.Module, subject: str, trained: bool) -> None:
     """Refuse wrappers of a network that can neither be copied nor stacked."""
     for name, layer in model.named_modules():
         location = f"layer {name!r} of {subject}" if name else subject

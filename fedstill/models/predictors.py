@@ -328,7 +328,7 @@ def _shut_down(connection: http.client.HTTPConnection, expired: threading.Event)
 
 
 @dataclass(frozen=True)
-class _Source:
+class _PredictionSource:
     """Prediction function of a model that is not a torch module, with its class labels and output format."""
 
     predict: Callable[[Any], Any]
@@ -392,8 +392,8 @@ class Predictor(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return outputs without gradient.
 
-        If failures are hidden (:func:`hide_failures`), because they would reveal something about the training
-        data, the outputs of a failure are NaN.
+        If failures are hidden (:func:`return_nan_on_failure`), because they would reveal something about the
+        training data, the outputs of a failure are NaN.
 
         Raises:
             PredictorError: the inputs require a gradient, or the model fails or returns another shape than
@@ -414,7 +414,9 @@ class Predictor(nn.Module):
         converted = self._convert_inputs((inputs.float() if inputs.is_floating_point() else inputs).numpy())
         predictions = _call_predict(self._predict, converted, self._description)
         outputs = (
-            self._numbers(predictions) if self._interface.task.kind == "number" else self._logits(predictions)
+            self._scaled_numbers(predictions)
+            if self._interface.task.kind == "number"
+            else self._logits(predictions)
         )
         shape, expected = tuple(outputs.shape), (len(x), self._output_count)
         if shape != expected:
@@ -431,7 +433,7 @@ class Predictor(nn.Module):
             return self._interface.to_raw(x)
         return self._interface.to_dataframe(x) if self._input_format == "frame" else x
 
-    def _numbers(self, predictions: torch.Tensor) -> torch.Tensor:
+    def _scaled_numbers(self, predictions: torch.Tensor) -> torch.Tensor:
         """Return numbers scaled like the federation's targets: from -1 to 1 within the declared range."""
         numbers = predictions.reshape(-1, 1) if predictions.ndim == 1 else predictions
         if self._input_format == "inputs":
@@ -466,7 +468,7 @@ class Predictor(nn.Module):
         return self
 
 
-def _open_source(source: Any, probe: Any, numbers: bool, description: str) -> _Source:
+def _open_source(source: Any, probe: Any, numbers: bool, description: str) -> _PredictionSource:
     """Return the prediction function of a source.
 
     The source is called once on ``probe`` if its output format is known only then.
@@ -474,11 +476,13 @@ def _open_source(source: Any, probe: Any, numbers: bool, description: str) -> _S
     if hasattr(source, "run") and hasattr(source, "get_inputs"):
         source = OnnxGraph(source, probe.shape[1:])
     if numbers and hasattr(source, "predict"):
-        return _Source(_accept_flattened(source.predict, probe))
+        return _PredictionSource(_accept_flattened(source.predict, probe))
     for name in () if numbers else ("predict_proba", "decision_function"):
         if hasattr(source, name):
             classes = np.asarray(getattr(source, "classes_", [])).tolist()
-            return _Source(_accept_flattened(getattr(source, name), probe), classes, name == "predict_proba")
+            return _PredictionSource(
+                _accept_flattened(getattr(source, name), probe), classes, name == "predict_proba"
+            )
     if not callable(source):
         method = "predict" if numbers else "predict_proba or decision_function"
         raise ModelError(
@@ -487,7 +491,7 @@ def _open_source(source: Any, probe: Any, numbers: bool, description: str) -> _S
         )
     if hasattr(source, "probabilities"):  # known to an endpoint or graph after the first call
         _call_predict(source, probe, description)
-    return _Source(source, getattr(source, "classes", ()), getattr(source, "probabilities", False))
+    return _PredictionSource(source, getattr(source, "classes", ()), getattr(source, "probabilities", False))
 
 
 def _call_predict(predict: Callable[[Any], Any], inputs: Any, description: str) -> torch.Tensor:
@@ -540,7 +544,7 @@ def file_fingerprint(model: nn.Module) -> str:
     return "".join(module.file for module in model.modules() if isinstance(module, Predictor))
 
 
-def hide_failures(model: nn.Module) -> None:
+def return_nan_on_failure(model: nn.Module) -> None:
     """Make predictors return NaN instead of raising errors. The node's log then has the error."""
     for module in model.modules():
         if isinstance(module, Predictor):

@@ -48,12 +48,14 @@ class WaveletModuli(nn.Module):
         """Return the transform."""
         filters = tuple(filter.to(x.device, non_blocking=True) for filter in self.filters)
         if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # tracing fixes the number of batches
-            return _scatter(x, *filters)
+            return _scattering_coefficients(x, *filters)
         size = max(1, PIXELS_PER_BATCH // x[0].numel())
-        return torch.cat([_scatter(batch, *filters) for batch in torch.split(x, size)])
+        return torch.cat([_scattering_coefficients(batch, *filters) for batch in torch.split(x, size)])
 
 
-def _scatter(x: torch.Tensor, psi: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def _scattering_coefficients(
+    x: torch.Tensor, psi: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
     x = x.float().unsqueeze(2)  # (B, C, 1, H, W)
     spectrum = torch.fft.fft2(x)
     fine, coarse = (torch.fft.ifft2(spectrum * wavelets).abs() for wavelets in psi)  # (B, C, L, H, W)
@@ -72,7 +74,7 @@ def morlet(height: int, width: int, j: int, angle_index: int, angles: int) -> to
     sigma, slant = 0.8 * 2**j, 4 / angles
     theta = (angles / 2 - 1 - angle_index) * math.pi / angles
     longest = sigma * max(1.0, 1 / slant)  # the larger of both standard deviations
-    (y, rows), (x, columns) = (_periodic_positions(size, longest) for size in (height, width))
+    (y, rows), (x, columns) = (_positions_and_copies(size, longest) for size in (height, width))
     along = x * math.cos(theta) + y.unsqueeze(1) * math.sin(theta)  # (rows H, columns W)
     across = y.unsqueeze(1) * math.cos(theta) - x * math.sin(theta)
     gaussian = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
@@ -88,13 +90,13 @@ def gaussian_averages(size: int) -> torch.Tensor:
     """
     sigma, step = 0.8 * 2 ** (SCALES - 1), 2**SCALES
 
-    positions, copies = _periodic_positions(size, sigma)
+    positions, copies = _positions_and_copies(size, sigma)
     weights = torch.exp(-((positions - step * torch.arange(size // step).unsqueeze(1)) ** 2) / (2 * sigma**2))
     rows = weights.view(size // step, copies, size).sum(1)
     return rows / rows.sum(1, keepdim=True)
 
 
-def _periodic_positions(size: int, sigma: float) -> tuple[torch.Tensor, int]:
+def _positions_and_copies(size: int, sigma: float) -> tuple[torch.Tensor, int]:
     """Return the positions of a line and of its periodic copies within a Gaussian's radius, and the number of
     copies.
     """

@@ -109,7 +109,7 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
         raise DataError(
             f"invalid VGG weights {str(path)!r}: {error} (expected a safetensors file)"
         ) from error
-    form, convolutions = _convolutions(tensors, str(path))
+    form, convolutions = _vgg_name_and_convolutions(tensors, str(path))
     return VGGFeatures(convolutions, OUTPUT_INDICES[form], mean, std)
 
 
@@ -125,7 +125,9 @@ def perceptual_loss(
     return torch.stack([(first - second).square().flatten(1).mean(1) for first, second in pairs]).mean(0)
 
 
-def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, dict[int, nn.Conv2d]]:
+def _vgg_name_and_convolutions(
+    tensors: Mapping[str, torch.Tensor], path: str
+) -> tuple[str, dict[int, nn.Conv2d]]:
     """Return ``"VGG-16"`` or ``"VGG-19"``, and the convolutions by their index among torchvision's layers."""
     subject = f"VGG weights {path!r}"
     indices = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))

@@ -412,7 +412,8 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
     )
     if refused_kinds and all(kind.from_label_maps and not kind.package for kind in refused_kinds):
         remedies = "".join(f"; {kind.opt_out}" for kind in refused_kinds if kind.opt_out)
-        return f"label_maps: no {' and '.join(refused_kinds)}, unless its owner sets it to true{remedies}"
+        listed = " and ".join(refused_kinds)
+        return f"label_maps: {listed} may not leave, unless its owner sets it to true{remedies}"
     if refused_kinds:
         allowed_kinds = ", ".join(f"{kind!r}" for kind in policy.kinds) or "none"
         remedy = (
@@ -420,7 +421,7 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
             if any(kind.must_be_named for kind in refused_kinds)
             else ""
         )
-        return f"outputs_only: no {' and '.join(refused_kinds)}{remedy}"
+        return f"outputs_only: {' and '.join(refused_kinds)} may not leave{remedy}"
     return None
 
 

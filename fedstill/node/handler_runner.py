@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
+from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.core.errors import ArgumentError
 from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.node.node_view import NodeView, QuerySamples, map_nodes
@@ -84,7 +84,7 @@ class HandlerRunner:
             samples.put(tensors)
             return self._call(query, number, tensors, {}, samples)
 
-        return CudaGraphStep(step, StaticBuffers(modules, optimizers))
+        return CudaGraphStep(step, ModelAndOptimizerTensors(modules, optimizers))
 
 
 def _checked_response(query: Query, response: object) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ class KitIdentity:
             self._pem = startup.path("client.crt").read_bytes()
             self._key = load_pem_private_key(startup.path("client.key").read_bytes(), None)
             self._authority = startup.authority
-            self._servers = {str(server["identity"]) for server in startup.config("client", "servers")}
+            self._servers = {str(server["identity"]) for server in startup.flare_setting("client", "servers")}
         except (DeployError, OSError, ValueError, TypeError, LookupError) as error:
             raise NodeDataError(f"{kit} holds no certificate, key and authority: {error}") from error
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute, copy_to_device
-from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
+from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.models.module_utils import in_mode
@@ -149,7 +149,7 @@ def capture_train_step(node: Node, compute: Compute, train_step: TrainStep) -> T
             return {"losses": train_step(NodeGroup([node]), 0, inputs, targets)}
 
         node.captured_step = CudaGraphStep(
-            one_step, StaticBuffers([node.model], [optimizer]), compute.cuda_graphs
+            one_step, ModelAndOptimizerTensors([node.model], [optimizer]), compute.cuda_graphs
         )
     graph = node.captured_step
     return lambda group, one_step, inputs, targets: graph(inputs=inputs, targets=targets)["losses"]

@@ -15,7 +15,7 @@ from fedstill.node.sum_encoder import SumEncoder
 from fedstill.node.sum_masks import SumMasks
 from fedstill.protocol.digests import sha256_digest
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumRequest, gradient_scale
+from fedstill.protocol.secure_aggregation import SumRequest, power_of_two_scale
 from fedstill.protocol.wire_format import Tensors, WireConfig, decompress
 
 
@@ -59,7 +59,7 @@ class MaskedHandler(RequestHandler):
         if any(decompress(gradients).keys() != query.sums.keys() for gradients in output_gradients):
             rule = f"sums: expected gradients of {', '.join(query.sums)} only"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
-        if any(gradient_scale(decompress(gradients)) != 1.0 for gradients in output_gradients):
+        if any(power_of_two_scale(decompress(gradients)) != 1.0 for gradients in output_gradients):
             rule = "sums: expected gradients with a scale of 1 (largest value from 0.5 to below 1)"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         (node,) = self.group.nodes

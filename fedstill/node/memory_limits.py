@@ -18,9 +18,9 @@ from torch import nn
 from torch.func import functional_call
 
 from fedstill.core.dataset import Form
-from fedstill.data.input_spec import (
+from fedstill.data.data_spec import (
     COPIES,
-    InputSpec,
+    DataSpec,
     example_bytes,
     require_memory,
     round_up_to_power_of_two,
@@ -140,7 +140,7 @@ def _storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, limit: int) -> None:
+def check_model(build: Callable[[], nn.Module], spec: DataSpec, batch: int, limit: int) -> None:
     """Refuse a built-in network, with the activations of a batch, before it is allocated.
 
     Raises:
@@ -161,7 +161,7 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, lim
     require_memory(_describe_model(spec), need, limit)
 
 
-def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, limit: int) -> None:
+def check_run(model: nn.Module, spec: DataSpec, examples: int, batch: int, public: int, limit: int) -> None:
     """Refuse a run whose network, examples, batch and public inputs are too large together.
 
     Raises:
@@ -177,7 +177,7 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     require_memory("its data with its model and public data", need + responses + data_bytes, limit)
 
 
-def _describe_model(spec: InputSpec) -> str:
+def _describe_model(spec: DataSpec) -> str:
     sizes = " x ".join(map(str, spec.shape))
     tokens = f", {spec.vocabulary} token ids" if spec.vocabulary else ""
     return f"its model for inputs of {sizes}{tokens} and {len(spec.classes)} classes"

@@ -12,7 +12,7 @@ import torch
 
 from fedstill.core import timing
 from fedstill.core.errors import MemoryLimitExceeded, QueryRefused
-from fedstill.data.input_spec import InputSpec, require_memory
+from fedstill.data.data_spec import DataSpec, require_memory
 from fedstill.data.public import PublicData
 from fedstill.node import memory_limits
 from fedstill.node.node import Node
@@ -54,7 +54,7 @@ def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
 class QuerySizeLimits:
     """Limits of one node's queries in ``limit`` bytes of memory; 0 is no limit."""
 
-    def __init__(self, node: Node, public: PublicData | None, spec: InputSpec, limit: int) -> None:
+    def __init__(self, node: Node, public: PublicData | None, spec: DataSpec, limit: int) -> None:
         self._node, self._public, self._spec, self._limit = node, public, spec, limit
 
     def require(self, query: Query, tensors: Tensors) -> None:

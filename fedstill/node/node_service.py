@@ -30,7 +30,7 @@ from fedstill.core.text_format import clip_text
 from fedstill.core.version import __version__
 from fedstill.data import node_data
 from fedstill.data.public import PublicData
-from fedstill.data.tables import schema_text
+from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.memory_limits import limit_process_memory, memory_limit

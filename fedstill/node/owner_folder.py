@@ -18,12 +18,12 @@ from fedstill.core import private_files, toml
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.config_tables import commented_toml, read_table
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, RunRequiredError, UnknownName
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownInputFormatError, UnknownName
 from fedstill.core.registry import searching_in
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.models import PREDICTION_ONLY
 from fedstill.node.audit_file import audit_path, read_total_spent, unwritable_reason
 from fedstill.node.gate import policy_refusal
@@ -170,7 +170,7 @@ class FolderCheck:
 
     Args:
         file: the folder's ``node.toml``; invalid values have their defaults.
-        spec: the server's input spec, or that of the node's own data.
+        spec: the server's data spec, or that of the node's own data.
         data: the node's data.
         model: the node's model.
         compute: device and precision.
@@ -180,7 +180,7 @@ class FolderCheck:
     """
 
     file: NodeFile | None
-    spec: InputSpec | None = None
+    spec: DataSpec | None = None
     data: TensorData | None = None
     model: nn.Module | None = None
     compute: Compute | None = None
@@ -190,13 +190,13 @@ class FolderCheck:
 
 
 def check_folder(
-    folder: Path, spec: InputSpec | None = None, *, task: TaskConfig | None = None, quick: bool = False
+    folder: Path, spec: DataSpec | None = None, *, task: TaskConfig | None = None, quick: bool = False
 ) -> FolderCheck:
     """Load everything that a folder names, without training.
 
     Args:
         folder: the node's folder.
-        spec: a server's input spec; None: shape and classes are taken from the data.
+        spec: a server's data spec; None: shape and classes are taken from the data.
         task: task of a run whose spec is not known; None: classification.
         quick: only check that data and model exist, without loading them.
     """
@@ -204,7 +204,7 @@ def check_folder(
         return _check_folder(folder, spec, task, quick)
 
 
-def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> FolderCheck:
+def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, quick: bool) -> FolderCheck:
     try:
         table = _read_table(folder)
     except FedstillError as error:
@@ -217,7 +217,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
             return None
         try:
             return make()
-        except RunRequiredError as error:
+        except UnknownInputFormatError as error:
             unreported.append(str(error))
         except FedstillError as error:
             found.append(str(error))

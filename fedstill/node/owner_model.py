@@ -9,7 +9,7 @@ from torch import nn
 from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ModelError
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.models import custom_model
 from fedstill.models.module_utils import deep_copy
 from fedstill.node import memory_limits
@@ -20,7 +20,7 @@ from fedstill.protocol.method import Needs
 MODEL_OPTION = "model.name"
 
 
-def make_model(file: NodeFile, folder: Path, spec: InputSpec, limit: int = 0) -> nn.Module:
+def make_model(file: NodeFile, folder: Path, spec: DataSpec, limit: int = 0) -> nn.Module:
     """Return the node's model with its first weights; a frozen model has no gradients.
 
     Args:
@@ -41,7 +41,7 @@ def make_model(file: NodeFile, folder: Path, spec: InputSpec, limit: int = 0) ->
     )
 
 
-def _check_memory(name: str, file: NodeFile, spec: InputSpec, limit: int) -> None:
+def _check_memory(name: str, file: NodeFile, spec: DataSpec, limit: int) -> None:
     classes = len(file.model.classes) or len(spec.classes)
 
     def build() -> nn.Module:
@@ -51,7 +51,7 @@ def _check_memory(name: str, file: NodeFile, spec: InputSpec, limit: int) -> Non
         memory_limits.check_model(build, spec, file.local.batch, limit)
 
 
-def load_perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
+def load_perceptual(file: NodeFile, folder: Path, spec: DataSpec) -> nn.Module | None:
     """Return the node's VGG features for images normalized by the spec, or None."""
     from fedstill.models.vgg import load_vgg
 
@@ -69,7 +69,7 @@ def check_name_and_weights(file: NodeFile, folder: Path) -> None:
         custom_model.read_weights(folder / Path(file.model.weights).expanduser())
 
 
-def unfit_reason(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:
+def unfit_reason(model: nn.Module, needs: Needs, spec: DataSpec, compute: Compute) -> str | None:
     """Return the reason why a method with such needs cannot use this node's model, or None."""
     if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
         return "its model is frozen here, and every round trains it"

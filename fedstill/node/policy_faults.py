@@ -84,7 +84,7 @@ def privacy_faults(
     faults = [str(fault) for fault in errors]
     if "model" in config.dp_trained and model is not None:
         try:
-            dp_compatibility.check(model, "the model")
+            dp_compatibility.reject_dp_incompatible(model, "the model")
         except FedstillError as error:
             faults.append(f"privacy.mechanism {config.registered_name}: {error}")
     return faults

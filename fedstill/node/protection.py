@@ -112,7 +112,7 @@ def protect(
     mechanism.setup_hash = _setup_hash(node, mechanism, method, setting, secret)
     if "model" in config.dp_trained:
         inputs = models.example_inputs(data.inputs.shape[1:], setting.task.form)
-        dp_compatibility.check(node.model, f"model of {node.name}", inputs)
+        dp_compatibility.reject_dp_incompatible(node.model, f"model of {node.name}", inputs)
     node.dp_sgd_parameters = mechanism.dp_sgd_parameters()
     if shards := config.shard_indices(data):
         _install_teachers(node, config, shards)

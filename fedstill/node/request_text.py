@@ -10,7 +10,7 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.hashing import group_digits
 from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip_text, format_bytes, format_count
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import rules_by_refused_query
 from fedstill.node.requests import ApprovalRequest
@@ -71,7 +71,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
     by budget or model.
     """
     table = request.run_description.table
-    spec, method = read_table(InputSpec, table["spec"], "spec."), dict(table["method"])
+    spec, method = read_table(DataSpec, table["spec"], "spec."), dict(table["method"])
     config = read_table(METHODS[method.pop("name")], method, "method.")
     task = spec.make_task()
     setting = NodeSetting(

@@ -33,7 +33,7 @@ from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
-from fedstill.models.predictors import file_fingerprint, hide_failures
+from fedstill.models.predictors import file_fingerprint, return_nan_on_failure
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_entries import NODE_DATA
@@ -192,7 +192,7 @@ class Session:
         self.masks = SumMasks.from_folder(*mask_arguments) if self.plan.secure_aggregation else None
         budgets = self.node.gate.budgets
         if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
-            hide_failures(self.node.model)  # a reported failure would bypass noise and masks
+            return_nan_on_failure(self.node.model)  # a reported failure would bypass noise and masks
         self.size_limits = QuerySizeLimits(self.node, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
         is_differentiable = any(query.differentiable for query in self.side.queries.values())

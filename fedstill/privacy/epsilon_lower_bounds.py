@@ -142,9 +142,9 @@ def lower_bound_from_runs(
     _check_confidence(confidence)
     if min(len(without), len(with_)) < 6:
         raise ArgumentError("runs of an audit", min(len(without), len(with_)), "6 or more of either kind")
-    thresholds = _choose_thresholds(_threshold_part(without), _threshold_part(with_), delta)
+    thresholds = _choose_thresholds(_scores_for_thresholds(without), _scores_for_thresholds(with_), delta)
     error = (1 - confidence) / (2 * len(thresholds))
-    held_out = without[len(_threshold_part(without)) :], with_[len(_threshold_part(with_)) :]
+    held_out = without[len(_scores_for_thresholds(without)) :], with_[len(_scores_for_thresholds(with_)) :]
     return EpsilonLowerBound(tuple(_error_rates(*held_out, threshold, error) for threshold in thresholds))
 
 
@@ -159,7 +159,7 @@ def fisher_discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[tor
     Fisher's linear discriminant is learned from the first third of the runs without and with the record. It
     detects noise that occurs twice, and subtracts it.
     """
-    a, b = _threshold_part(without.double()), _threshold_part(with_.double())
+    a, b = _scores_for_thresholds(without.double()), _scores_for_thresholds(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])
     difference, deviation = b.mean(0) - a.mean(0), scatter.std(0)
     scale = deviation.clamp(min=1e-6 * float(deviation.max()) + 1e-30)  # not 0 without noise
@@ -216,7 +216,7 @@ def _guess_probability(m: int, guesses: int, correct: int, epsilon: float, delta
     return min(1.0, tail + 2 * m * delta * alpha)
 
 
-def _threshold_part(scores: torch.Tensor) -> torch.Tensor:
+def _scores_for_thresholds(scores: torch.Tensor) -> torch.Tensor:
     return scores[: int(len(scores) * THRESHOLD_SHARE)]
 
 

@@ -82,26 +82,26 @@ class _BitSampler:
         return sign, v
 
 
-def seeded(secret: int, *names: str | int) -> NoiseSampler:
+def seeded_sampler(secret: int, *names: str | int) -> NoiseSampler:
     """Return a fast sampler, torch's generator seeded by secret and names.
 
     For simulations and tests only. **An observer of some of its noise can compute the rest**: torch uses a
     seed of 32 bits, few enough to try all of them, and its state follows from its output.
 
-    >>> bool((seeded(0, "a").normal((2,)) == seeded(0, "a").normal((2,))).all())
+    >>> bool((seeded_sampler(0, "a").normal((2,)) == seeded_sampler(0, "a").normal((2,))).all())
     True
     """
     generator = torch_generator(secret, *names)
     return _BitSampler(lambda count: torch.randint(2**53, (count,), generator=generator))
 
 
-def secure(secret: int, *names: str | int) -> NoiseSampler:
+def secure_sampler(secret: int, *names: str | int) -> NoiseSampler:
     """Return a cryptographic sampler, SHAKE-256 (FIPS 202) keyed with the secret.
 
     Without the secret, its numbers cannot be distinguished from chance, nor those of one purpose from
     another's. It is sound with a secret of 128 random bits, such as ``fedstill node init`` writes.
 
-    >>> bool((secure(0, "a").normal((2,)) == secure(0, "b").normal((2,))).any())
+    >>> bool((secure_sampler(0, "a").normal((2,)) == secure_sampler(0, "b").normal((2,))).any())
     False
     """
     # JSON distinguishes ("a", "b") from ("a,b") and 1 from "1". Its hash serves as the key.
@@ -119,8 +119,8 @@ def secure(secret: int, *names: str | int) -> NoiseSampler:
 
 
 def make_sampler(randomness: Literal["seeded", "secure"]) -> Callable[..., NoiseSampler]:
-    """Return :func:`seeded` or :func:`secure`, by the option ``privacy.randomness``."""
-    return seeded if randomness == "seeded" else secure
+    """Return :func:`seeded_sampler` or :func:`secure_sampler`, by the option ``privacy.randomness``."""
+    return seeded_sampler if randomness == "seeded" else secure_sampler
 
 
 def add_noise(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Run plans: the server's declaration of a run to its nodes, and the description that an owner approves.
 
-A :class:`RunPlan` holds the run's name, method and input spec, and reaches the nodes before any query. A
+A :class:`RunPlan` holds the run's name, method and data spec, and reaches the nodes before any query. A
 :class:`RunDescription` lists all that the server may query under a plan, as one canonical text with its
 SHA-256. Server and node each compute it with their installed version of the method, so that no statement of
 the server is taken on trust. A node whose owner has approved a description answers no other query. The node's
@@ -23,9 +23,9 @@ from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import check_run_name
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
-from fedstill.data.tables import check_features
+from fedstill.data.table_data import check_features
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
@@ -110,7 +110,7 @@ def _query_entry(query: Query, plan: RunPlan) -> dict[str, Any]:
     }
 
 
-def _max_tensor_bytes(query: Query, name: str, kind: PayloadKind, spec: InputSpec) -> int:
+def _max_tensor_bytes(query: Query, name: str, kind: PayloadKind, spec: DataSpec) -> int:
     """Return the largest size in bytes of one tensor of a response; 0: the plan does not limit it."""
     if kind.package or name in query.unstacked:  # its shape is unknown here
         return 0
@@ -118,7 +118,7 @@ def _max_tensor_bytes(query: Query, name: str, kind: PayloadKind, spec: InputSpe
     if kind.category == "counts":
         return 16 * (len(spec.classes) + 1)  # counts by class, or sizes
     if kind.category == "moments":  # count, sum and sum of squares of each numeric column
-        return 4 * (1 + 3 * len(spec.schema.features))
+        return 4 * (1 + 3 * len(spec.schema.feature_names))
     if kind.category == "scores":
         return number * query.rows * math.prod(spec.output_shape)
     of_inputs = kind.category == "gradients" and query.sends.get(name.removeprefix("d/d")) == INPUTS
@@ -157,7 +157,7 @@ class RunPlan:
 
     run: str
     method: Mapping[str, Any]
-    spec: InputSpec
+    spec: DataSpec
     wire: WireConfig = field(default_factory=WireConfig)
     public: str = ""
     public_note: tuple[str, str] = ("", "")
@@ -235,7 +235,7 @@ class RunPlan:
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
-        spec = InputSpec.from_dict(table["spec"], tasks)
+        spec = DataSpec.from_dict(table["spec"], tasks)
         server_fields = table["student"], table["min_nodes"], table["secure_aggregation"]
         return cls(
             table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *server_fields
@@ -270,7 +270,7 @@ def read_public(plan: RunPlan, tensors: Mapping[str, Any], max_rows: int) -> Pub
     return public
 
 
-def check_public(public: PublicData, spec: InputSpec, max_rows: int) -> None:
+def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
     """Check received public data.
 
     Args:

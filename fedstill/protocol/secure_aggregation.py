@@ -93,13 +93,13 @@ def fraction_bits(kind: Any) -> int:
     return GRADIENT_FRACTION_BITS if kind.category == "gradients" else FRACTION_BITS
 
 
-def gradient_scale(output_gradients: Mapping[str, torch.Tensor]) -> float:
+def power_of_two_scale(output_gradients: Mapping[str, torch.Tensor]) -> float:
     """Return the power of two that scales the largest value to between 0.5 and 1; 1 for zeros.
 
     Input gradients are linear in the output gradients. With large output gradients a server could find the
     size of one node's input gradients.
 
-    >>> gradient_scale({"z": torch.tensor([0.3, -5.0])}), gradient_scale({"z": torch.zeros(2)})
+    >>> power_of_two_scale({"z": torch.tensor([0.3, -5.0])}), power_of_two_scale({"z": torch.zeros(2)})
     (8.0, 1.0)
     """
     largest = max(
@@ -231,7 +231,7 @@ def decode_sums(
     return values, weights
 
 
-def invalid_contributions(
+def contribution_faults(
     contributions: Mapping[str, Mapping[str, torch.Tensor]], expected: Sequence[str]
 ) -> dict[str, str]:
     """Return the faults of contributions by node: the checks that are possible before the sum.

@@ -31,11 +31,15 @@ def bar(
     """
     parts = ['<rect class="track" width="100%" y="5" height="14" rx="3"/>']
     if fill:
-        parts.append(f'<rect class="{fill[0]}" width="{_x(fill[1])}" y="5" height="14" rx="3"/>')
-    parts += [f'<line class="{name}" x1="{_x(x)}" x2="{_x(x)}" y1="2" y2="22"/>' for name, x in lines]
-    parts += [f'<circle class="node" cx="{_x(value)}" cy="12" r="3"/>' for value in rings]
+        parts.append(f'<rect class="{fill[0]}" width="{_percent(fill[1])}" y="5" height="14" rx="3"/>')
+    parts += [
+        f'<line class="{name}" x1="{_percent(x)}" x2="{_percent(x)}" y1="2" y2="22"/>' for name, x in lines
+    ]
+    parts += [f'<circle class="node" cx="{_percent(value)}" cy="12" r="3"/>' for value in rings]
     if whisker:
-        parts.append(f'<line class="whisker" x1="{_x(whisker[0])}" x2="{_x(whisker[1])}" y1="12" y2="12"/>')
+        parts.append(
+            f'<line class="whisker" x1="{_percent(whisker[0])}" x2="{_percent(whisker[1])}" y1="12" y2="12"/>'
+        )
     content = "".join(parts)
     return Markup(f'<svg class="bars" width="100%" height="24" aria-hidden="true">{content}</svg>')
 
@@ -59,5 +63,5 @@ def sparkline(values: Sequence[float]) -> Markup:
     return svg.format(line)
 
 
-def _x(value: float) -> str:
+def _percent(value: float) -> str:
     return f"{min(max(value, 0.0), 100.0):.2f}%"

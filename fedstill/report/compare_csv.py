@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedstill.report import table_formats
-from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compared_method import (
     ALL_TESTS_SUFFIX,
     LOCAL_PREFIX,
@@ -24,7 +24,7 @@ PAIR_COLUMNS = (
 )  # fmt: skip
 
 
-def runs_csv(summary: Summary) -> str:
+def runs_csv(summary: ComparisonSummary) -> str:
     """Return one row per run."""
     records = []
     for setting in summary.settings:
@@ -39,7 +39,7 @@ def runs_csv(summary: Summary) -> str:
 
 
 def _run_record(
-    summary: Summary,
+    summary: ComparisonSummary,
     setting: ComparedSetting,
     entry: ComparedMethod,
     seed: int,
@@ -86,7 +86,7 @@ def _run_record(
     }
 
 
-def summary_csv(summary: Summary) -> str:
+def summary_csv(summary: ComparisonSummary) -> str:
     """Return one row per method and setting, with means and standard deviations over seeds."""
     main, local, *others = summary.metric_names()
     published, records = summary.published_metrics(), []
@@ -100,9 +100,9 @@ def summary_csv(summary: Summary) -> str:
             for name in ("bytes up", "bytes down", "queries", "seconds"):
                 spread = entry.spread(name)
                 record[f"{_column(name)}_mean"] = spread and spread.mean
-            record["epsilon_max"], record["delta"] = entry.epsilon() or (None, None)
+            record["epsilon_max"], record["delta"] = entry.privacy_bound() or (None, None)
             for column in summary.leakage_columns:
-                attack, leakage = entry.strongest_attack(column) or ("", None)
+                attack, leakage = entry.strongest_attack_and_value(column) or ("", None)
                 record |= {**_spread_record(column.name, leakage), f"{column.name}_attack": attack}
             record |= {"releases": "; ".join(entry.releases), "needs": "; ".join(entry.needs)}
             for name in papers:
@@ -115,7 +115,7 @@ def summary_csv(summary: Summary) -> str:
     return table_formats.as_csv(records)
 
 
-def pairwise_differences_csv(summary: Summary) -> str:
+def pairwise_differences_csv(summary: ComparisonSummary) -> str:
     """Return one row per setting, metric and pair of methods.
 
     A row has the paired difference, first minus second, its 95% interval over seeds, and whether the methods

@@ -27,7 +27,7 @@ LETTER_WIDTH = 6.4  # pixels
 MAX_MARKERS = 60  # with more points, lines have no markers
 
 
-def _limits(values: Sequence[Spread]) -> list[float]:
+def _spread_ends(values: Sequence[Spread]) -> list[float]:
     return [value.mean + sign * (value.std or 0.0) for value in values for sign in (-1, 1)]
 
 
@@ -73,7 +73,7 @@ def plot_traffic(points: Sequence[Point], title: str = "Accuracy", width: float 
     from matplotlib.ticker import EngFormatter
 
     figure, axes = plotting.create_axes(width, 408, right=30, bottom=34)
-    plotting.percent_axis(axes, _limits([point.value for point in points]))
+    plotting.percent_axis(axes, _spread_ends([point.value for point in points]))
     sent = [point.bytes for point in points if point.bytes > 0]
     low, high = (math.floor(math.log10(min(sent))), math.ceil(math.log10(max(sent)))) if sent else (0, 1)
     high = max(high, low + 1)
@@ -143,7 +143,7 @@ def plot_against_epsilon(
     """Plot the main metric over epsilon on a logarithmic axis; runs without budget are at the right."""
     drawn = [curve for curve in curves if curve.values]
     figure, axes = plotting.create_axes(width, max(408, LABEL_GAP * len(drawn) + 48), right=46, bottom=34)
-    plotting.percent_axis(axes, _limits([value for curve in drawn for value in curve.values.values()]))
+    plotting.percent_axis(axes, _spread_ends([value for curve in drawn for value in curve.values.values()]))
     budgets = sorted_budgets(drawn)
     finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)] or [1.0]
     step = max(2.0, (finite[-1] / finite[0]) ** 0.3)
@@ -183,9 +183,9 @@ def plot_against_epsilon(
 # --- against leakage --------------------------------------------------------------------------------------
 
 
-def disk_radius(count: float, largest: float) -> float:
+def traffic_disk_radius(byte_count: float, largest: float) -> float:
     """Return the radius, in pixels, of a disk whose area stands for a number of bytes."""
-    return MAX_RADIUS * math.sqrt(count / largest) if largest > 0 else 0.0
+    return MAX_RADIUS * math.sqrt(byte_count / largest) if largest > 0 else 0.0
 
 
 def plot_against_leakage(
@@ -194,13 +194,13 @@ def plot_against_leakage(
     """Plot the main metric over leakage in percent, with a line at random guessing; areas are bytes."""
     figure, axes = plotting.create_axes(width, 480, right=20, top=28, bottom=34)
     guess = 0.0 if column.guess is None else column.guess
-    leakage = _limits([point.leakage for point in points])
+    leakage = _spread_ends([point.leakage for point in points])
     low = min(guess, *leakage)
     plotting.percent_axis(axes, [guess, low, max(guess, low + 10, *leakage)], "x")
     axes.margins(x=0.03)
     left, right = axes.get_xlim()
     axes.set_xlim(left - 0.03 * (right - left), right + 0.03 * (right - left))
-    plotting.percent_axis(axes, _limits([point.value for point in points]))
+    plotting.percent_axis(axes, _spread_ends([point.value for point in points]))
     axes.grid(axis="x")
     axes.axvline(guess, color=MUTED, lw=1.5, ls=(0, (2, 2.7)))
     axes.annotate(
@@ -218,7 +218,7 @@ def plot_against_leakage(
         axes.plot(*zip(*line, strict=True), color=method_color(points[index].number), lw=1.5, alpha=0.55)
     # Large disks first, so that they do not hide small ones.
     for point in sorted(points, key=lambda point: -point.bytes):
-        size = 2 * max(disk_radius(point.bytes, largest), DOT_RADIUS)
+        size = 2 * max(traffic_disk_radius(point.bytes, largest), DOT_RADIUS)
         color = method_color(point.number)
         if point.bytes > 0:
             style: dict[str, Any] = {"mec": color, "mew": 1.25, "clip_on": False}

@@ -11,7 +11,7 @@ from fedstill.report import table_formats
 from fedstill.report.compare_csv import pairwise_differences_csv, runs_csv, summary_csv
 from fedstill.report.compare_page import render_comparison_page
 from fedstill.report.compare_reader import summarize
-from fedstill.report.compare_summary import Summary
+from fedstill.report.compare_summary import ComparisonSummary
 from fedstill.report.compare_table import (
     budget_table,
     cost_columns,
@@ -56,7 +56,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
 # --- Markdown, LaTeX --------------------------------------------------------------------------------------
 
 
-def markdown(summary: Summary) -> str:
+def markdown(summary: ComparisonSummary) -> str:
     """Return the Markdown text: a table by privacy budget if budgets differ, then a table per setting."""
     by_budget = budget_table(summary)
     lines = [] if by_budget is None else [*table_formats.markdown(by_budget), ""]
@@ -76,7 +76,7 @@ def markdown(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def latex(summary: Summary) -> str:
+def latex(summary: ComparisonSummary) -> str:
     """Return the LaTeX table of all settings, with notes as comments."""
     papers = [f"Paper: {paper.method}, {paper.metric}: {paper.source}" for paper in summary.published]
     verdicts = [
@@ -92,7 +92,7 @@ def latex(summary: Summary) -> str:
 # --- terminal ---------------------------------------------------------------------------------------------
 
 
-def print_comparison(summary: Summary, console: Console) -> None:
+def print_comparison(summary: ComparisonSummary, console: Console) -> None:
     """Print each setting's tables with a row per method: main metric and costs, other metrics, leakage."""
     from rich.text import Text
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from fedstill.attacks.leakage import Leakage, skipped_texts
 from fedstill.core.text_format import format_bytes
 from fedstill.report import compare_figures, compare_points, plotting
-from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compare_table import budget_table, full_table, leakage_notes, needs_text, releases_text
 from fedstill.report.compared_method import ComparedMethod, Spread
 from fedstill.report.result import MAIN_MODELS
@@ -20,9 +20,9 @@ from fedstill.report.table_formats import NO_VALUE, Cell, Column, Row, Table
 from fedstill.report.templates import template_environment
 
 
-def render_comparison_page(summary: Summary) -> str:
+def render_comparison_page(summary: ComparisonSummary) -> str:
     """Return the HTML of a comparison's page."""
-    curves, metric = summary.by_budget(), summary.metric.title
+    curves, metric = summary.budget_curves(), summary.metric.title
     by_budget = budget_table(summary)
     epsilon_plot = None
     if by_budget is not None:
@@ -31,7 +31,7 @@ def render_comparison_page(summary: Summary) -> str:
             for curve, row in zip(curves, by_budget.rows, strict=True)
         ]
         by_budget = replace(by_budget, row_header="Method", rows=rows)
-        epsilon_plot = plotting.responsive(
+        epsilon_plot = plotting.responsive_svg(
             partial(compare_figures.plot_against_epsilon, curves, metric), "epsilon"
         )
     papers = []
@@ -43,11 +43,11 @@ def render_comparison_page(summary: Summary) -> str:
         title=summary.about or (summary.name if summary.name != "compare" else "Comparison of methods"),
         summary=summary,
         lead=_lead(summary),
-        settings=[_setting(summary, setting) for setting in summary.settings],
+        settings=[_setting_variables(summary, setting) for setting in summary.settings],
         by_budget=by_budget,
         epsilon_plot=epsilon_plot,
         papers=papers,
-        leakage=_leakage(summary) if summary.leakage else None,
+        leakage=_leakage_variables(summary) if summary.leakage else None,
         several_metrics=len(summary.metrics) > 1
         or bool(set(summary.published_metrics()) - set(summary.shown_metrics())),
         number_badge=number_badge,
@@ -62,7 +62,7 @@ def number_badge(number: int) -> Markup:
     )
 
 
-def _lead(summary: Summary) -> str:
+def _lead(summary: ComparisonSummary) -> str:
     counts = (
         ("method", len({entry.label for entry in summary.entries})),
         ("setting", len(summary.settings)),
@@ -77,7 +77,7 @@ def _lead(summary: Summary) -> str:
     return f"{', '.join(parts)}: {runs} run{'' if runs == 1 else 's'} under equal conditions."
 
 
-def _leakage(summary: Summary) -> dict[str, Any]:
+def _leakage_variables(summary: ComparisonSummary) -> dict[str, Any]:
     scatter = compare_points.leakage_scatter(summary)
     points, column = scatter.points, scatter.column
     largest = max((point.bytes for point in points), default=0.0)
@@ -86,26 +86,28 @@ def _leakage(summary: Summary) -> dict[str, Any]:
     plot = None
     if column is not None and points:
         draw = partial(compare_figures.plot_against_leakage, points, column, summary.metric.title)
-        plot = plotting.responsive(draw, "leakage")
+        plot = plotting.responsive_svg(draw, "leakage")
     return {
         **vars(scatter),
         "plot": plot,
         "names": {point.number: point.name for point in points},
-        "sizes": [(_disk(size, largest), format_bytes(size) if size else "nothing sent") for size in sizes],
+        "sizes": [
+            (_traffic_disk(size, largest), format_bytes(size) if size else "nothing sent") for size in sizes
+        ],
         "connected": any(point.connected for point in points),
         "notes": leakage_notes(summary.leakage_columns),
     }
 
 
-def _disk(count: float, largest: float) -> Markup:
-    side = 2 * max(compare_figures.disk_radius(count, largest), compare_figures.DOT_RADIUS + 1)
+def _traffic_disk(byte_count: float, largest: float) -> Markup:
+    side = 2 * max(compare_figures.traffic_disk_radius(byte_count, largest), compare_figures.DOT_RADIUS + 1)
     return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
-        "" if count else " none", s=side
+        "" if byte_count else " none", s=side
     )
 
 
-def _setting(summary: Summary, setting: ComparedSetting) -> dict[str, Any]:
-    title, best = setting.metric.title, setting.best(setting.metric)
+def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> dict[str, Any]:
+    title, best = setting.metric.title, setting.significantly_best_labels(setting.metric)
     points, curves = compare_points.scatter_points(setting), compare_points.learning_curves(setting)
     return {
         "name": setting.name,
@@ -113,11 +115,11 @@ def _setting(summary: Summary, setting: ComparedSetting) -> dict[str, Any]:
         "title": title,
         "table": _table(summary, setting),
         "scatter": points
-        and plotting.responsive(
+        and plotting.responsive_svg(
             partial(compare_figures.plot_traffic, points, title), f"bytes {setting.name}"
         ),
         "curves": curves
-        and plotting.responsive(
+        and plotting.responsive_svg(
             partial(compare_figures.plot_learning_curves, curves, title), f"run {setting.name}"
         ),
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
@@ -151,7 +153,7 @@ def describe_attacks(leakage: Leakage) -> str:
 # --- table of methods -------------------------------------------------------------------------------------
 
 
-def _table(summary: Summary, setting: ComparedSetting) -> Table:
+def _table(summary: ComparisonSummary, setting: ComparedSetting) -> Table:
     table = full_table(summary, setting)
     leakage_titles = {column.head: column.heading for column in summary.leakage_columns}
     columns = []
@@ -164,7 +166,10 @@ def _table(summary: Summary, setting: ComparedSetting) -> Table:
     for entry, row in zip(setting.entries, table.rows, strict=True):
         reason = Cell(entry.missing_reason(), style="reason wide-cell", span=len(columns))
         rows.append(
-            Row(_name(entry), [*(row.cells if entry.runs else [reason]), _conditions(entry), _reports(entry)])
+            Row(
+                _name(entry),
+                [*(row.cells if entry.runs else [reason]), _releases_and_needs(entry), _report_links(entry)],
+            )
         )
     columns += [Column("Releases and needs", "conditions wide-cell"), Column("Reports", "links")]
     suffix = f", {setting.name}" if setting.name else ""
@@ -179,7 +184,7 @@ def _name(entry: ComparedMethod) -> Markup:
     )
 
 
-def _conditions(entry: ComparedMethod) -> Cell:
+def _releases_and_needs(entry: ComparedMethod) -> Cell:
     text = Markup("<span>releases:</span> {}<br><span>needs:</span> {}").format(
         releases_text(entry), needs_text(entry)
     )
@@ -187,6 +192,6 @@ def _conditions(entry: ComparedMethod) -> Cell:
     return Cell(text + missing if entry.runs and entry.missing_reason() else text)
 
 
-def _reports(entry: ComparedMethod) -> Cell:
+def _report_links(entry: ComparedMethod) -> Cell:
     link = Markup('<a href="{}/report.html">seed {}</a> ')
     return Cell(Markup("").join(link.format(quote(run.folder), run.seed) for run in entry.runs))

@@ -9,7 +9,7 @@ from string import ascii_lowercase
 from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.privacy.statement import format_epsilon_bound
-from fedstill.report.compare_summary import ComparedSetting, MethodCurve, Summary
+from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary, MethodCurve
 from fedstill.report.compared_method import ComparedMethod, Spread
 
 NO_LEAKAGE = Spread(0.0)
@@ -84,13 +84,13 @@ def learning_curves(setting: ComparedSetting) -> list[MethodCurve]:
     ]
 
 
-def leakage_scatter(summary: Summary) -> LeakageScatter:
+def leakage_scatter(summary: ComparisonSummary) -> LeakageScatter:
     """Return main metric against leakage over all settings.
 
     If settings differ in the privacy budget alone, lines connect the points of each method. Otherwise
     settings have letters.
     """
-    by_budget = bool(summary.by_budget())
+    by_budget = bool(summary.budget_curves())
     column = next((column for column in summary.leakage_columns if column.axis), None)
     names = [setting.name for setting in summary.settings]
     letters = dict(zip(names, ascii_lowercase, strict=False)) if len(names) > 1 and not by_budget else {}
@@ -100,11 +100,11 @@ def leakage_scatter(summary: Summary) -> LeakageScatter:
     points: list[Point] = []
     missing = []
     for name, entry in entries:
-        point, leakage = _point(entry), None if column is None else entry.strongest_attack(column)
+        point, leakage = _point(entry), None if column is None else entry.strongest_attack_and_value(column)
         if point is None or leakage is None:
             missing.append(", ".join(part for part in (entry.name, name) if part))
             continue
-        bound = entry.epsilon()
+        bound = entry.privacy_bound()
         epsilon = "" if bound is None else format_epsilon_bound(bound[0])
         label = ", ".join(filter(None, (letters.get(name), epsilon and f"\u03b5 {epsilon}")))
         details = ", ".join(filter(None, (name, epsilon and f"epsilon {epsilon}")))

@@ -12,15 +12,15 @@ from fedstill.compare import comparison_runner
 from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, released_kinds
 from fedstill.core.text_format import format_count, join_names
 from fedstill.protocol.method import method_name
-from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compared_method import LOCAL_PREFIX, ComparedMethod, FinishedRun
 from fedstill.report.metric_text import lowercase_title
-from fedstill.report.model_scores import describe_needs
+from fedstill.report.model_scores import describe_requirements
 from fedstill.report.result import MAIN_MODELS, Result
 from fedstill.report.run_files import RunFiles
 
 
-def summarize(out: Path, comparison: Comparison) -> Summary:
+def summarize(out: Path, comparison: Comparison) -> ComparisonSummary:
     """Read the runs of a comparison and return their summary.
 
     Args:
@@ -30,13 +30,13 @@ def summarize(out: Path, comparison: Comparison) -> Summary:
     Raises:
         RunFolderError: a file of a run is broken.
     """
-    settings = tuple(_setting(out, comparison, name) for name in comparison.settings)
+    settings = tuple(_read_setting(out, comparison, name) for name in comparison.settings)
     entries = [entry for setting in settings for entry in setting.entries]
     notes, leakage_columns = _notes(comparison, settings), tuple[ComparisonColumn, ...]()
     if comparison.leakage is not None:
         notes += _attack_notes(settings, comparison_runner.read_not_attacked(out))
         leakage_columns = LeakageConfig.from_table(comparison.leakage).comparison_columns
-    return Summary(
+    return ComparisonSummary(
         name=comparison.name,
         about=comparison.about,
         seeds=comparison.seeds,
@@ -49,18 +49,18 @@ def summarize(out: Path, comparison: Comparison) -> Summary:
     )
 
 
-def _setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
+def _read_setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
     reasons = comparison_runner.read_not_run(out)
     entries = tuple(
-        _entry(out, comparison, name, number, label, reasons)
+        _read_method(out, comparison, name, number, label, reasons)
         for number, label in enumerate(comparison.methods, start=1)
     )
     first = ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0])
     metrics = comparison.run_config(first).task.metrics
-    return ComparedSetting(name, _context(comparison, name, entries), entries, metrics)
+    return ComparedSetting(name, _data_and_training_text(comparison, name, entries), entries, metrics)
 
 
-def _entry(
+def _read_method(
     out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
 ) -> ComparedMethod:
     config = comparison.run_config(ComparisonRun(setting, label, comparison.seeds[0]))
@@ -77,7 +77,9 @@ def _entry(
                 if config_of_attacks is None
                 else comparison_runner.read_attack(out / folder, config_of_attacks)
             )
-            runs.append(FinishedRun(seed, folder, files.result, files.metrics, leakage, files.resamples))
+            runs.append(
+                FinishedRun(seed, folder, files.result, files.metrics, leakage, files.resampled_metric)
+            )
         else:
             missing.append(seed)
     names = [f"{prefix}{metric.key}" for metric in metrics for prefix in ("", LOCAL_PREFIX)]
@@ -89,7 +91,7 @@ def _entry(
         title=method.title if "title" in vars(type(method)) else label,  # an inherited title does not count
         evaluated_model=method.evaluated_model,
         releases=released_kinds(config),
-        needs=describe_needs(vars(method.needs())),
+        needs=describe_requirements(vars(method.needs())),
         runs=tuple(runs),
         not_run=not_run,
         missing=tuple(missing),
@@ -99,7 +101,7 @@ def _entry(
     )
 
 
-def _context(comparison: Comparison, setting: str, entries: Sequence[ComparedMethod]) -> str:
+def _data_and_training_text(comparison: Comparison, setting: str, entries: Sequence[ComparedMethod]) -> str:
     """Return data, split, networks and local training in one line."""
     # Take the options from a method without run options of its own, if there is one.
     label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
@@ -117,11 +119,11 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[ComparedMet
         f"learning rate {local.lr:g}, {batch}",
     ]
     results = [run.result for entry in entries for run in entry.runs]
-    notes = dict.fromkeys([*(result.data.note for result in results), *map(_public, results)])
+    notes = dict.fromkeys([*(result.data.note for result in results), *map(_public_data_text, results)])
     return "; ".join([*parts, *filter(None, notes)])
 
 
-def _public(result: Result) -> str | None:
+def _public_data_text(result: Result) -> str | None:
     name = result.public.name
     if name is None:
         return None
@@ -136,6 +138,11 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         "one seed, so no standard deviation"
         if count == 1
         else f"mean \u00b1 sample standard deviation over {count} seeds"
+    )
+    too_few_seeds = (
+        "With one seed no difference is significant, so nothing is bold."
+        if count == 1
+        else "With one or two seeds nothing is bold."
     )
     entries = [entry for setting in settings for entry in setting.entries]
     metrics = {metric.key: metric for setting in settings for metric in setting.metrics}
@@ -152,7 +159,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         f"Bold: the {'highest' if len(metrics) == 1 else 'best'} mean among methods with the same kind of "
         "evaluated model, if it is significantly better than all others (paired 95% CI, in brackets). The "
         "CI is "
-        "over seeds and, for the main metric, over test cases. With one or two seeds nothing is bold. "
+        f"over seeds and, for the main metric, over test cases. {too_few_seeds} "
         "Methods "
         "whose nodes release their data are never bold. Methods are in the order of the comparison's file.",
     ]
@@ -186,7 +193,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         "data are "
         "in the CSV file."
     )
-    deltas = {bound[1] for entry in entries if (bound := entry.epsilon()) is not None}
+    deltas = {bound[1] for entry in entries if (bound := entry.privacy_bound()) is not None}
     if deltas:
         notes.append(
             "Epsilon: privacy cost of a run for each record (or group of records) of a node, the maximum "
@@ -202,7 +209,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
                 methods_of_note.setdefault(note, {})[entry.name] = None
     notes += [f"{join_names(list(names))}: {note}" for note, names in methods_of_note.items()]
     for label, table in comparison.runs.items():
-        keys = ", ".join(_dotted_options(table))
+        keys = ", ".join(_dotted_option_lines(table))
         # Privacy options differ by design, since comparisons are made over privacy budgets.
         nodes = {key: value for key, value in table.get("nodes", {}).items() if key != "privacy"}
         if nodes or any(key in SHARED for key in table if key != "nodes"):
@@ -238,11 +245,11 @@ def _attack_notes(settings: Sequence[ComparedSetting], reasons: Mapping[str, str
     return notes
 
 
-def _dotted_options(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _dotted_option_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     options = []
     for key, value in table.items():
         if isinstance(value, Mapping):
-            options += _dotted_options(value, f"{prefix}{key}.")
+            options += _dotted_option_lines(value, f"{prefix}{key}.")
         else:
             options.append(f"{prefix}{key} = {value}")
     return options

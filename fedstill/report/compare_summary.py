@@ -35,7 +35,7 @@ class ComparedSetting:
         """Main metric of the task."""
         return self.metrics[0]
 
-    def best(self, metric: Metric) -> set[str]:
+    def significantly_best_labels(self, metric: Metric) -> set[str]:
         """Return labels of methods significantly better than all others with the same kind of model."""
 
         def is_better(first: ComparedMethod, second: ComparedMethod) -> bool:
@@ -43,10 +43,10 @@ class ComparedSetting:
             difference = self.paired_difference(first, second, metric)
             return difference.significant and _advantage(metric, difference) > 0
 
-        ranked = self.ranked(metric)
+        ranked = self.ranked_by_model_kind(metric)
         return {first.label for first, *others in ranked if all(is_better(first, other) for other in others)}
 
-    def ranked(self, metric: Metric) -> list[list[ComparedMethod]]:
+    def ranked_by_model_kind(self, metric: Metric) -> list[list[ComparedMethod]]:
         """Return methods by kind of evaluated model, best mean first; only kinds with two or more methods.
 
         Methods whose nodes release their data are upper bounds and are not ranked.
@@ -80,7 +80,7 @@ class ComparedSetting:
     def _scores(self, entry: ComparedMethod, metric: Metric) -> dict[int, RunScore]:
         is_main = metric.key == self.metric.key
         return {
-            run.seed: RunScore(value, run.resamples if is_main else None, run.test_cases)
+            run.seed: RunScore(value, run.resamples if is_main else None, run.resampled_case_count)
             for run in entry.runs
             if (value := run.value(metric.key)) is not None
         }
@@ -88,7 +88,7 @@ class ComparedSetting:
     def verdicts(self) -> list[str]:
         """Return a sentence on significant differences of the main metric for each kind of model."""
         metric, sentences = self.metric, []
-        for first, *others in self.ranked(metric):
+        for first, *others in self.ranked_by_model_kind(metric):
             differences = {other.name: self.paired_difference(first, other, metric) for other in others}
             not_significant = {
                 name: difference
@@ -99,7 +99,7 @@ class ComparedSetting:
                 sentences.append(f"{metric.title}: only one seed, so no significance test.")
             elif not_significant:
                 names = join_names(
-                    [f"{name} ({_interval(metric, gap)})" for name, gap in not_significant.items()]
+                    [f"{name} ({_advantage_text(metric, gap)})" for name, gap in not_significant.items()]
                 )
                 few = f" Two seeds are too few: use {MIN_SEEDS} or more." if len(first.runs) == 2 else ""
                 sentences.append(
@@ -110,7 +110,7 @@ class ComparedSetting:
                 sentences.append(
                     f"{metric.title}: {first.name} is significantly better than all other methods; the "
                     "smallest "
-                    f"difference is {_interval(metric, difference)}, to {name}."
+                    f"difference is {_advantage_text(metric, difference)}, to {name}."
                 )
         return list(dict.fromkeys(sentences))
 
@@ -120,7 +120,7 @@ def _advantage(metric: Metric, difference: SeedDifference) -> float:
     return difference.mean if metric.better == "higher" else -difference.mean
 
 
-def _interval(metric: Metric, difference: SeedDifference) -> str:
+def _advantage_text(metric: Metric, difference: SeedDifference) -> str:
     """Return the advantage of the first method with its 95% interval."""
     advantage, half_width = _advantage(metric, difference), difference.half_width or 0.0
     # Adding 0.0 turns -0.0 into 0.0.
@@ -141,7 +141,7 @@ class MethodCurve:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ComparisonSummary:
     """A comparison with the metrics of its runs.
 
     Args:
@@ -210,9 +210,9 @@ class Summary:
     @property
     def has_epsilon(self) -> bool:
         """True if any method has a privacy guarantee."""
-        return any(entry.epsilon() is not None for entry in self.entries)
+        return any(entry.privacy_bound() is not None for entry in self.entries)
 
-    def by_budget(self) -> list[MethodCurve]:
+    def budget_curves(self) -> list[MethodCurve]:
         """Return each method's main metric by privacy budget; empty unless all settings' budgets differ."""
         curves = []
         for entries in zip(*(setting.entries for setting in self.settings), strict=True):

@@ -9,7 +9,7 @@ from functools import partial
 from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.core.text_format import format_bytes
 from fedstill.report.compare_points import format_budget, sorted_budgets
-from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compared_method import LOCAL_PREFIX, ComparedMethod, Spread
 from fedstill.report.metric_text import format_difference, format_header, lowercase_title
 from fedstill.report.table_formats import NO_VALUE, Cell, Column, Row, Table
@@ -37,7 +37,7 @@ class ValueColumn:
         return value if isinstance(value, Cell) else Cell(value)
 
 
-def metric_columns(summary: Summary, names: Sequence[str]) -> list[ValueColumn]:
+def metric_columns(summary: ComparisonSummary, names: Sequence[str]) -> list[ValueColumn]:
     """Return columns of metrics by their names."""
     return [
         ValueColumn(_metric_header(summary, name), partial(_metric_text, summary, name), name)
@@ -45,7 +45,7 @@ def metric_columns(summary: Summary, names: Sequence[str]) -> list[ValueColumn]:
     ]
 
 
-def cost_columns(summary: Summary) -> list[ValueColumn]:
+def cost_columns(summary: ComparisonSummary) -> list[ValueColumn]:
     """Return columns of bytes, queries, seconds, and of epsilon if a method has one."""
     return [
         ValueColumn("bytes up", partial(_mean, "bytes up", _bytes)),
@@ -58,7 +58,7 @@ def cost_columns(summary: Summary) -> list[ValueColumn]:
     ]
 
 
-def leakage_columns(summary: Summary) -> list[ValueColumn]:
+def leakage_columns(summary: ComparisonSummary) -> list[ValueColumn]:
     """Return columns of the strongest attack's metrics."""
     return [
         ValueColumn(column.head, partial(_leakage_cell, column), style="r leak")
@@ -66,7 +66,7 @@ def leakage_columns(summary: Summary) -> list[ValueColumn]:
     ]
 
 
-def paper_columns(summary: Summary) -> list[ValueColumn]:
+def paper_columns(summary: ComparisonSummary) -> list[ValueColumn]:
     """Return columns of published metrics and of our difference from them."""
     columns = []
     for name in summary.published_metrics():
@@ -81,7 +81,7 @@ def paper_columns(summary: Summary) -> list[ValueColumn]:
 
 def setting_table(setting: ComparedSetting, columns: Sequence[ValueColumn]) -> Table:
     """Return the table of a setting; a method without runs has a short reason instead of values."""
-    best = {metric.key: setting.best(metric) for metric in setting.metrics}
+    best = {metric.key: setting.significantly_best_labels(metric) for metric in setting.metrics}
     rows = []
     for entry in setting.entries:
         cells = [column.cell(entry).bold_if(entry.label in best.get(column.metric, ())) for column in columns]
@@ -92,15 +92,15 @@ def setting_table(setting: ComparedSetting, columns: Sequence[ValueColumn]) -> T
     return Table(setting.name, "method", [Column(column.header, column.style) for column in columns], rows)
 
 
-def full_table(summary: Summary, setting: ComparedSetting) -> Table:
+def full_table(summary: ComparisonSummary, setting: ComparedSetting) -> Table:
     """Return the table of a setting with all columns."""
     columns = [*metric_columns(summary, summary.shown_metrics()), *cost_columns(summary)]
     return setting_table(setting, [*columns, *leakage_columns(summary), *paper_columns(summary)])
 
 
-def budget_table(summary: Summary) -> Table | None:
+def budget_table(summary: ComparisonSummary) -> Table | None:
     """Return each method's main metric by privacy budget, as FedIOD's Table 5; None for other settings."""
-    curves = summary.by_budget()
+    curves = summary.budget_curves()
     if not curves:
         return None
     budgets = sorted_budgets(curves)
@@ -122,13 +122,13 @@ def budget_table(summary: Summary) -> Table | None:
 # --- cells ------------------------------------------------------------------------------------------------
 
 
-def _metric_header(summary: Summary, name: str) -> str:
+def _metric_header(summary: ComparisonSummary, name: str) -> str:
     metric = summary.metric_named(name)
     header = lowercase_title(format_header(metric, units=metric.unit != "%"))
     return f"{LOCAL_PREFIX}{header}" if name.startswith(LOCAL_PREFIX) else header
 
 
-def _metric_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
+def _metric_text(summary: ComparisonSummary, name: str, entry: ComparedMethod) -> str | None:
     return entry.format_metric(name, summary.metric_named(name).digits)
 
 
@@ -142,17 +142,17 @@ def _bytes(count: float) -> Cell:
 
 
 def _leakage_cell(column: ComparisonColumn, entry: ComparedMethod) -> Cell:
-    strongest = entry.strongest_attack(column)
+    strongest = entry.strongest_attack_and_value(column)
     return Cell(None) if strongest is None else Cell(strongest[1].text(column.digits), strongest[0])
 
 
-def paper_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
+def paper_text(summary: ComparisonSummary, name: str, entry: ComparedMethod) -> str | None:
     """Return a published metric as text; None if the paper does not report it."""
     paper = entry.published.get(name)
     return None if paper is None else Spread(paper.value, paper.std).text(summary.metric_named(name).digits)
 
 
-def paper_gap_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
+def paper_gap_text(summary: ComparisonSummary, name: str, entry: ComparedMethod) -> str | None:
     """Return our mean minus the published metric as text; None if the paper does not report it."""
     gap = entry.paper_gap(name)
     return None if gap is None else format_difference(summary.metric_named(name), gap)

@@ -81,7 +81,7 @@ class FinishedRun:
     resamples: Resamples | None = None
 
     @property
-    def test_cases(self) -> int | None:
+    def resampled_case_count(self) -> int | None:
         """Number of test cases that were resampled."""
         intervals = self.result.intervals
         return None if intervals is None else intervals.cases
@@ -171,18 +171,18 @@ class ComparedMethod:
         spread, paper = self.spread(metric), self.published.get(metric)
         return None if spread is None or paper is None else spread.mean - paper.value
 
-    def epsilon(self) -> tuple[float, float] | None:
+    def privacy_bound(self) -> tuple[float, float] | None:
         """Return the epsilon and delta that hold at each node in each run; None if a run has no guarantee."""
         return weakest_guarantee([run_guarantee(run.result) for run in self.runs])
 
     def epsilon_text(self) -> str:
         """Return the epsilon, "no guarantee", or "nothing released" in words."""
-        bound = self.epsilon()
+        bound = self.privacy_bound()
         if all(run.value("bytes up") == 0 for run in self.runs):
             return "nothing released"
         return NO_GUARANTEE if bound is None else format_epsilon_bound(bound[0])
 
-    def strongest_attack(self, column: ComparisonColumn) -> tuple[str, Spread] | None:
+    def strongest_attack_and_value(self, column: ComparisonColumn) -> tuple[str, Spread] | None:
         """Return name and metric of the strongest attack over seeds; None if a run has no such metric."""
         by_run = [metrics_by_attack(column, run.leakage) for run in self.runs]
         spreads = {

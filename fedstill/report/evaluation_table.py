@@ -38,7 +38,7 @@ def evaluation_table(evaluation: Mapping[str, Any], metrics: tuple[Metric, ...])
     return Table("", "site" if evaluation["sites"] else "", columns, rows)
 
 
-def overlap_text(evaluation: Mapping[str, Any]) -> str:
+def data_overlap_text(evaluation: Mapping[str, Any]) -> str:
     """Return a sentence on evaluation examples that are also in the nodes' data or in the public data."""
     seen, count = evaluation["seen"], evaluation["examples"]
     if seen["examples"] is None:
@@ -47,7 +47,7 @@ def overlap_text(evaluation: Mapping[str, Any]) -> str:
         return (
             f"None of the {format_count(count, 'example')} is in the nodes' training data or in the public "
             "data "
-            "(compared bit by bit)."
+            "(compared bit by bit; rescaled copies are not found)."
         )
     sources = {"examples": "the nodes' training data", "public": "the public data used for distillation"}
     overlaps = [f"{seen[key]:,} are also in {source}" for key, source in sources.items() if seen[key]]

@@ -90,7 +90,7 @@ def build_image_section(folder: Path, result: Result) -> dict[str, Any] | None:
         return {"missing": IMAGES_FILE, "kind": kind, "cases": [], "more": 0}
     path = folder / IMAGES_FILE
     cases = [_read_case(path, index, case, tensors, result) for index, case in enumerate(result.pictures)]
-    max_error = max(map(_saturation, cases)) if kind == "image" else 0.0
+    max_error = max(map(_error_color_limit, cases)) if kind == "image" else 0.0
     views = []
     for index, (case, images) in enumerate(zip(result.pictures, cases, strict=True)):
         view = (
@@ -113,7 +113,7 @@ def build_image_section(folder: Path, result: Result) -> dict[str, Any] | None:
     return {
         "missing": None,
         "kind": kind,
-        "model": f"the {main_name}" if main_name == result.main_model else main_name,
+        "model": f"the {main_name}" if main_name == result.main_model_name else main_name,
         "metric": lowercase_title(metric.title),
         "cases": views,
         "more": max(0, max(len(case.models) for case in result.pictures) - MAX_MODELS),
@@ -151,9 +151,9 @@ def _read_case(
             raise RunFolderError(f"{path}: {index}/{name} is missing")
         return tensors[f"{index}/{name}"]
 
-    names = [result.display_name(model.name) for model in case.models]
+    names = [result.node_display_name(model.name) for model in case.models]
     # The file calls the main model "student", even if it is an average or an ensemble.
-    names[:1] = [result.main_model if name == "student" else name for name in names[:1]]
+    names[:1] = [result.main_model_name if name == "student" else name for name in names[:1]]
     predictions = [tensor(f"output/{model}") for model in range(len(names[:MAX_MODELS]))]
     background = "seen" if case.kind == "image" else "image"
     return _CaseImages(tensor("truth"), tensor(background), names[:MAX_MODELS], predictions)
@@ -163,7 +163,7 @@ def _describe_case(case: Case) -> str:
     parts = [case.case, case.site]
     if case.part is not None and case.parts is not None:
         parts.append(f"slice {case.part + 1} of {case.parts}")
-    if case.is_cut:
+    if case.is_cropped:
         sides = ((case.window or ())[2:], case.size or ())
         shown, whole = (" \u00d7 ".join(map(str, side)) for side in sides)
         parts.append(f"{shown} of {whole} pixels")
@@ -173,7 +173,7 @@ def _describe_case(case: Case) -> str:
 def _score_title(case: Case, title: str) -> str:
     if case.part is not None:
         return f"{lowercase_title(title)} of the patient"
-    return f"{lowercase_title(title)} of the whole image" if case.is_cut else title
+    return f"{lowercase_title(title)} of the whole image" if case.is_cropped else title
 
 
 def _panel(name: str, image: Markup) -> dict[str, Any]:
@@ -201,21 +201,21 @@ def _outline_view(name: str, images: _CaseImages) -> dict[str, Any]:
     return {"panels": panels, "first": 1, "errors": []}
 
 
-def _errors(images: _CaseImages) -> list[Array]:
+def _error_maps(images: _CaseImages) -> list[Array]:
     """Return absolute errors ``(H, W)`` of the models' input and of each prediction; white is 1."""
     truth = images.truth.astype(np.float32)
     return [np.abs(image.astype(np.float32) - truth)[0] for image in (images.background, *images.predictions)]
 
 
-def _saturation(images: _CaseImages) -> float:
-    input_error, *errors = _errors(images)
+def _error_color_limit(images: _CaseImages) -> float:
+    input_error, *errors = _error_maps(images)
     return max(float(np.quantile(error, SATURATION_QUANTILE)) for error in (errors or [input_error]))
 
 
 def _reconstruction_view(images: _CaseImages, max_error: float) -> dict[str, Any]:
     names = ["truth", "measured, zero-filled", *images.models]
     shown = zip(names, (images.truth, images.background, *images.predictions), strict=True)
-    errors = zip(names[1:], _errors(images), strict=True)
+    errors = zip(names[1:], _error_maps(images), strict=True)
     urls = [(name, image_url(_to_bytes(image), MAX_IMAGE_PIXELS)) for name, image in shown]
     error_urls = [
         (name, indexed_image_url(_to_bytes(error / (max_error or 1.0)), _error_colors()))

@@ -48,14 +48,14 @@ def build_leakage_section(folder: Path, result: Result) -> dict[str, Any] | None
     leakage = Leakage.read(folder)
     if leakage is None:
         return None
-    stacks, display_text = read_tensors(folder / IMAGES_FILE), _name_replacer(result.display_names)
+    stacks, display_text = read_tensors(folder / IMAGES_FILE), _name_replacer(result.node_display_names)
     guarantee = NO_GUARANTEE
     if leakage.epsilon is not None:
         guarantee = f"epsilon at most {format_epsilon_bound(leakage.epsilon)} at each node"
     shown = {name: stack[:MAX_IMAGES] for name, stack in (stacks or {}).items() if is_image_stack(stack)}
     return {
         "leakage": leakage,
-        "attacks": [_attack(attack, shown, display_text) for attack in leakage.attacks],
+        "attacks": [_attack_variables(attack, shown, display_text) for attack in leakage.attacks],
         "releases": join_names(leakage.releases) if leakage.releases else None,
         "guarantee": guarantee,
         "missing_images": IMAGES_FILE if stacks is None else None,
@@ -72,7 +72,9 @@ def _name_replacer(names: Mapping[str, str]) -> DisplayText:
     return lambda text: pattern.sub(lambda match: names[match[1]], text)
 
 
-def _attack(report: AttackReport, stacks: Mapping[str, Array], display_text: DisplayText) -> dict[str, Any]:
+def _attack_variables(
+    report: AttackReport, stacks: Mapping[str, Array], display_text: DisplayText
+) -> dict[str, Any]:
     title, columns = report.title or report.name, {column.name: column for column in report.columns}
     return {
         "title": title,
@@ -82,7 +84,7 @@ def _attack(report: AttackReport, stacks: Mapping[str, Array], display_text: Dis
             for table in group_tables(group_metrics_into_lines(report.rows))
         ],
         "notes": report.notes,
-        "pictures": [_images(images, stacks, display_text) for images in report.pictures],
+        "pictures": [_image_strips(images, stacks, display_text) for images in report.pictures],
     }
 
 
@@ -96,7 +98,7 @@ def _table(
     by_metric = {name: [line.metrics[name] for line in table if name in line.metrics] for name in metrics}
     shared_baselines = {name: _shared_baseline(rows) for name, rows in by_metric.items()}
     best = _strongest_by_column([row for line in table for row in line.metrics.values()], columns)
-    guess = _guess(by_metric[metrics[0]], columns)
+    guess = _chance_value(by_metric[metrics[0]], columns)
     has_attacks = any(line.attack for line in table)
     rows = []
     for line in table:
@@ -143,19 +145,21 @@ def _strongest_by_column(
     return best
 
 
-def _guess(rows: Sequence[LeakageMetric], columns: Mapping[str, ComparisonColumn]) -> float | None:
+def _chance_value(rows: Sequence[LeakageMetric], columns: Mapping[str, ComparisonColumn]) -> float | None:
     guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
     return None if None in guesses else guesses[0]
 
 
-def _bar(row: LeakageMetric | None, guess: float) -> Markup:
+def _bar(row: LeakageMetric | None, chance: float) -> Markup:
     if row is None or row.value is None:
         return Markup("")
     whisker = row.interval or (row.value, row.value)
-    return bar(whisker=whisker, rings=[row.value], lines=[("chance", guess)])
+    return bar(whisker=whisker, rings=[row.value], lines=[("chance", chance)])
 
 
-def _images(images: ImageTable, stacks: Mapping[str, Array], display_text: DisplayText) -> dict[str, Any]:
+def _image_strips(
+    images: ImageTable, stacks: Mapping[str, Array], display_text: DisplayText
+) -> dict[str, Any]:
     strips = []
     for strip in images.strips:
         if strip.stack not in stacks:

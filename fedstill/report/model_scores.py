@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_seconds, number_at
+from fedstill.core.text_format import NOT_MEASURED, finite_number_at_keys, format_bytes, format_seconds
 from fedstill.report import table_formats
 from fedstill.report.metric_text import (
     format_header,
@@ -22,7 +22,7 @@ from fedstill.report.metric_text import (
     lowercase_title,
 )
 from fedstill.report.result import MAIN_MODELS, MetricStats, Result
-from fedstill.report.result_parts import Intervals
+from fedstill.report.result_parts import IntervalsRecord
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
 from fedstill.tasks.task import Metric
 
@@ -42,7 +42,7 @@ NEED_TITLES: Mapping[str, str] = {
 }
 
 
-def describe_needs(needs: Mapping[str, object]) -> tuple[str, ...]:
+def describe_requirements(needs: Mapping[str, object]) -> tuple[str, ...]:
     """Return a method's requirements in words."""
     return tuple(title for key, title in NEED_TITLES.items() if needs.get(key) is True)
 
@@ -71,40 +71,44 @@ class ModelScores:
         return self.stats[0].mean
 
 
-def compare_models(result: Result) -> list[ModelScores]:
+def list_model_scores(result: Result) -> list[ModelScores]:
     """Return the main model with baselines and upper bounds, in the order of the papers' tables.
 
     A model that the method does not have (for example no ensemble) is null in the result and has no row. A
     model that the result does not mention was not measured, and its row has no values.
     """
-    main_name = f"{result.main_model} ({result.method_title})"
+    main_name = f"{result.main_model_name} ({result.method_title})"
     description = MAIN_MODELS[result.evaluated_model][1]
-    main = ModelScores(main_name, description, _single(result, result.metric_values), is_main=True)
+    main = ModelScores(
+        main_name, description, _single_model_stats(result, result.metric_values), is_main=True
+    )
     scores = []
     if "standalone" not in result.absent_keys:
         standalone = "baseline: each node trains alone on its own data"
-        scores.append(_over_nodes(result, STANDALONE, standalone, result.standalone))
+        scores.append(_scores_over_nodes(result, STANDALONE, standalone, result.standalone))
     if result.evaluated_model == "nodes":  # the main model is the local models
-        local = _over_nodes(result, main_name, description, result.local)
+        local = _scores_over_nodes(result, main_name, description, result.local)
         stats = tuple(
             dataclasses.replace(over_nodes, mean=single.mean)
             for over_nodes, single in zip(local.stats, main.stats, strict=True)
         )
         scores, main = [], dataclasses.replace(local, stats=stats, is_main=True)
     elif "standalone" in result.absent_keys and result.metric.key in result.local:
-        scores.append(_over_nodes(result, LOCAL_MODELS, "each node's local model at the end", result.local))
+        scores.append(
+            _scores_over_nodes(result, LOCAL_MODELS, "each node's local model at the end", result.local)
+        )
     scores.append(main)
     if "ensemble" not in result.absent_keys and result.evaluated_model != "ensemble":
-        ensemble = _with_nodes(
+        ensemble = _append_node_names(
             result, "upper bound: ensemble of the nodes' models", result.ensemble.get("nodes")
         )
-        scores.append(ModelScores(ENSEMBLE, ensemble, _single(result, result.ensemble)))
+        scores.append(ModelScores(ENSEMBLE, ensemble, _single_model_stats(result, result.ensemble)))
     centralized = "upper bound: one model trained on the pooled data"
-    scores.append(ModelScores(CENTRALIZED, centralized, _single(result, result.centralized)))
+    scores.append(ModelScores(CENTRALIZED, centralized, _single_model_stats(result, result.centralized)))
     if result.majority:
         majority = "baseline: always the most frequent class of the test data"
-        scores.append(ModelScores(MAJORITY, majority, _single(result, result.majority)))
-    intervals = result.intervals or Intervals()
+        scores.append(ModelScores(MAJORITY, majority, _single_model_stats(result, result.majority)))
+    intervals = result.intervals or IntervalsRecord()
     by_name = {STANDALONE: intervals.nodes, LOCAL_MODELS: intervals.nodes, ENSEMBLE: intervals.ensemble,
                CENTRALIZED: intervals.centralized}  # fmt: skip
     main_interval = intervals.nodes if result.evaluated_model == "nodes" else intervals.global_model
@@ -125,21 +129,21 @@ def interval_label(result: Result) -> str:
     return "" if intervals is None else f"{intervals.level}% interval over {intervals.cases:,} test cases"
 
 
-def _single(result: Result, record: Mapping[str, Any]) -> tuple[MetricStats, ...]:
-    return tuple(MetricStats(mean=number_at(record, metric.key)) for metric in result.metrics)
+def _single_model_stats(result: Result, record: Mapping[str, Any]) -> tuple[MetricStats, ...]:
+    return tuple(MetricStats(mean=finite_number_at_keys(record, metric.key)) for metric in result.metrics)
 
 
-def _over_nodes(
+def _scores_over_nodes(
     result: Result, name: str, description: str, record: Mapping[str, MetricStats]
 ) -> ModelScores:
     stats = tuple(record.get(metric.key, MetricStats()) for metric in result.metrics)
-    return ModelScores(name, _with_nodes(result, description, stats[0].nodes), stats)
+    return ModelScores(name, _append_node_names(result, description, stats[0].nodes), stats)
 
 
-def _with_nodes(result: Result, description: str, nodes: tuple[str, ...] | None) -> str:
+def _append_node_names(result: Result, description: str, nodes: tuple[str, ...] | None) -> str:
     if nodes is None:
         return description
-    return f"{description} (only {', '.join(map(result.display_name, nodes))})"
+    return f"{description} (only {', '.join(map(result.node_display_name, nodes))})"
 
 
 def print_table(record: Mapping[str, Any], console: Console) -> None:
@@ -179,7 +183,7 @@ def metrics_table(result: Result) -> Table:
             [Cell(format_cell(result.metrics[index], model.stats[index])) for index in shown],
             highlight=model.is_main,
         )
-        for model in compare_models(result)
+        for model in list_model_scores(result)
     ]
     return Table("", "", columns, rows)
 
@@ -190,7 +194,9 @@ def run_totals(result: Result) -> list[Fact]:
     from fedstill.report.privacy_section import describe_privacy
 
     up, down, seconds = result.bytes.up, result.bytes_down, result.seconds.total
-    intervals = {model.name: interval_text(result.metric, model.interval) for model in compare_models(result)}
+    intervals = {
+        model.name: interval_text(result.metric, model.interval) for model in list_model_scores(result)
+    }
     by_model = "; ".join(f"{name} {text}" for name, text in intervals.items() if text)
     facts = [
         Fact("intervals", f"{by_model} ({interval_label(result)})" if by_model else None),

@@ -74,7 +74,7 @@ def render_node_page(node: Overview, folder: Path, process: int | None, nonce: s
             "Security log",
             "Connections, refusals, approvals, rejections and policy changes, the latest first.",
             node.security_fault and f"The security log is not intact: {node.security_fault}",
-            _security_table(node),
+            _security_log_table(node),
             empty="No entries yet.",
         ),
         Section(
@@ -145,7 +145,7 @@ def _remaining(cost: SpentBudget) -> str:
     return epsilon_text_rounded_down(cost.remaining) if cost.remaining is not None else UNKNOWN
 
 
-def _security_table(node: Overview) -> Table:
+def _security_log_table(node: Overview) -> Table:
     rows = []
     for line in node.security_lines:
         cells = [

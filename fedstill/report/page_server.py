@@ -178,10 +178,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _refuse(self) -> None:
+    def _refuse_method(self) -> None:
         self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
 
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
     _policy = "default-src 'none'; frame-ancestors 'none'"
 
     def end_headers(self) -> None:

@@ -111,14 +111,14 @@ def seed_difference(first: Sequence[str | Path], second: Sequence[str | Path]) -
 
     ``seed_difference(["runs/a-0", "runs/a-1", "runs/a-2"], [...])`` prints as ``+2.1 ± 0.4 over 3 seeds``.
     """
-    first_runs, second_runs = _by_seed("first", first), _by_seed("second", second)
+    first_runs, second_runs = _run_scores_by_seed("first", first), _run_scores_by_seed("second", second)
     if not first_runs or first_runs.keys() != second_runs.keys():
         expected = f"runs with seeds {', '.join(map(str, first_runs)) or 'as in first'}"
         raise ArgumentError("second", list(map(str, second)), expected)
     return compare_paired_runs([(score, second_runs[seed]) for seed, score in first_runs.items()])
 
 
-def _by_seed(argument: str, folders: Sequence[str | Path]) -> dict[int | None, RunScore]:
+def _run_scores_by_seed(argument: str, folders: Sequence[str | Path]) -> dict[int | None, RunScore]:
     runs = [RunFiles.read(Path(folder)) for folder in folders]
     scores: dict[int | None, RunScore] = {}
     for run in runs:
@@ -127,7 +127,7 @@ def _by_seed(argument: str, folders: Sequence[str | Path]) -> dict[int | None, R
         if value is None:
             raise ArgumentError(argument, str(run.folder), "a run with a main metric of its main model")
         test_cases = None if result.intervals is None else result.intervals.cases
-        scores[result.seed] = RunScore(value, run.resamples, test_cases)
+        scores[result.seed] = RunScore(value, run.resampled_metric, test_cases)
     if len(scores) < len(runs) or len({run.result.metric.key for run in runs}) > 1:
         raise ArgumentError(
             argument, list(map(str, folders)), "runs with the same main metric and different seeds"

@@ -149,7 +149,7 @@ def _round_number(match: re.Match[str]) -> str:
     return f"{round(float(match[0]), 2):g}"
 
 
-def responsive(draw: Callable[..., Figure], name: str) -> Markup:
+def responsive_svg(draw: Callable[..., Figure], name: str) -> Markup:
     """Return a figure drawn for several widths, of which the style sheet shows the one that fits."""
     with plot_style():
         parts = [

@@ -20,7 +20,7 @@ from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
 from fedstill.report.run_files import AuditTotals, NodeTraffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
-from fedstill.report.templates import size_markup
+from fedstill.report.templates import bytes_markup
 
 MAX_EVENTS = 8  # privacy events shown per node
 RELEASE_PARTS = {
@@ -32,7 +32,7 @@ RELEASE_PARTS = {
 }
 
 
-def _unprotected(result: Result) -> list[str]:
+def _nodes_without_guarantee(result: Result) -> list[str]:
     return [node.name for node in result.node_privacy if node.bound is None]
 
 
@@ -57,7 +57,7 @@ def describe_privacy(result: Result) -> str | None:
     >>> describe_privacy(Result.from_record(record))
     'epsilon 2.01 at delta 1e-05 at a (pate), for a record; no guarantee at b'
     """
-    nodes, unprotected = result.node_privacy, _unprotected(result)
+    nodes, unprotected = result.node_privacy, _nodes_without_guarantee(result)
     # Epsilons with different delta, mechanism or unit cannot be compared.
     groups: dict[tuple[float | None, str, str], list[NodePrivacy]] = {}
     for node in nodes:
@@ -76,7 +76,7 @@ def describe_privacy(result: Result) -> str | None:
 
 def privacy_sentence(result: Result) -> str:
     """Return the sentence on privacy at the top of a page."""
-    unprotected = _unprotected(result)
+    unprotected = _nodes_without_guarantee(result)
     if result.node_privacy and not unprotected:
         return (
             "The releases of each node have a formal privacy guarantee (see Privacy below for its strength)."
@@ -112,9 +112,9 @@ def build_privacy_section(result: Result, audit: AuditTotals | None) -> dict[str
     """Return the variables of the template; ``audit`` is None without an audit log."""
     nodes = result.node_privacy
     disagreeing = [
-        result.display_name(node.name)
+        result.node_display_name(node.name)
         for node in nodes
-        if audit is not None and not _agrees(node, audit.nodes.get(node.name, NodeTraffic()))
+        if audit is not None and not _audit_agrees(node, audit.nodes.get(node.name, NodeTraffic()))
     ]
     return {
         "sentence": privacy_sentence(result),
@@ -124,13 +124,13 @@ def build_privacy_section(result: Result, audit: AuditTotals | None) -> dict[str
         "mechanisms": sorted(audit.mechanisms) if audit else [],
         # Without a mechanism at any node there is nothing to list.
         "table": _table(result, audit) if any(node.mechanism != "none" for node in nodes) else None,
-        "unprotected": _unprotected(result),
+        "unprotected": _nodes_without_guarantee(result),
         "protections": _protections(result),
         "disagreeing": disagreeing,
     }
 
 
-def _agrees(node: NodePrivacy, traffic: NodeTraffic) -> bool:
+def _audit_agrees(node: NodePrivacy, traffic: NodeTraffic) -> bool:
     return (
         traffic.charges == +Counter(node.events)
         and traffic.without_guarantee == node.releases_without_guarantee
@@ -188,7 +188,7 @@ def max_guess_accuracy(epsilon: float, delta: float) -> float:
 def _table(result: Result, audit: AuditTotals | None) -> Table:
     rows = []
     for node in result.node_privacy:
-        released = None if audit is None else _kinds(audit.nodes.get(node.name, NodeTraffic()).up)
+        released = None if audit is None else _kinds_with_bytes(audit.nodes.get(node.name, NodeTraffic()).up)
         bound, unprotected = node.bound, node.releases_without_guarantee
         note = f"{format_count(unprotected, 'release')} without" if unprotected else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
@@ -202,7 +202,7 @@ def _table(result: Result, audit: AuditTotals | None) -> Table:
         )
         rows.append(
             Row(
-                result.display_name(node.name),
+                result.node_display_name(node.name),
                 [Cell(released), Cell(node.mechanism), *cost, budget, remaining],
             )
         )
@@ -212,9 +212,9 @@ def _table(result: Result, audit: AuditTotals | None) -> Table:
     return Table(title, "Node", columns, rows, style="stacked")
 
 
-def _kinds(up: Counter[str]) -> Markup:
+def _kinds_with_bytes(up: Counter[str]) -> Markup:
     piece = Markup('<span class="piece">{} {}</span>')
-    pieces = [piece.format(kind, size_markup(count)) for kind, count in up.items() if count]
+    pieces = [piece.format(kind, bytes_markup(count)) for kind, count in up.items() if count]
     return Markup(", ").join(pieces) or Markup("nothing")
 
 
@@ -248,7 +248,7 @@ def _protections(result: Result) -> list[dict[str, Any]]:
             "assumes": node.assumes,
         }
         protection = by_content.setdefault(json.dumps(content), {**content, "charges": {}})
-        protection["charges"][result.display_name(node.name)] = _charges_text(Counter(node.events))
+        protection["charges"][result.node_display_name(node.name)] = _charges_text(Counter(node.events))
     return list(by_content.values())
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill.compare.comparison import COSTS, Comparison
-from fedstill.compare.comparison_file import read_folder
+from fedstill.compare.comparison_file import read_comparison_folder
 from fedstill.compare.reproduction import ReproducedMetric, Reproduction, ReproductionRecord, round_metric
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import format_count
 from fedstill.report import table_formats
 from fedstill.report.compare_files import summarize, write_comparison
-from fedstill.report.compare_summary import Summary
+from fedstill.report.compare_summary import ComparisonSummary
 from fedstill.report.compared_method import LOCAL_PREFIX, FinishedRun
-from fedstill.report.reproduction_order import compare_order
+from fedstill.report.reproduction_ranking import compare_ranking
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.runs.config import PaperMetric
 
@@ -26,13 +26,13 @@ def write_and_collect(folder: Path, comparison: Comparison) -> tuple[list[Reprod
         folder: folder of the comparison.
         comparison: the same comparison with the paper's metrics.
     """
-    write_comparison(folder, read_folder(folder))
+    write_comparison(folder, read_comparison_folder(folder))
     summary = summarize(folder, comparison)
     runs = [run for entry in summary.entries for run in entry.runs]
     return record_rows(summary, comparison.paper), sum(run.value("seconds") or 0.0 for run in runs)
 
 
-def record_rows(summary: Summary, published: Sequence[PaperMetric]) -> list[ReproducedMetric]:
+def record_rows(summary: ComparisonSummary, published: Sequence[PaperMetric]) -> list[ReproducedMetric]:
     """Return rows of the main metric, its local form, the paper's other metrics, and traffic."""
     key = summary.metric.key
     names = dict.fromkeys([key, f"{LOCAL_PREFIX}{key}", *(metric.metric for metric in published), *COSTS])
@@ -88,7 +88,7 @@ def markdown(entry: Reproduction, record: ReproductionRecord) -> str:
         lines += [f"**{setting}**", ""] if setting else []
         lines += table_formats.markdown(Table("", "", columns, table_rows))
         lines.append("")
-    order = compare_order(record.rows, published)
+    order = compare_ranking(record.rows, published)
     seeds = format_count(len(record.seeds), "seed")
     minutes = "" if record.minutes is None else f", {format_count(round(record.minutes), 'minute')} in total"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.config_tables import load_record
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_result
-from fedstill.core.text_format import number_at
+from fedstill.core.text_format import finite_number_at_keys
 from fedstill.protocol.payload_kinds import KNOWN_KINDS, PayloadKind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import MetricStats
@@ -67,7 +67,7 @@ class Result:
     releases: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     kinds: Mapping[str, parts.KindRecord] = field(default_factory=dict)
-    data: parts.Data = field(default_factory=parts.Data)
+    data: parts.DataRecord = field(default_factory=parts.DataRecord)
     split: parts.SplitRecord = field(default_factory=parts.SplitRecord)
     public: parts.PublicDataRecord = field(default_factory=parts.PublicDataRecord)
     bytes: parts.BytesRecord = field(default_factory=parts.BytesRecord)
@@ -80,18 +80,18 @@ class Result:
     centralized: Mapping[str, float | None] = field(default_factory=dict)
     cases: parts.CaseScores | None = None
     majority: Mapping[str, float | None] = field(default_factory=dict)
-    intervals: parts.Intervals | None = None
+    intervals: parts.IntervalsRecord | None = None
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[parts.ConfidenceBin, ...] = ()
-    sites: parts.Sites | None = None
+    sites: parts.SiteMetrics | None = None
     labels: parts.FindingScores | None = None
     pictures: tuple[parts.Case, ...] = ()
-    seconds: parts.Seconds = field(default_factory=parts.Seconds)
+    seconds: parts.SecondsRecord = field(default_factory=parts.SecondsRecord)
     peak_memory_mb: float | None = None
-    engine: parts.Engine = field(default_factory=parts.Engine)
-    privacy: parts.Privacy | None = None
+    engine: parts.EngineRecord = field(default_factory=parts.EngineRecord)
+    privacy: parts.PrivacyRecord | None = None
     link: Mapping[str, float | None] = field(default_factory=dict)
-    events: tuple[parts.EventRecord, ...] = ()
+    events: tuple[parts.ExclusionRecord, ...] = ()
     files: parts.FilesRecord | None = None
     metrics: tuple[Metric, ...] = (ACCURACY,)
     absent_keys: frozenset[str] = frozenset()
@@ -120,7 +120,7 @@ class Result:
         {'accuracy': 90.0}
         """
         values = {key: value for key, value in record.items() if value is not None}
-        result = load_record(cls, values, path)
+        result = read_received_dataclass(cls, values, path)
         if result.evaluated_model not in MAIN_MODELS:
             raise RunFolderError(
                 f"{path}: invalid evaluated_model = {result.evaluated_model!r} "
@@ -136,8 +136,8 @@ class Result:
         )
         metrics = (main_metric, *by_key.values())
         metric_values = {
-            metric.key: value if (value := number_at(values, metric.key)) is not None
-            else number_at(values, "student", metric.key)
+            metric.key: value if (value := finite_number_at_keys(values, metric.key)) is not None
+            else finite_number_at_keys(values, "student", metric.key)
             for metric in metrics
         }  # fmt: skip
         absent_keys = frozenset(record) - frozenset(values)
@@ -154,7 +154,7 @@ class Result:
         return self.metric_values[self.metric.key]
 
     @property
-    def main_model(self) -> str:
+    def main_model_name(self) -> str:
         """Name of the model that the method is evaluated by, such as "student"."""
         return MAIN_MODELS[self.evaluated_model][0]
 
@@ -189,18 +189,18 @@ class Result:
         return [note if note.endswith(".") else f"{note}." for note in self.notes if note]
 
     @cached_property
-    def display_names(self) -> Mapping[str, str]:
+    def node_display_names(self) -> Mapping[str, str]:
         """Display name of each node, with its site if all its examples are known to come from one site."""
         return {
             node.name: f"{node.name} \u00b7\u00a0{node.site}" if node.site else node.name
             for node in self.nodes
         }
 
-    def display_name(self, name: str) -> str:
+    def node_display_name(self, name: str) -> str:
         """Return the display name of a node; other names are returned unchanged."""
-        return self.display_names.get(name, name)
+        return self.node_display_names.get(name, name)
 
-    def payload_kinds(self) -> Mapping[str, PayloadKind]:
+    def declared_payload_kinds(self) -> Mapping[str, PayloadKind]:
         """Return the payload kinds that the run's method or this package declares, by name."""
         declared = {name: PayloadKind(name, **vars(record)) for name, record in self.kinds.items()}
         return {**declared, **KNOWN_KINDS}

@@ -11,7 +11,7 @@ from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class DataRecord:
     name: str | None = None
     note: str | None = None
     classes: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class MetricStats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class EngineRecord:
     name: str | None = None
     device: str | None = None
     precision: str | None = None
@@ -103,7 +103,7 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds:
+class SecondsRecord:
     total: float | None = None
     local_training: float | None = None
     centralized: float | None = None
@@ -149,13 +149,13 @@ class NodePrivacy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Privacy:
+class PrivacyRecord:
     text: str | None = None
     nodes: tuple[NodePrivacy, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventRecord:
+class ExclusionRecord:
     """Exclusion or return of a node at a query."""
 
     node: str
@@ -170,7 +170,7 @@ class EventRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sites:
+class SiteMetrics:
     """Metrics by site and key, of the main model, the centralized model and each node's local model."""
 
     names: tuple[str, ...]
@@ -200,7 +200,7 @@ class CaseScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intervals:
+class IntervalsRecord:
     """Bootstrap interval of the main metric over test cases, by model; ``level`` is in percent."""
 
     level: int = 95
@@ -246,7 +246,7 @@ class Case:
     size: tuple[int, ...] | None = None
 
     @property
-    def is_cut(self) -> bool:
+    def is_cropped(self) -> bool:
         """True if the images show only a part of the case."""
         return self.window is not None and self.size is not None and self.window[2:] != self.size
 

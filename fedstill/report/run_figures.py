@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.core.text_format import format_percent
 from fedstill.federation.node_order import natural_sort_key
 from fedstill.report import plotting
-from fedstill.report.model_scores import CENTRALIZED, ENSEMBLE, LOCAL_MODELS, STANDALONE, compare_models
+from fedstill.report.model_scores import CENTRALIZED, ENSEMBLE, LOCAL_MODELS, STANDALONE, list_model_scores
 from fedstill.report.plotting import ACCENT, CARD, MUTED, PAPER_WIDTH, Curve
 from fedstill.report.result_parts import ConfidenceBin
 from fedstill.report.run_files import RunFiles
@@ -61,12 +61,12 @@ def read_learning_curve(run: RunFiles) -> LearningCurve | None:
     local_models = sorted(run.metrics.local_models.items()) if unit == "round" and central != "nodes" else []
     references = [
         (model.name, LINE_STYLE_OF_MODEL[model.name], model.value)
-        for model in compare_models(run.result)
+        for model in list_model_scores(run.result)
         if model.value is not None
         and model.name in LINE_STYLE_OF_MODEL
         and not (local_models and model.name == LOCAL_MODELS)
     ]
-    return LearningCurve(points, run.result.main_model, references, local_models, unit, metrics[0].title)
+    return LearningCurve(points, run.result.main_model_name, references, local_models, unit, metrics[0].title)
 
 
 def plot_learning_curve(curve: LearningCurve, width: float = PAPER_WIDTH) -> Figure:
@@ -148,7 +148,7 @@ def local_losses(run: RunFiles) -> Losses:
     """Return losses of local training by the node's display name, and of the centralized model."""
     log = run.metrics
     by_node = {
-        run.result.display_name(name): log.local_losses[name]
+        run.result.node_display_name(name): log.local_losses[name]
         for name in sorted(log.local_losses, key=natural_sort_key)
     }
     return {**by_node, "centralized": log.centralized_losses} if log.centralized_losses else by_node

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import RESAMPLES_FILE
-from fedstill.core.text_format import number_at
+from fedstill.core.text_format import finite_number_at_keys
 from fedstill.node.audit_entries import RELEASES
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.protocol.payload_kinds import INPUTS
@@ -59,18 +59,18 @@ class MetricsLog:
     def _add(self, record: Mapping[str, Any], metric: str) -> None:
         step, phase = float(record["step"]), record["phase"]
         if phase == "local":
-            self.local_losses.setdefault(record["node"], {})[step] = number_at(record, "loss")
+            self.local_losses.setdefault(record["node"], {})[step] = finite_number_at_keys(record, "loss")
         elif phase == "centralized":
-            self.centralized_losses[step] = number_at(record, "loss")
+            self.centralized_losses[step] = finite_number_at_keys(record, "loss")
         elif phase == "distillation":
             for series, key in ((self.main_model, metric), (self.local_models, f"local_{metric}")):
-                if (value := number_at(record, key)) is not None:
+                if (value := finite_number_at_keys(record, key)) is not None:
                     series[step] = value
             for name in record:
-                if name.startswith("link_") and (value := number_at(record, name)) is not None:
+                if name.startswith("link_") and (value := finite_number_at_keys(record, name)) is not None:
                     self.link[name.removeprefix("link_")] = value
             for name in record.get("losses", {}):
-                self.server_losses.setdefault(name, {})[step] = number_at(record, "losses", name)
+                self.server_losses.setdefault(name, {})[step] = finite_number_at_keys(record, "losses", name)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class AuditTotals:
             self.queries_with_inputs.add(entry["query"])
         self.mechanisms.add(entry["mechanism"])
 
-    def total(self, direction: str) -> Counter[str]:
+    def bytes_by_kind(self, direction: str) -> Counter[str]:
         """Return bytes by payload kind over all nodes; ``direction`` is "up" or "down"."""
         total: Counter[str] = Counter()
         for traffic in self.nodes.values():
@@ -150,7 +150,7 @@ class RunFiles:
         return MetricsLog.read(self.folder / "metrics.jsonl", self.result.metric.key)
 
     @cached_property
-    def resamples(self) -> npt.NDArray[np.float64] | None:
+    def resampled_metric(self) -> npt.NDArray[np.float64] | None:
         """Main metric in each bootstrap resample of the test cases, ``(R,)``; None without the file."""
         tensors = read_tensors(self.folder / RESAMPLES_FILE) or {}
         return tensors["judged"].astype(np.float64) if "judged" in tensors else None

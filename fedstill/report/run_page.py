@@ -35,12 +35,12 @@ from fedstill.report.metric_text import (
     format_with_unit,
     lowercase_title,
 )
-from fedstill.report.model_scores import LOCAL_MODELS, compare_models, interval_label, interval_text
+from fedstill.report.model_scores import LOCAL_MODELS, interval_label, interval_text, list_model_scores
 from fedstill.report.result import RESULT_FILE, MetricStats, Result
 from fedstill.report.run_files import RunFiles
 from fedstill.report.run_text import run_facts, run_sentence
 from fedstill.report.table_formats import Fact
-from fedstill.report.templates import size_markup, template_environment
+from fedstill.report.templates import bytes_markup, template_environment
 
 MAX_PANELS = 24  # small plots of local training
 
@@ -117,14 +117,15 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
     return {
         "result": result,
         "sentence": run_sentence(result, run.audit, generated=generated),
-        "context": _context(result),
+        "context": _data_sentences(result),
         "tiles": _tiles(result),
         "metric": {"title": result.metric.title, "name": lowercase_title(result.metric.title)},
-        "models": compare_models(result),
+        "models": list_model_scores(result),
         "interval_label": interval_label(result),
         "models_table": run_tables.models_table(result),
         "curve": curve,
-        "curve_plot": curve and plotting.responsive(partial(run_figures.plot_learning_curve, curve), "curve"),
+        "curve_plot": curve
+        and plotting.responsive_svg(partial(run_figures.plot_learning_curve, curve), "curve"),
         "processes": "each node was a separate process" if result.link else "all nodes ran in one process",
         "label_counts": label_counts,
         "label_counts_table": run_tables.label_counts_table(
@@ -134,7 +135,7 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "sites": run_tables.site_tables(result),
         "confusion": run_tables.confusion_table(result),
         "reliability": result.calibration
-        and plotting.responsive(partial(run_figures.plot_reliability, result.calibration), "reliability"),
+        and plotting.responsive_svg(partial(run_figures.plot_reliability, result.calibration), "reliability"),
         "pictures": image_panels.build_image_section(folder, result),
         "count_noise": privacy_section.count_noise_text(result),
         "samples": samples,
@@ -163,26 +164,28 @@ def _tiles(result: Result) -> list[Fact]:
               "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of local models"}  # fmt: skip
     traffic, directions, share = None, "", ""
     if up is not None and down is not None:
-        from_nodes, to_nodes = (_without_breaks(format_bytes(count)) for count in (up, down))
-        traffic, directions = size_markup(up + down), f"{from_nodes} from nodes, {to_nodes} to nodes"
+        from_nodes, to_nodes = (_with_nobreak_spaces(format_bytes(count)) for count in (up, down))
+        traffic, directions = bytes_markup(up + down), f"{from_nodes} from nodes, {to_nodes} to nodes"
     if distillation is not None:
         phase = "in rounds" if result.iteration_unit == "round" else "distillation"
-        share = f"of which {_without_breaks(format_seconds(distillation))} {phase}"
+        share = f"of which {_with_nobreak_spaces(format_seconds(distillation))} {phase}"
     return [
         Fact(
             titles[result.evaluated_model],
             None if value is None else format_with_unit(metric, value),
-            "" if test_examples is None else f"on {_test_data(result, test_examples)}{_interval(result)}",
+            ""
+            if test_examples is None
+            else f"on {_test_data_text(result, test_examples)}{_interval_text(result)}",
         ),
-        _gain(result),
+        _gain_text(result),
         Fact("Traffic", traffic, directions),
         Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", format_seconds(total)), share),
     ]
 
 
-def _gain(result: Result) -> Fact:
+def _gain_text(result: Result) -> Fact:
     """Return the gain over standalone training; without a standalone baseline, the local models' metric."""
-    metric, first = result.metric, compare_models(result)[0]
+    metric, first = result.metric, list_model_scores(result)[0]
     stats, standalone = first.stats[0], result.standalone.get(result.metric.key, MetricStats()).mean
     if result.evaluated_model == "nodes" or (standalone is None and first.name == LOCAL_MODELS):
         note = "" if stats.std is None else f"\u00b1 {format_value(metric, stats.std)} over nodes"
@@ -191,7 +194,7 @@ def _gain(result: Result) -> Fact:
         )
     gain, note = None, ""
     if standalone is not None:
-        note = f"a standalone node reaches {_without_breaks(format_spread(metric, stats))}"
+        note = f"a standalone node reaches {_with_nobreak_spaces(format_spread(metric, stats))}"
     if result.value is not None and standalone is not None:
         gain = Markup('{} <span class="unit">points</span>').format(
             format_difference(metric, result.value - standalone)
@@ -199,28 +202,28 @@ def _gain(result: Result) -> Fact:
     return Fact("Gain over standalone", gain, note)
 
 
-def _test_data(result: Result, examples: int) -> str:
+def _test_data_text(result: Result, examples: int) -> str:
     cases, case = result.data.test_cases, result.data.case
     if cases is None:
         return f"{examples:,} test examples"
     return f"{format_count(cases, f'test {case}')} ({examples:,} examples)"
 
 
-def _interval(result: Result) -> str:
-    ends = next((model.interval for model in compare_models(result) if model.is_main), None)
+def _interval_text(result: Result) -> str:
+    ends = next((model.interval for model in list_model_scores(result) if model.is_main), None)
     return (
-        f"; {result.intervals.level}% interval {_without_breaks(interval_text(result.metric, ends))}"
+        f"; {result.intervals.level}% interval {_with_nobreak_spaces(interval_text(result.metric, ends))}"
         if ends and result.intervals
         else ""
     )
 
 
-def _without_breaks(text: str) -> str:
+def _with_nobreak_spaces(text: str) -> str:
     """Return a value with no-break spaces, so that no line breaks before its unit or deviation."""
     return text.replace(" ", "\u00a0")
 
 
-def _context(result: Result) -> str | None:
+def _data_sentences(result: Result) -> str | None:
     """Return sentences on data, split and public data; a run from Python counts its nodes' examples."""
     by_node = [node.examples for node in result.nodes]
     known = [count for count in by_node if count is not None]

@@ -69,7 +69,7 @@ class RunProgress:
         return self._format(values[max(values)]) if values else None
 
     @property
-    def message_time(self) -> str | None:
+    def message_round_time(self) -> str | None:
         """Time of a message round, in words; None if the nodes run in this process."""
         seconds = self.metrics.link.get("seconds_each")
         if seconds is None:
@@ -91,10 +91,10 @@ class RunProgress:
             Fact(f"{note.run_info.get('metric_title', 'Main metric')} so far", self.metric_text, best),
             Fact("Time left", self.time_left, "of this phase, at its current speed"),
         ]
-        if self.message_time is not None:
+        if self.message_round_time is not None:
             link = self.metrics.link
             parts = [f"{name} {format_seconds(link[key])}" for key, name, _ in PARTS if link.get(key)]
-            facts.append(Fact("Message round", self.message_time, f"in total: {', '.join(parts)}"))
+            facts.append(Fact("Message round", self.message_round_time, f"in total: {', '.join(parts)}"))
         return facts
 
     def sections(self) -> list[Section]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstill.core.text_format import clip_text, format_bytes, format_count, format_seconds
 from fedstill.report.metric_text import format_spread, format_with_unit, lowercase_title
-from fedstill.report.model_scores import compare_models
+from fedstill.report.model_scores import list_model_scores
 from fedstill.report.privacy_section import describe_privacy
 from fedstill.report.result import Result
 
@@ -22,7 +22,7 @@ def run_summary(metrics: Mapping[str, Any], folder: Path | None) -> str:
     metric = lowercase_title(result.metric.title)
     scores = ", ".join(
         f"{model.name} {format_spread(result.metric, model.stats[0])}"
-        for model in compare_models(result)
+        for model in list_model_scores(result)
         if model.value is not None
     )
     up, down, seconds = result.bytes.up, result.bytes_down, result.seconds.total

@@ -12,12 +12,12 @@ from markupsafe import Markup
 from fedstill.core.text_format import format_percent
 from fedstill.report.bars import bar
 from fedstill.report.metric_text import format_header, format_spread, format_value, format_with_unit
-from fedstill.report.model_scores import ModelScores, compare_models, interval_text
+from fedstill.report.model_scores import ModelScores, interval_text, list_model_scores
 from fedstill.report.result import MAIN_MODELS, MetricStats, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
 from fedstill.report.run_files import AuditTotals, NodeTraffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
-from fedstill.report.templates import size_markup
+from fedstill.report.templates import bytes_markup
 from fedstill.tasks.task import Metric
 
 CHANCE = 50.0  # percent, area under the ROC curve of random guessing
@@ -28,7 +28,7 @@ def models_table(result: Result) -> Table:
     """Return the metrics of the main model, baselines and upper bounds, with a bar of the main metric."""
     main_metric, *others = result.metrics
     rows = []
-    for model in compare_models(result):
+    for model in list_model_scores(result):
         cells = [
             Cell(
                 None if stats.mean is None else format_spread(metric, stats),
@@ -59,8 +59,8 @@ def site_tables(result: Result) -> list[Table]:
     sites = result.sites
     if sites is None or not sites.names:
         return []
-    models = {result.main_model: sites.global_model, "centralized": sites.centralized}
-    models |= {result.display_name(name): by_site for name, by_site in sites.nodes.items()}
+    models = {result.main_model_name: sites.global_model, "centralized": sites.centralized}
+    models |= {result.node_display_name(name): by_site for name, by_site in sites.nodes.items()}
     tables, columns = [], [Column(name) for name in sites.names]
     for metric in result.metrics:
         rows = []
@@ -68,7 +68,7 @@ def site_tables(result: Result) -> list[Table]:
             if by_site is not None:
                 values = [by_site.get(site, {}).get(metric.key) for site in sites.names]
                 cells = [Cell(_format_known(format_value, metric, value)) for value in values]
-                rows.append(Row(model, cells, highlight=model == result.main_model))
+                rows.append(Row(model, cells, highlight=model == result.main_model_name))
         header = format_header(metric, units=True)
         tables.append(Table(f"{header} of each model on the test data of each site", header, columns, rows))
     return tables
@@ -139,7 +139,7 @@ def confusion_table(result: Result) -> Table | None:
 
 def label_counts_table(result: Result, title: str, with_sum: bool) -> Table | None:
     """Return the label counts of each node as a heat map; None if no node reports them."""
-    by_node = {result.display_names[node.name]: node.label_counts for node in result.nodes}
+    by_node = {result.node_display_names[node.name]: node.label_counts for node in result.nodes}
     width = max((len(counts) for counts in by_node.values() if counts), default=0)
     if width == 0:
         return None
@@ -191,7 +191,11 @@ def traffic_table(result: Result, audit: AuditTotals | None) -> TrafficTable:
         direction: Counter({kind: getattr(sums, direction) for kind, sums in by_kind.items()})
         for direction in directions
     }
-    sums = in_result if audit is None else {direction: audit.total(direction) for direction in directions}
+    sums = (
+        in_result
+        if audit is None
+        else {direction: audit.bytes_by_kind(direction) for direction in directions}
+    )
     # Kinds in the order of result.json, then kinds of the audit log alone.
     order = [*by_kind, *sorted((set(sums["up"]) | set(sums["down"])) - set(by_kind))]
     kinds = {direction: [kind for kind in order if sums[direction][kind]] for direction in directions}
@@ -203,11 +207,11 @@ def traffic_table(result: Result, audit: AuditTotals | None) -> TrafficTable:
         for direction in directions:
             counts = None if node is None else getattr(node, direction)
             cells += [
-                Cell(size_markup(None if counts is None else counts[kind])) for kind in kinds[direction]
+                Cell(bytes_markup(None if counts is None else counts[kind])) for kind in kinds[direction]
             ]
             total = getattr(records.get(name), direction, None) if counts is None else counts.total()
-            cells.append(Cell(size_markup(total), style="sum"))
-        rows.append(Row(result.display_name(name), cells))
+            cells.append(Cell(bytes_markup(total), style="sum"))
+        rows.append(Row(result.node_display_name(name), cells))
     totals: dict[str, int | None] = {"up": result.bytes.up, "down": result.bytes.down}
     agrees = None
     if audit is not None:
@@ -221,11 +225,11 @@ def traffic_table(result: Result, audit: AuditTotals | None) -> TrafficTable:
     for direction, title in zip(directions, ("Bytes from the node", "Bytes to the node"), strict=True):
         headers = [*kinds[direction], "all"]
         columns += [Column(kind, "r" if index else "r group") for index, kind in enumerate(headers)]
-        footer += [Cell(size_markup(sums[direction][kind])) for kind in kinds[direction]]
-        footer.append(Cell(size_markup(totals[direction])))
+        footer += [Cell(bytes_markup(sums[direction][kind])) for kind in kinds[direction]]
+        footer.append(Cell(bytes_markup(totals[direction])))
         groups.append((title, len(headers)))
     title = "Queries, and bytes from and to each node by payload kind"
-    declared, listed = result.payload_kinds(), kinds["up"] + kinds["down"]
+    declared, listed = result.declared_payload_kinds(), kinds["up"] + kinds["down"]
     descriptions = [
         (kind, declared[kind].description) for kind in order if kind in declared and kind in listed
     ]
@@ -236,17 +240,17 @@ def traffic_table(result: Result, audit: AuditTotals | None) -> TrafficTable:
 def nodes_table(result: Result) -> Table:
     """Return each node's model with its main metric, and the global model in the footer if there is one."""
     metric = result.metric
-    standalone, values = local_values(result)
+    standalone, values = is_standalone_and_local_values(result)
 
     def cells(model: NodeRecord | StudentRecord, examples: str | None, value: float | None) -> list[Cell]:
         text = _format_known(format_with_unit, metric, value)
         return [Cell(model.model), Cell(_count(model.parameters)), Cell(examples), Cell(text)]
 
     rows = [
-        Row(result.display_names[node.name], cells(node, _count(node.examples), value))
+        Row(result.node_display_names[node.name], cells(node, _count(node.examples), value))
         for node, value in zip_longest(result.nodes, values[: len(result.nodes)])
     ]
-    footer = [Row(result.main_model, cells(result.student, "", result.value), highlight=True)]
+    footer = [Row(result.main_model_name, cells(result.student, "", result.value), highlight=True)]
     title = f"{metric.title} ({'standalone' if standalone else 'local model'})"
     columns = [Column("Model", "model"), *map(Column, ("Parameters", "Examples", title))]
     caption = "Model, parameters, examples and main metric of each node and of the evaluated model"
@@ -257,7 +261,7 @@ def _count(value: int | None) -> str | None:
     return None if value is None else f"{value:,}"
 
 
-def local_values(result: Result) -> tuple[bool, Sequence[float | None]]:
+def is_standalone_and_local_values(result: Result) -> tuple[bool, Sequence[float | None]]:
     """Return whether the nodes' models were trained standalone, and their main metric."""
     standalone = result.standalone.get(result.metric.key)
     if standalone is not None:

@@ -69,7 +69,7 @@ def _release_sentence(result: Result) -> str:
     if by_kind is None:
         return f"The releases of the nodes were {NOT_MEASURED}."
     released = {kind for kind, sums in by_kind.items() if sums.up}
-    kinds = result.payload_kinds()
+    kinds = result.declared_payload_kinds()
     # Payload kinds that contain neither training examples nor models. The page makes no claims about other
     # kinds, nor about kinds that a custom method declares.
     known = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
@@ -119,7 +119,7 @@ def count_word(count: int) -> str:
 # --- facts to reproduce the run -----------------------------------------------------------------------------
 
 
-def _engine(result: Result) -> str | None:
+def _engine_text(result: Result) -> str | None:
     threads = result.engine.threads
     parts = [result.engine.name, result.engine.device, result.engine.precision]
     if threads is not None:
@@ -127,7 +127,7 @@ def _engine(result: Result) -> str | None:
     return ", ".join(part for part in parts if part) or None
 
 
-def _batching(result: Result) -> list[str]:
+def _batching_lines(result: Result) -> list[str]:
     lines = []
     for phase, groups in result.engine.groups.items():
         sizes = [len(group) for group in groups]
@@ -160,9 +160,9 @@ def run_facts(result: Result) -> list[Fact]:
         Fact("Seed", None if result.seed is None else str(result.seed)),
         Fact("Date", date.replace("T", " ", 1).replace("+00:00", " UTC")),
         Fact("Machine", result.machine),
-        Fact("Engine", _engine(result)),
-        Fact("Batching of nodes", "\n".join(_batching(result))),
-        Fact("Files", "\n".join(_files(result))),
+        Fact("Engine", _engine_text(result)),
+        Fact("Batching of nodes", "\n".join(_batching_lines(result))),
+        Fact("Files", "\n".join(_file_lines(result))),
         Fact("Versions", versions or result.fedstill),
         Fact(
             "Time",
@@ -177,7 +177,7 @@ def run_facts(result: Result) -> list[Fact]:
     return [fact for fact in facts if fact.value]
 
 
-def _files(result: Result) -> list[str]:
+def _file_lines(result: Result) -> list[str]:
     if result.files is None:
         return []
     queries = result.files.queries

@@ -135,7 +135,7 @@ def _row(name: str, folder: Path, state: str) -> Row:
             Cell(run.phase_bar, run.phase_text),
             Cell(f"{metric} {run.metric_text}".strip() if run.metric_text else None),
             Cell(run.time_left) if run.time_left and is_running else EMPTY_CELL,
-            Cell(run.message_time) if run.message_time else EMPTY_CELL,
+            Cell(run.message_round_time) if run.message_round_time else EMPTY_CELL,
         ]
         return Row(link, [Cell(run.note.run_info.get("title", "")), Cell(clip_text(state, 500)), *cells])
     except RunFolderError as error:

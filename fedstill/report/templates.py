@@ -30,7 +30,7 @@ def template_environment() -> Environment:
 MISSING_MARKUP = Markup('<span class="missing">{}</span>').format(NOT_MEASURED)
 
 
-def size_markup(count: int | None) -> Markup:
+def bytes_markup(count: int | None) -> Markup:
     """Return a number of bytes in a readable unit, with the exact number as tooltip."""
     if count is None:
         return MISSING_MARKUP

@@ -19,7 +19,7 @@ from fedstill.data.loading import SITE, load
 from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
 from fedstill.data.splits import ByColumn, hide_labels, split
 from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
-from fedstill.data.text import TextData
+from fedstill.data.text_data import TextData
 from fedstill.models import custom_model
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read_model_config
@@ -43,7 +43,7 @@ def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
     task, method = config.task.make(data.classes), config.method
     reason = unmet_need(method.needs(), task)
     if reason is not None:  # first, as it cannot be fixed by other options
-        raise MethodRefused(method.title, "every node", reason)
+        raise MethodRefused(method.title, "", reason)
     task.check(data.train, "training data")
     parts, public = split_data(config, data)
     simulation = Simulation(build_setting(config, data, parts, public))

@@ -139,7 +139,7 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
         ArgumentError: a value is out of range.
     """
     results = list(results)
-    kinds = [task.task_class for task in (*(TASKS.importable().values() if results else ()), *tasks)]
+    kinds = [task.task_class for task in (*(TASKS.importable_objects().values() if results else ()), *tasks)]
     known = {metric.key: metric for kind in kinds for metric in kind.metrics}
     for paper in results:
         key = paper.metric.removeprefix("local ")

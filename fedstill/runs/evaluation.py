@@ -180,7 +180,7 @@ class Evaluation:
         evaluated = nodes if outputs_by_model.global_model is None else samples["global_model"]
         if evaluated is None:
             return None
-        records.save_resamples(torch.from_numpy(evaluated))
+        records.save_bootstrap_metrics(torch.from_numpy(evaluated))
         intervals = {
             model: None if draws is None else bootstrap.confidence_interval(draws)
             for model, draws in samples.items()
@@ -206,7 +206,7 @@ class Evaluation:
             return None
         tensors, description = examples
         if tensors:
-            records.save_pictures(tensors)
+            records.save_predictions(tensors)
         return description
 
     def _case_metrics(self, outputs_by_model: Outputs) -> dict[str, Any] | None:
@@ -247,7 +247,9 @@ class Evaluation:
     def _label_metrics(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
         def label_values(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
             values = (
-                None if outputs is None else self.task.per_class(outputs, self.test_data_for(node).targets)
+                None
+                if outputs is None
+                else self.task.metric_per_class(outputs, self.test_data_for(node).targets)
             )
             return None if values is None else [replace_nonfinite(value) for value in values]
 
@@ -267,7 +269,7 @@ class Evaluation:
     def site_rows(self, site: str) -> torch.Tensor:
         """Return the rows of the test set that come from a site."""
         cases = self.test.cases
-        rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.examples_from_site(site)
+        rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.indices_from_site(site)
         return rows.to(self.test.inputs.device)
 
 

@@ -317,7 +317,7 @@ class Run(ABC):
         student = {"model": model, "parameters": parameter_count(self.student), **main_metrics}
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
         names = tuple(self.setting.classes) or tuple(map(str, range(self.task.classes)))
-        advice = self.task.metric_advice(self.test.targets, names)
+        advice = self.task.metric_warning(self.test.targets, names)
         privacy = summarize_privacy(self._privacy_statements(), self._privacy_costs())
         warnings_found = collect_warnings(
             self.setting, list(self.server.federation.nodes), privacy, outputs, names

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.config_tables import option_types
-from fedstill.core.errors import ArgumentError, BundleError
+from fedstill.core.errors import ArgumentError, QueryFileError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import write_text
 from fedstill.data.config import check_no_validation
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
 from fedstill.federation.offline_files import QUERIES, NodeResponses, Queries, read_queries, read_responses
@@ -51,7 +51,7 @@ def build_queries(config: RunConfig) -> Queries:
     """
     method = config.method
     if not method.one_round:
-        allowed = [name for name, other in METHODS.importable().items() if other.one_round]
+        allowed = [name for name, other in METHODS.importable_objects().items() if other.one_round]
         raise ArgumentError(
             "method.name",
             method_name(method),
@@ -64,7 +64,7 @@ def build_queries(config: RunConfig) -> Queries:
     check_no_validation(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
-    spec = InputSpec.from_data(config.task, data)
+    spec = DataSpec.from_data(config.task, data)
     check_method(method, spec.make_task(), public)
     if public is not None and not method.needs().public_labels:  # labels are sent only if needed
         public = PublicData(public.name, public.inputs, None, public.note)
@@ -103,7 +103,7 @@ def train_from_files(
         Content of ``result.json``.
 
     Raises:
-        BundleError: a file has an invalid signature, or does not belong to the others.
+        QueryFileError: a file has an invalid signature, or does not belong to the others.
         ArgumentError: an option differs from the one of the queries.
         RunFolderError: the folder holds other files.
     """
@@ -169,7 +169,9 @@ def _require_same_queries(config: RunConfig, given: Queries, path: Path) -> None
         own_queries.content_digests() != given.content_digests()
         or replace(own_queries.plan, method=given.plan.method) != given.plan
     ):
-        raise BundleError(f"{path} does not hold the queries of this run: data, public data or seed differ")
+        raise QueryFileError(
+            f"{path} does not hold the queries of this run: data, public data or seed differ"
+        )
 
 
 def _describe_responses(node: NodeResponses) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fedstill.core.dataset import DataSet
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
 from fedstill.federation.link_costs import LinkCosts
@@ -58,7 +58,7 @@ def make_run_plan(
     return RunPlan(
         name,
         to_dict(config)["method"],
-        InputSpec.from_data(config.task, data),
+        DataSpec.from_data(config.task, data),
         WireConfig(config.link.inputs, config.link.gradients),
         public_fingerprint(public),
         ("", "") if public is None else (public.name, public.note),

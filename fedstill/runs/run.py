@@ -17,7 +17,12 @@ import torch
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError, RunFolderError, by_caller
 from fedstill.core.progress import PROGRESS_FILE, ProgressFile
-from fedstill.core.run_writer import make_folder, require_no_objects, require_same_options, write_text
+from fedstill.core.run_writer import (
+    make_folder,
+    reject_run_of_python_objects,
+    require_same_options,
+    write_text,
+)
 from fedstill.core.text_format import format_count, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
@@ -138,7 +143,7 @@ def resume(
         ArgumentError: a kit for a run that is not at a deployed federation.
     """
     if not (out / "config.toml").exists():
-        require_no_objects(out, "to resume it, call distil again with the same arguments")
+        reject_run_of_python_objects(out, "to resume it, call distil again with the same arguments")
         raise RunFolderError(f"{out} holds no run to resume: file not found: {out / 'config.toml'}")
     if (out / "result.json").exists():
         result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_cal
 from fedstill.core.names import normalize_name
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import PublicData
-from fedstill.data.tables import check_features
+from fedstill.data.table_data import check_features
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
@@ -107,11 +107,13 @@ def check_method(method: Method, task: Task, public: PublicData | None) -> None:
     needs = method.needs()
     reason = unmet_need(needs, task)
     if reason is None and (needs.public or needs.public_labels) and public is None:
-        reason = "there is no public data: " + by_caller(*2 * ("set public.name",), "pass public=...")
+        reason = "there is no public data: " + by_caller(
+            "pass --public.name NAME", "set public.name", "pass public=..."
+        )
     if reason is None and needs.public_labels and public is not None and public.labels is None:
         reason = f"public data {public.name!r} have no labels of this task"
     if reason is not None:
-        raise MethodRefused(method.title, "every node", reason)
+        raise MethodRefused(method.title, "", reason)
 
 
 def check_student_and_server_data(setting: Setting) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, RunFolderError, by_caller
 from fedstill.core.registry import first_line
 from fedstill.core.version import __version__
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.models import MODELS, build
 from fedstill.runs.config import load_toml
 from fedstill.runs.setting import Setting, input_shape, normalization
@@ -40,7 +40,7 @@ class StudentFile:
     """
 
     model: str
-    spec: InputSpec | None
+    spec: DataSpec | None
     words: str = ""
 
     def header(self) -> dict[str, str]:
@@ -72,7 +72,7 @@ class StudentFile:
         try:
             model, words = str(table.pop("model")), str(table.pop("words"))
             table.pop("version")
-            return cls(model, InputSpec.from_dict(table, tasks) if table else None, words)
+            return cls(model, DataSpec.from_dict(table, tasks) if table else None, words)
         except (ValueError, KeyError) as error:  # ArgumentError is one
             raise RunFolderError(f"{where}: {first_line(error)}") from error
 
@@ -96,7 +96,7 @@ class StudentFile:
         return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
 
     @property
-    def spec_or_error(self) -> InputSpec:
+    def spec_or_error(self) -> DataSpec:
         """The spec.
 
         Raises:
@@ -119,7 +119,7 @@ def header(setting: Setting) -> dict[str, str]:
         names = tuple(class_names or map(str, range(setting.task.classes)))
         form = (setting.learns, names, input_shape(setting), mean, std, setting.vocabulary, setting.schema)
         with suppress(ArgumentError):  # for example, features without a schema
-            spec = InputSpec(*form)
+            spec = DataSpec(*form)
     return StudentFile(setting.student_name or student_name(setting), spec, setting.words).header()
 
 

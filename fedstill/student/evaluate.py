@@ -69,7 +69,7 @@ def evaluate(
             "metrics": replace_nonfinite(part.compute_metrics(site_outputs)),
             "interval": _interval(part, Outputs(site_outputs)),
         }
-    advice = task.metric_advice(test.targets, about.spec_or_error.classes)
+    advice = task.metric_warning(test.targets, about.spec_or_error.classes)
     return {
         "fedstill": __version__,
         "student": about.model,

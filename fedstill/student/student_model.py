@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.compute import torch_defaults
+from fedstill.core.compute import use_torch_defaults
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import as_tensor
 from fedstill.core.errors import DataError, MethodRefused
 from fedstill.core.text_format import format_shape
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.images import has_pil_images, to_array
-from fedstill.data.input_spec import InputSpec
-from fedstill.data.raw import as_image_array
-from fedstill.data.tables import RowFeatures, encode_cells, is_data_frame
-from fedstill.data.text import HASH, encode_for_vocabulary
+from fedstill.data.raw_images import as_image_array
+from fedstill.data.table_data import RowFeatures, encode_cells, is_data_frame
+from fedstill.data.text_data import HASH, encode_texts_for_model
 from fedstill.runs.predictions import target_offset_and_scale
 from fedstill.runs.student_file import StudentFile, read
 
@@ -72,7 +72,7 @@ class RawPixels(RawInputs):
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self, spec: InputSpec) -> None:
+    def __init__(self, spec: DataSpec) -> None:
         super().__init__()
         self.shape = spec.shape
         self.description = f"images (N, {', '.join(map(str, spec.shape))}), float32 from 0 to 1"
@@ -130,7 +130,7 @@ class RawRows(RawInputs):
     max_values: torch.Tensor
     is_integer: torch.Tensor
 
-    def __init__(self, spec: InputSpec) -> None:
+    def __init__(self, spec: DataSpec) -> None:
         super().__init__()
         self.schema = spec.schema
         columns = spec.schema.input_columns
@@ -199,12 +199,12 @@ class RawTexts(RawInputs):
 
     Args:
         spec: length and vocabulary.
-        words: how words become ids, as in :class:`fedstill.data.text.TextData`.
+        words: how words become ids, as in :class:`fedstill.data.text_data.TextData`.
     """
 
     input_name = "ids"
 
-    def __init__(self, spec: InputSpec, words: str) -> None:
+    def __init__(self, spec: DataSpec, words: str) -> None:
         super().__init__()
         (self.length,), self.vocabulary, self.words = spec.shape, spec.vocabulary, words or HASH
         self.description = f"token ids (N, {self.length}), int64 from 0 (padding) to {self.vocabulary - 1}"
@@ -220,7 +220,7 @@ class RawTexts(RawInputs):
     def prepare(self, inputs: Any) -> torch.Tensor:
         """See :meth:`RawInputs.prepare`. Strings become ids as in the run."""
         if not isinstance(inputs, torch.Tensor):
-            return encode_for_vocabulary(list(inputs), self.length, self.vocabulary, self.words, "texts")
+            return encode_texts_for_model(list(inputs), self.length, self.vocabulary, self.words, "texts")
         if inputs.dtype != torch.int64 or tuple(inputs.shape[1:]) != (self.length,):
             raise DataError(
                 f"ids are {inputs.dtype} of {format_shape(tuple(inputs.shape))} (expected {self.description})"
@@ -234,8 +234,8 @@ class RawTexts(RawInputs):
         return torch.randint(self.vocabulary, (count, self.length), generator=generator)
 
 
-def raw_inputs(spec: InputSpec, words: str) -> RawInputs:
-    """Return the preprocessing for an input spec.
+def raw_inputs(spec: DataSpec, words: str) -> RawInputs:
+    """Return the preprocessing for an data spec.
 
     Raises:
         MethodRefused: inputs are measurements of images, for which there are no raw inputs.
@@ -265,7 +265,7 @@ class StudentModel(nn.Module):
 
     Attributes:
         network: the network, which takes the inputs of the run's models.
-        about: metadata of the student: its architecture and input spec.
+        about: metadata of the student: its architecture and data spec.
 
     Raises:
         DataError: on a call with invalid inputs.
@@ -296,7 +296,7 @@ class StudentModel(nn.Module):
         )
 
     @property
-    def spec(self) -> InputSpec:
+    def spec(self) -> DataSpec:
         """Task, classes, input shape and normalization."""
         return self.about.spec_or_error
 
@@ -349,7 +349,7 @@ class PortableStudent(nn.Module):
         return torch.where(is_valid, outputs, torch.nan)
 
 
-@torch_defaults()
+@use_torch_defaults()
 def load(path: str | Path, model: nn.Module | str | None = None) -> StudentModel:
     """Load the student of a run, with its preprocessing, in evaluation mode.
 

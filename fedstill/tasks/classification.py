@@ -358,7 +358,7 @@ class Classification(SoftmaxTask):
             "calibration": calibration_curve(p, true),
         }
 
-    def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+    def metric_warning(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
         """Return a warning if the primary metric is accuracy and the classes are uneven, or None."""
         counts = torch.bincount(targets.flatten().cpu(), minlength=self.classes)
         shares = counts.double() / len(targets)
@@ -370,7 +370,7 @@ class Classification(SoftmaxTask):
         return (
             f"test classes are uneven: {names[largest]} is {shares[largest]:.1%} of the examples and "
             f"{names[smallest]} {shares[smallest]:.1%}, where an even share is {even:.1%}; accuracy says "
-            "little about rare classes, so consider task.metric = auc or balanced_accuracy"
+            "little about rare classes, so consider the metric auc or balanced_accuracy"
         )
 
 

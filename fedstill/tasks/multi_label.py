@@ -151,7 +151,7 @@ class MultiLabel(Task):
         known = (data.targets != UNKNOWN).any(0)  # (C,)
         return targets.where(known.to(targets.device), UNKNOWN)
 
-    def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
+    def metric_per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
         """Return the AUC of each label in percent, NaN without known positive or known negative examples."""
         return _auc_per_label(outputs, targets)[0]
 

@@ -223,7 +223,7 @@ class Survival(MultiLabel):
         """Return all targets: a row's time has no unknown part."""
         return targets
 
-    def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def metric_per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Return None: intervals are not labels of interest."""
 
 

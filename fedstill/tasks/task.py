@@ -378,7 +378,7 @@ class Task(ABC):
         """Return additional results of the student's outputs, by key, such as a confusion matrix."""
         return {}
 
-    def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+    def metric_warning(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
         """Return a warning if the primary metric says little about these test targets, or None.
 
         Args:
@@ -412,7 +412,7 @@ class Task(ABC):
         """
         return probabilities.argmax(0)
 
-    def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
+    def metric_per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
         """Return the primary metric of each label, NaN if undefined. None for tasks without labels."""
         return None
 
@@ -457,4 +457,4 @@ class Task(ABC):
 
     def _no_label_maps(self) -> MethodRefused:
         reason = f"task {self.name} has no label maps to generate inputs from"
-        return MethodRefused("a conditional generator", "every node", reason)
+        return MethodRefused("a conditional generator", "", reason)

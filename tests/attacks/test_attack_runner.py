@@ -93,7 +93,7 @@ def test_progress_without_terminal_is_one_line_per_attack(
     folder = shutil.copytree(fedavg, tmp_path / "run")
     run_attacks(folder, LeakageConfig((LabelCounts(),)), progress=True)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("the run once more, to record its releases  after ")
+    assert first.startswith("repeating the run to record its releases  after ")
     assert second.startswith("attack: counts  after ")
     run_attacks(folder, LeakageConfig((LabelCounts(),)))
     assert capsys.readouterr().err == ""
@@ -176,8 +176,8 @@ def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
     (only,) = leakage["attacks"]
     assert only["result"] == {"counts": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
     assert only["sentence"] == (
-        "Releases of nodes: releases of node-0 6 (without it none); releases of node-1 6 "
-        "(without it none); releases of node-2 6 (without it none)."
+        "Releases of nodes: releases of node-0 6 (by chance none); releases of node-1 6 "
+        "(by chance none); releases of node-2 6 (by chance none)."
     )
     assert only["pictures"][0]["strips"][0]["stack"] == f"{name}.first"
     assert list(load_file(str(tmp_path / "leakage.safetensors"))) == [f"{name}.first"]

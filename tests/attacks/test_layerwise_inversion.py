@@ -90,7 +90,7 @@ def test_recovers_label_of_each_image(part: ModelPart, smoothing: float) -> None
     factors, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], 5)
     true = split_model(model, "model").extractor(inputs).detach().double()
     order = (factors[:, None] - true).norm(dim=2).argmin(0)
-    assert layerwise_inversion._labels(release, factors, deltas)[order].equal(targets)
+    assert layerwise_inversion._infer_labels(release, factors, deltas)[order].equal(targets)
 
 
 # --- the softened network -------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_shadow_federation_trains_on_its_half(monkeypatch: pytest.MonkeyPatch) -
     )
     record, learned_from = shadow_federation(again, candidates_, row, 7)
     assert torch.equal(learned_from, row)
-    assert record.shape == (len(candidates_.all), 10)
+    assert record.shape == (len(candidates_.records_and_population), 10)
     learned = torch.cat(parts).flatten(1)
     assert sorted(map(tuple, learned.tolist())) == sorted(
         map(tuple, candidates_.records.inputs[row].flatten(1).tolist())

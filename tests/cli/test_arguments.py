@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from fedstill.cli import arguments
-from fedstill.cli.arguments import ParsedArgs, dispatch
+from fedstill.cli.arguments import MissingValue, ParsedArgs, dispatch
 from fedstill.cli.commands import COMMANDS, Command, CommandGroup
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
@@ -32,15 +32,16 @@ LAB = {
     )
 }
 calls: list[ParsedArgs] = []
-all_calls: list[tuple[str, list[str]]] = []
+all_calls: list[tuple[str, ParsedArgs]] = []
 
 
 def record(args: ParsedArgs) -> None:
     calls.append(args)
 
 
-def record_all(name: str, words: list[str]) -> None:
-    all_calls.append((name, words))
+def record_all(name: str, args: ParsedArgs) -> str:
+    all_calls.append((name, args))
+    return "every option\n"
 
 
 @pytest.fixture(autouse=True)
@@ -86,9 +87,10 @@ def test_options_of_a_configuration_keep_their_values() -> None:
         ("mak", UnknownName, "unknown command 'lab mak': did you mean 'lab make'?"),
         ("make a --host x", ArgumentError, "fedstill lab make needs FILE (see `fedstill lab make --help`)"),
         ("make a b", ArgumentError, "fedstill lab make needs --host NAME"),
-        ("make a b --host", ArgumentError, "invalid --host = '' (expected a value after it)"),
-        ("make a b --host --dry", ArgumentError, "invalid --host = '--dry' (expected a value after it)"),
-        ("make a b --host= c", ArgumentError, "invalid --host = '' (expected a value after it)"),
+        ("remove", UnknownName, "unknown command 'lab remove': the commands of `fedstill lab` are make"),
+        ("make a b --host", MissingValue, "--host needs a value (expected NAME)"),
+        ("make a b --host --dry", MissingValue, "--host needs a value (expected NAME)"),
+        ("make a b --host= c", MissingValue, "--host needs a value (expected NAME)"),
         ("make a b --host x --zzz", UnknownName, "unknown option '--zzz': fedstill lab make DIR FILE"),
         ("make a b --host x --dry=1", ArgumentError, "invalid --dry = '1' (expected no value)"),
         ("make a --again b", ArgumentError, "fedstill lab make --again takes no 'a'"),
@@ -124,9 +126,23 @@ def test_help_of_a_group_lists_its_commands(words: str, capsys: pytest.CaptureFi
     assert "  make   Makes it.\n  print  Prints it.\n" in page
 
 
-def test_help_all_is_for_the_configuration() -> None:
-    dispatch(["lab", "print", "demo", "--help-all"], LAB)
-    assert (calls, all_calls) == ([], [("lab print", ["demo", "--help-all"])])
+@pytest.mark.parametrize("words", ["demo --quiet --help-all --seed 3", "--help-all demo --seed 3 --quiet"])
+def test_help_all_shows_the_command_and_then_every_option(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dispatch(["lab", "print", *words.split()], LAB)
+    page = capsys.readouterr().out
+    assert page.index("Prints it.") < page.index("every option")
+    [(name, args)] = all_calls
+    assert (name, args.positionals, args.overrides, calls) == ("lab print", ["demo"], ["--seed", "3"], [])
+
+
+@pytest.mark.parametrize("words", ["make --help-all", "--help-all"])
+def test_help_all_without_a_configuration_is_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["lab", *words.split()], LAB)
+    page = capsys.readouterr().out
+    dispatch(["lab", *words.replace("-all", "").split()], LAB)
+    assert (page, calls, all_calls) == (capsys.readouterr().out, [], [])
 
 
 def every_command() -> Iterator[tuple[str, Command]]:

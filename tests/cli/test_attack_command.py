@@ -20,7 +20,7 @@ from fedstill.attacks.leakage import Leakage
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.memorization import Memorization
 from fedstill.cli.attack import print_leakage, printed
-from fedstill.core.config_tables import changed_options, load_record
+from fedstill.core.config_tables import changed_options_as_cli_words, read_received_dataclass
 from fedstill.core.errors import FedstillError
 from tests import leaked
 from tests.leaked import interval
@@ -134,7 +134,7 @@ def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) ->
     assert (code, err, attacks.calls) == (0, "", [])
     for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "memorization.permutations"):
         assert f"--{name} " in out
-    assert out.startswith("usage: fedstill attack RUN ")
+    assert out.startswith("usage:\n  fedstill attack RUN ")
 
 
 @pytest.mark.usefixtures("here")
@@ -188,7 +188,7 @@ def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attac
 
 
 def read(record: dict[str, Any]) -> Leakage:
-    return load_record(Leakage, json.loads(json.dumps(record)), Path("leakage.json"))
+    return read_received_dataclass(Leakage, json.loads(json.dumps(record)), Path("leakage.json"))
 
 
 def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
@@ -198,11 +198,11 @@ def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
         ("membership, LiRA", "student",
          "AUC 61.4% (58.0 to 64.0), members found at 1% false alarms 3.1% (0.0 to 50.0)", "50%, 1%"),
         ("memorization, pixels", "1,000 images",
-         "nearer to private than to held-out 75.0% (70.0 to 80.0), p 0.0004", "50%, any p alike"),
-        ("memorization, in VGG", "mean of nodes", "FID, generated 27.20", "25.7 of held-out images"),
+         "nearer to private than to held-out 75.0% (70.0 to 80.0), p 0.0004", "50%, p uniform"),
+        ("memorization, in VGG", "mean of nodes", "FID, generated 27.20", "FID 25.7 for held-out images"),
         ("memorization", "the nodes' own models, on average", "inception score 5.10", "1 at least"),
         ("memorization", "the student", "inception score 7.70", "1 at least"),
-        ("counts", "2 nodes", "exact of 1 of 2, off by 0.0% to 25.0%", ""),
+        ("counts", "2 nodes", "label counts recovered exactly at 1 of 2 nodes, off by 0.0% to 25.0%", ""),
     ]  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def test_options_that_differ_are_the_words_that_give_them_again(
 ) -> None:
     table = {"seed": 5, "attacks": ["counts", "memorization"], "memorization": {"pairs": 4}}
     ours = LeakageConfig.from_table(json.loads(json.dumps(table)))
-    words = changed_options(ours.to_table(), LeakageConfig().to_table())
-    assert changed_options(LeakageConfig().to_table(), LeakageConfig().to_table()) == []
+    words = changed_options_as_cli_words(ours.to_table(), LeakageConfig().to_table())
+    assert changed_options_as_cli_words(LeakageConfig().to_table(), LeakageConfig().to_table()) == []
     assert command("attack", str(here / "a run"), *words)[0] == 0
     assert attacks.calls[0][1] == ours

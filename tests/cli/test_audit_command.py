@@ -308,7 +308,15 @@ def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: 
 def test_a_refusal_is_shown_with_its_rule(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         log.append(
-            Entry("spring", NODE_DATA, "clinic", 7, "train", "refused", rule="outputs_only: no parameters")
+            Entry(
+                "spring",
+                NODE_DATA,
+                "clinic",
+                7,
+                "train",
+                "refused",
+                rule="outputs_only: parameters may not leave",
+            )
         )
     words = " ".join(stdout_of(capsys, "show", clinic).split())
     assert "train 7, refused:" in words

@@ -174,7 +174,7 @@ def test_report_names_verified_keys_and_missing_nodes(here: Path, command: Main)
     without = [word for word in COMBINE if word != RESPONSES[1]]
     code, out, err = command(*without, "--node-keys", "keys")
     assert code == 0, err
-    assert "No answers came from node-1, whose keys are in keys." in out
+    assert "No responses came from node-1, whose keys are in keys." in out
     assert "not compared" not in out
     result = json.loads(Path("out/result.json").read_text())
     assert [node["key_known"] for node in result["files"]["responses"]] == [True, True]
@@ -194,21 +194,24 @@ def test_output_of_each_offline_step(here: Path, command: Main) -> None:
         Path(name).unlink()
     code, out, _ = command("offline", "make", "run.toml")
     assert code == 0
-    assert "asks        count_labels (1), predict (2)" in out
-    assert "about       288 public inputs: held-out" in out
+    assert "queries     count_labels (1), predict (2)" in out
+    assert "inputs      288 public inputs: held-out" in out
     assert f"your key    {fingerprint}" in out  # the key is made once
+    for step in ("queries.safetensors.sig", "fedstill offline answer", "fedstill offline combine"):
+        assert step in out
     assert command("offline", "show", "queries.safetensors")[1].endswith(f"signed by   {fingerprint}\n")
     code, out, _ = command("offline", "answer", "node-0", "queries.safetensors")
-    assert f"asked by    {fingerprint} (not compared yet)" in out
-    assert "left        label counts 44 B, logits 5.8 kB" in out
+    assert f"signed by   {fingerprint} (not compared yet)" in out
+    assert "released    label counts 44 B, logits 5.8 kB" in out
     assert "noise       none; no guarantee" in out
+    assert "fedstill offline combine responses-*.safetensors --queries queries.safetensors" in out
     assert "cost        no guarantee: in all 3 releases left without noise" in out
     assert f"your key    {signed_files.parse_fingerprint('node-0/node.pub')}" in out
-    assert "have them read out theirs" in out
+    assert "by phone" in out
     for known in (fingerprint, "server.pub"):
         code, out, _ = command("offline", "answer", "node-0", "queries.safetensors", "--server-key", known)
-        assert f"asked by    {fingerprint} (as expected)" in out
-        assert "have them read out theirs" not in out
+        assert f"signed by   {fingerprint} (as expected)" in out
+        assert "by phone" not in out
 
 
 def test_the_page_can_be_followed_as_it_stands(
@@ -241,7 +244,7 @@ def test_the_page_can_be_followed_as_it_stands(
         "offline make", "node init", "node check", "offline show", "offline answer", "offline combine",
     ]  # fmt: skip
     assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
-    assert "not compared" not in printed.split("asked by")[1]
+    assert "not compared" not in printed.split("signed by")[-1]
 
 
 # --- the same file again -------------------------------------------------------------------------
@@ -521,12 +524,13 @@ def test_nothing_is_released_after_the_owner_forbids_it(here: Path, command: Mai
 def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
     for words, message in (
         (["run.toml", "--method.z_max", 0], "invalid method.z_max = 0.0 (expected a bound above 0"),
+        (["run.toml", "--method.z_max", 0], "--method.z_max 20 (or no quantizer: --method.levels 0)"),
         (["digits-fediod"], "invalid method.name = 'fediod' (expected a one-round method"),
         (
             ["run.toml", "--link.secure_aggregation", "true"],
             "invalid link.secure_aggregation = True (expected false for files",
         ),
-        (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
+        (["run.toml", "--public.name", "none"], "there is no public data: pass --public.name"),
         (["run.toml", "--method.levels", 100], "queries.safetensors exists and holds other data"),
     ):
         assert message in refused(command("offline", "make", *words))

@@ -180,6 +180,6 @@ def test_plan_finds_noise_from_the_total(tmp_path: Path, capsys: pytest.CaptureF
         main(["privacy", "plan", str(folder), "digits-fedkd"])
     assert not exit_info.value.code
     output = " ".join(capsys.readouterr().out.split())
-    assert "found noise, so that epsilon is at most 3" in output
+    assert "found noise chosen for epsilon <= 3" in output
     assert "of the run no budget" in output
     assert np.isclose(float(output.split("of the data budget 3 at delta 1e-05: ")[1].split()[0]), 3, atol=0.1)

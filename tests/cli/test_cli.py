@@ -125,6 +125,38 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
     assert "Seed of all random draws of the run. (default: 4)" in words
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "run mine.toml",
+        "compare",
+        "compare fedkd dsfl --base digits-fedkd --seeds 3",
+        "reproduce fediod-table2 --scale small",
+        "offline make digits-fedkd --out x",
+        "offline combine",
+        "privacy plan folder digits-fedkd-private --epsilon 3",
+        "attack --quick",
+    ],
+)
+def test_help_all_starts_with_the_options_of_the_command(command: Main, call: str) -> None:
+    words = [word for word in call.split() if word in ("run", "compare", "reproduce", "offline", "make")]
+    words += [word for word in call.split() if word in ("combine", "privacy", "plan", "attack")]
+    code, out, err = command(*call.split(), "--help-all")
+    assert (code, err) == (0, "")
+    own = command(*words, "--help")[1]
+    assert out.startswith(own)
+    assert ("--membership.shadows" if words == ["attack"] else "--nodes.local.epochs ") in out[len(own) :]
+
+
+@pytest.mark.usefixtures("here")
+def test_help_all_of_a_comparison_shows_options_of_its_methods(command: Main) -> None:
+    out = command("compare", "fedkd", "dsfl", "--help-all")[1]
+    assert "--fedkd.levels INT" in out
+    assert "--method." not in out
+    assert "--method." not in command("compare", "--help-all")[1]
+
+
 def test_list_fits_one_screen(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = command("list")
@@ -145,8 +177,9 @@ def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.Mon
 
 def test_list_has_more_of_each(command: Main) -> None:
     output = " ".join(command("list", "fedavg")[1].split())
-    assert "options rounds 20, participation 1.0 usage fedstill run demo --method.name fedavg" in output
-    assert "in compare --fedavg.OPTION" in output
+    assert "options rounds 20, participation 1.0 usage fedstill run digits-fedavg; " in output
+    assert "fedstill run PRESET --method.name fedavg" in output
+    assert "--fedavg.OPTION" in output
     output = command("list", "lg-fedavg")[1]
     assert "data sizes, head parameters" in output
     assert "same architecture, extractor and head" in output
@@ -247,10 +280,20 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
             "run --resume x --method.steps 3",
             "unknown option '--method.steps': a resumed run keeps its options",
         ),
-        ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name'?"),
+        ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name fedkd'?"),
+        ("run mine.toml --method fekdd", "unknown option '--method': did you mean '--method.name fedkd'?"),
+        ("run mine.toml --method.name fekdd", "unknown method 'fekdd': did you mean 'fedkd'?"),
+        ("run digits-fekdd", "unknown preset 'digits-fekdd': did you mean 'digits-fedkd'?"),
+        ("rnu", "unknown command 'rnu': did you mean 'run'?"),
+        ("offline init", "unknown command 'offline init': the commands of `fedstill offline` are make"),
+        ("run mine.toml --nodez.count 3", "unknown option '--nodez.count': did you mean '--nodes'?"),
+        ("run mine.toml --stpes 3", "unknown option '--stpes': did you mean '--method.steps'?"),
+        ("compare fedkd fedavg --fekd.epochs 3", "unknown option '--fekd.epochs': did you mean '--fedkd.ep"),
         ("run mine.toml --seed x", "invalid seed = 'x' (expected an integer"),
-        ("run mine.toml --seed", "invalid seed = '' (expected an integer"),
-        ("run mine.toml --data.root", "invalid --data.root = '' (expected a value after it"),
+        ("run mine.toml --seed", "--seed needs a value (expected an integer"),
+        ("run mine.toml --seed=", "--seed needs a value (expected an integer"),
+        ("run mine.toml --method.name", "--method.name needs a value (expected standalone"),
+        ("run mine.toml --data.root", "--data.root needs a value (expected a text"),
         ("run mine.toml --seed -1", "invalid seed = -1 (expected 0 or more"),
         ("run mine.toml --split.alpha nan", "invalid split.alpha = 'nan' (expected a number"),
         ("run mine.toml --seed 1_0", "invalid seed = '1_0' (expected an integer"),
@@ -299,7 +342,8 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
             "compare fedavg plan.toml",
             "invalid fedstill compare = 'fedavg plan.toml' (expected one comparison's",
         ),
-        ("run demo --split.alfa 1", "unknown option '--split.alfa': there are --split."),
+        ("run demo --split.alfa 1", "unknown option '--split.alfa': did you mean '--split.alpha'?"),
+        ("run demo --split.turns 1", "unknown option '--split.turns': there are --split."),
         ("compare --resume there", "there is not a comparison: it has no compare.toml"),
     ],
 )

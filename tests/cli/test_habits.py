@@ -24,7 +24,7 @@ from fedstill.cli.completion import completions
 from fedstill.cli.doctor import EXTRAS
 from fedstill.cli.run import out_folder
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.data.raw import raw_images_from_arrays
+from fedstill.data.raw_images import raw_images_from_arrays
 from fedstill.models import MLP
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
@@ -209,3 +209,12 @@ def test_rejects_arguments_that_the_locale_cannot_decode() -> None:
     assert refused.returncode == 2
     assert refused.stderr.count(b"\n") == 1
     assert b"argument" in refused.stderr
+
+
+def test_export_checks_its_format_before_it_reads_the_run(command: Main) -> None:
+    code, _, err = command("export", "nowhere", "--format", "onxx")
+    assert code == 2
+    assert "invalid --format = 'onxx'" in err
+    code, _, err = command("predict", "nowhere", "new.csv", "--channels", "x")
+    assert code == 2
+    assert "invalid --channels = 'x'" in err

@@ -134,8 +134,11 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
     assert "It cannot take part: the run asks live nodes" in here("check", clinic, run)[1]
     code, out, _ = here("check", clinic, "digits-fedavg")
     assert code == 0  # to refuse is no fault
-    assert "train x20 refuses (outputs_only: no parameters)" in " ".join(out.split())
-    assert "It cannot take part: it refuses train (outputs_only: no parameters), and the run needs it." in out
+    assert "train x20 refuses (outputs_only: parameters may not leave)" in " ".join(out.split())
+    assert (
+        "It cannot take part: it refuses train (outputs_only: parameters may not leave), "
+        "and the run needs it." in out
+    )
 
 
 def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_path: Path, here: Here) -> None:
@@ -369,7 +372,7 @@ def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Pat
     assert "shape and classes are not known" in text
     assert "send_label_maps refuses (" in text
     assert "It cannot take part: it refuses" in text
-    assert "Not checked: data 'data.npz': only a run determines its input spec for task segmentation" in text
+    assert "Not checked: data 'data.npz': only a run determines its data spec for task segmentation" in text
     assert "No faults." not in text
 
 
@@ -384,4 +387,4 @@ def test_node_that_allows_sums_only_joins_secure_aggregation(scans: Path, tmp_pa
         run.write_text(f"{config_text}link.secure_aggregation = {sums}\n", encoding="utf-8")
         _, out, _ = here("check", folder, run)
         assert ("refuses (sums_only: " in out) is refused
-        assert "outputs_only: no parameters" in out or refused  # which is another rule
+        assert "outputs_only: parameters may not leave" in out or refused  # which is another rule

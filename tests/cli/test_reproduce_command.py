@@ -244,7 +244,7 @@ def test_stopped_reproduction_prints_the_command_to_resume(
         (("x-table1", "--seeds", "0"), "invalid --seeds = '0' (expected how many"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help-all` lists all"),
-        (("x-fig2", "--split.nodes", "3"), "of a run's it takes --data.root alone"),
+        (("x-fig2", "--split.nodes", "3"), "of a run's options it takes --data.root only"),
         (("x-fig2", "--data.root", "one", "two"), "invalid --data.root = 'one two' (expected one folder"),
     ],
 )
@@ -279,7 +279,7 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
             named = {name for run in runs for name in (run.data.registered_name, run.public.name)}
             assert set(entry.data) == named - {"none", "held-out", "noise"}
         assert entry.data
-        assert entry.source.is_comparison or entry.arguments("paper") is not None
+        assert entry.reproduction_with_runs.is_comparison or entry.program_arguments("paper") is not None
         for scale in entry.scales:
             record, published = entry.record(scale), entry.published(scale)
             if record is not None:

@@ -419,7 +419,7 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
     text = '[method]\nname = "fedavg"\n[[paper]]\nmethod = "fedavg"\nvalue = 70\nsource = "A, Table 1"\n'
     file = str(write_file(tmp_path, text, "base.toml"))
     options = {"fedavg-long": {"name": "fedavg", "rounds": 40}}
-    plan = comparison_file._comparison(
+    plan = comparison_file._build_comparison(
         {"methods": ["fedavg", "fedavg-long"], "options": options, "base": {}}, "x", {}
     )
     assert plan.published("", "fedavg", "accuracy") is None
@@ -434,13 +434,15 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
 def test_published_metric_does_not_apply_to_variants() -> None:
     paper = [{"method": "fedavg", "value": 70, "source": "A"}]
     options = {"long": {"name": "fedavg", "rounds": 40}}
-    both = comparison_file._comparison(
+    both = comparison_file._build_comparison(
         {"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {}
     )
     assert both.published("", "fedavg", "accuracy") is not None
     assert both.published("", "long", "accuracy") is None
     # If no label is the method's name, the metric applies to the only variant.
-    alone = comparison_file._comparison({"methods": ["long"], "options": options, "paper": paper}, "x", {})
+    alone = comparison_file._build_comparison(
+        {"methods": ["long"], "options": options, "paper": paper}, "x", {}
+    )
     assert alone.published("", "long", "accuracy") is not None
 
 
@@ -450,11 +452,11 @@ def test_published_metric_does_not_apply_to_variants() -> None:
 def run_comparison(plan: comparison_file.Comparison, out: Path, **how: Any) -> None:
     """Run a comparison as the command does, with reports and files."""
     comparison_runner.compare(plan, out, report=write_report, **how)
-    write_comparison(out, comparison_file.read_folder(out))
+    write_comparison(out, comparison_file.read_comparison_folder(out))
 
 
 def resume_comparison(out: Path, **how: Any) -> None:
-    run_comparison(comparison_file.read_folder(out), out, command="", **how)
+    run_comparison(comparison_file.read_comparison_folder(out), out, command="", **how)
 
 
 def records(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:
@@ -491,7 +493,7 @@ def test_complete_comparison(
         assert row["releases"] == "; ".join(result["releases"])
         assert config.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
-    assert comparison_file.read_folder(out) == plan
+    assert comparison_file.read_comparison_folder(out) == plan
     assert comparison_runner.read_command(out) == "fedstill compare something"
     # A run of a comparison is a run like any other, with equal metrics.
     alone = run.run(
@@ -529,7 +531,7 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     run_comparison(more, out, command="", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before
     assert (out / "standalone-seed1" / "result.json").exists()
-    assert comparison_file.read_folder(out).seeds == (0, 1)
+    assert comparison_file.read_comparison_folder(out).seeds == (0, 1)
 
 
 def test_resume_rejects_changed_data(tmp_path: Path) -> None:
@@ -814,13 +816,13 @@ def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAtta
     run_comparison(attacked, out, command="two", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     assert attacks.folders == ["standalone-seed0"]
-    assert comparison_file.read_folder(out) == attacked
+    assert comparison_file.read_comparison_folder(out) == attacked
     assert comparison_runner.read_command(out) == "two"
     # The same comparison without attacks keeps those that are there; others are refused.
     (out / "standalone-seed0" / "leakage.json").unlink()
     run_comparison(plan, out, command="three", quiet=True)
     assert attacks.folders == ["standalone-seed0"] * 2
-    assert comparison_file.read_folder(out) == attacked
+    assert comparison_file.read_comparison_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
     with pytest.raises(RunFolderError, match=r"differs in its leakage \(seed was 0 and is now 7\): choose"):
         run_comparison(other, out, command="", quiet=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.compare.reproduction import Reproduction, ReproductionRecord, reproductions
-from fedstill.report.reproduction_order import compare_order
+from fedstill.report.reproduction_ranking import compare_ranking
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
 LINE = re.compile(r"\| \[[^]]*\]\(\.\./experiments/(\w+)\.toml\): (.*) \|$", re.MULTILINE)
@@ -35,7 +35,7 @@ def test_line_matches_record(entry: Reproduction) -> None:
         assert (ours, seeds, pairs) == ("-", "-", "-")
         return
     assert seeds == f"{len(record.seeds)}, {record.date}"
-    order = compare_order(record.rows, entry.published())
+    order = compare_ranking(record.rows, entry.published())
     assert pairs == (str(order) if order.pairs else "nothing printed")
     metrics = re.findall(rf"(?:({'|'.join(NAMES)}|[\w-]+) )?(\d+\.\d+)", ours)
     assert metrics

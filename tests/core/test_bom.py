@@ -10,7 +10,7 @@ import pytest
 from fedstill.compare import comparison_file
 from fedstill.core import toml
 from fedstill.core.errors import FedstillError
-from fedstill.data.tables import read_schema
+from fedstill.data.table_data import read_schema
 from fedstill.federation import server_rules
 from fedstill.models import model_config
 from fedstill.node import owner_folder

@@ -17,7 +17,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.cuda_graphs import (
     WARMUP_CALLS,
     CudaGraphStep,
-    StaticBuffers,
+    ModelAndOptimizerTensors,
     make_capturable,
     uses_global_rng,
 )
@@ -85,12 +85,12 @@ class LinearTraining:
             for parameter, value in zip(self.net.parameters(), (0.3, -0.2), strict=True):
                 parameter.fill_(value)
         self.adam = torch.optim.Adam(self.net.parameters(), 0.1, fused=True)
-        self.capture = FakeCapture(StaticBuffers([self.net], [self.adam]))
+        self.capture = FakeCapture(ModelAndOptimizerTensors([self.net], [self.adam]))
         if captured:
             for group in self.adam.param_groups:  # as make_capturable does on a GPU
                 group["lr"] = torch.tensor(0.1)
             self.train_step: Any = CudaGraphStep(
-                self.step, StaticBuffers([self.net], [self.adam]), self.capture
+                self.step, ModelAndOptimizerTensors([self.net], [self.adam]), self.capture
             )
         else:
             self.train_step = self.step

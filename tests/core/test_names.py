@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import DataError
 from fedstill.core.names import (
-    name_difference,
     normalize_class_names,
     normalize_name,
     parse_cli_number,
     parse_number,
     similar_names,
+    spelling_difference,
 )
 
 INVISIBLE = ["\u200b", "\ufeff", "\u00ad", "\u200d", "\u2060", "\u200e", "\ufe0f", "\u034f"]
@@ -66,7 +66,7 @@ def test_normalization_of_single_characters_is_idempotent() -> None:
     ],
 )
 def test_names_difference_between_names(one: str, other: str, how: str) -> None:
-    assert name_difference(one, other) == name_difference(other, one) == how
+    assert spelling_difference(one, other) == spelling_difference(other, one) == how
     assert similar_names([one, other]) == ([(one, other)] if how else [])
 
 

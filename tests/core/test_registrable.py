@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from fedstill.core.config_tables import merge_tables, option_types, read_table, registered_choices, to_table
+from fedstill.core.config_tables import base_class_by_option, merge_tables, option_types, read_table, to_table
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.registry import Registrable, Registry
 
@@ -86,7 +86,7 @@ def test_name_is_required_without_default(monkeypatch: pytest.MonkeyPatch) -> No
 def test_instance_lists_options_of_selected_class() -> None:
     assert list(option_types(Picture(Square()))) == ["shape.how", "shape.color", "shape.side", "title"]
     assert list(option_types(Picture)) == ["shape.how", "shape.color", "title"]
-    assert registered_choices(Picture()) == {"shape.how": Shape}
+    assert base_class_by_option(Picture()) == {"shape.how": Shape}
 
 
 def test_changing_class_keeps_shared_options() -> None:
@@ -118,7 +118,7 @@ def test_fallback_class_accepts_any_name() -> None:
     assert picture.shape.registered_name == "a.svg"
     assert to_table(picture)["shape"] == {"how": "a.svg", "color": "red", "side": 3}
     assert read_table(Picture, to_table(picture)) == picture
-    assert Shape.registry.choices == "round, square, or a file"
+    assert Shape.registry.choices_text == "round, square, or a file"
     with pytest.raises(
         ArgumentError, match=r"^invalid shape.radius = 1 .* shape 'a\.svg' has no such option\)$"
     ):

@@ -95,7 +95,7 @@ def test_import_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("odd", "lab_odd:Odd"):
         with pytest.raises(ArgumentError, match="name 'undefined' is not defined"):
             errors[name]
-    assert "odd" not in errors.importable()
+    assert "odd" not in errors.importable_objects()
 
 
 def test_imports_nothing_before_lookup(errors: Registry[type[Exception]]) -> None:
@@ -105,7 +105,7 @@ def test_imports_nothing_before_lookup(errors: Registry[type[Exception]]) -> Non
 
 
 def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]]) -> None:
-    assert list(errors.importable()) == ["argument", "unknown", "odd"]
+    assert list(errors.importable_objects()) == ["argument", "unknown", "odd"]
     with pytest.raises(
         ArgumentError, match=r"^invalid error = 'broken' .*lab_broken:Odd fails with No module named"
     ):

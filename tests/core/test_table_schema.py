@@ -16,7 +16,7 @@ ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
 
 def test_features_follow_column_order_without_target() -> None:
     schema = Schema("ill", (AGE, ILL, SEX))
-    assert schema.features == ("age", "age: missing", "sex: f", "sex: m", "sex: missing")
+    assert schema.feature_names == ("age", "age: missing", "sex: f", "sex: m", "sex: missing")
     assert [(column.name, span.start, span.stop) for column, span in schema.feature_slices()] == [
         ("age", 0, 2),
         ("sex", 2, 5),

@@ -14,9 +14,9 @@ import torch
 
 from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, DataError, UnknownName
-from fedstill.data import DATA, ArrayData, Digits, Targets, UserFiles, load, make_data_config, node_data
+from fedstill.data import DATA, Digits, ImageArrayData, Targets, UserFiles, load, make_data_config, node_data
 from fedstill.data.node_data import NodeDataConfig
-from fedstill.data.text import LabeledTexts, TextData
+from fedstill.data.text_data import LabeledTexts, TextData
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
 from fedstill.tasks.classification import TextConfig
@@ -28,7 +28,7 @@ PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scans(ArrayData):
+class Scans(ImageArrayData):
     """Image i has value i, patient i // 2, and a text label."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
@@ -68,12 +68,12 @@ class Letters(TextData):
         return LabeledTexts([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
 
 
-class Loose(ArrayData):
+class Loose(ImageArrayData):
     """Not a dataclass."""
 
 
 @dataclass(frozen=True)
-class Empty(ArrayData):
+class Empty(ImageArrayData):
     """Without arrays()."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
@@ -184,7 +184,7 @@ def test_node_reads_a_custom_data_class(tmp_path: Path, kind: str, task: Any) ->
     [
         ("digits", r"invalid data.source = 'digits' \(expected npz, folder"),
         ("plate", r"invalid data.source = 'plate' \(expected npz, folder"),
-        ("fedstill.data.builtin:MNIST", "expected a data set that derives from ArrayData"),
+        ("fedstill.data.builtin:MNIST", "expected a data set that derives from ImageArrayData"),
     ],
 )
 def test_rejects_node_sources_that_are_not_arrays(tmp_path: Path, source: str, message: str) -> None:

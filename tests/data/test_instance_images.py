@@ -15,7 +15,7 @@ from fedstill.data import UserFiles, load, make_data_config
 from fedstill.data.instance_images import (
     InstanceImage,
     cut_patches,
-    make_patch_cases,
+    patch_case_index,
     prepare_instance_images,
 )
 from fedstill.data.public import PublicConfig, hold_out
@@ -39,7 +39,7 @@ def make_pixels(inputs: torch.Tensor) -> torch.Tensor:
 
 def test_patches_match_their_corners() -> None:
     images = [make_image(0), make_image(1, 16, 16), make_image(2, 10, 30)]
-    cases = make_patch_cases(images, 16)
+    cases = patch_case_index(images, 16)
     data = cut_patches(images, cases, np.arange(len(cases.case_ids)), 16)
     assert cases.case_ids.tolist() == [0] * 4 + [1] + [2] * 2
     assert cases.sizes == ((20, 26), (16, 16), (10, 30))
@@ -58,7 +58,7 @@ def test_patches_match_their_corners() -> None:
 
 def test_cut_instances_have_no_contour_at_patch_borders() -> None:
     images = [make_image(0)]
-    cases = make_patch_cases(images, 8)
+    cases = patch_case_index(images, 8)
     data = cut_patches(images, cases, np.arange(len(cases.case_ids)), 8)
     whole = torch.from_numpy(classes_from_objects(images[0].instances).astype(np.int64))
     assert cases.corners is not None

@@ -15,18 +15,18 @@ from PIL import Image
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import load, make_data_config
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.image_folders import find_image_files, read_class_folders
-from fedstill.data.input_spec import InputSpec
-from fedstill.data.instance_images import InstanceImage, group_by_patient
+from fedstill.data.instance_images import InstanceImage, unit_and_owner_index
 from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_node
-from fedstill.data.raw import RawImages, raw_images_from_arrays
+from fedstill.data.raw_images import RawImages, raw_images_from_arrays
 from fedstill.data.splits import ByColumn
+from fedstill.data.table_data import encode_rows, read_cells
+from fedstill.data.table_data import read_table_folder as read_tables
 from fedstill.data.table_files import CsvColumns, read_finding_csv
-from fedstill.data.tables import encode_rows, read_cells
-from fedstill.data.tables import read_table_folder as read_tables
-from fedstill.data.text import read_labeled_texts
+from fedstill.data.text_data import read_labeled_texts
 from fedstill.methods.fedavg import FedAvg
 from fedstill.runs.build import split_data
 from fedstill.runs.config import RunConfig
@@ -92,7 +92,7 @@ def test_rejects_patients_that_differ_by_case(
 
 def test_node_groups_ignore_spelling_of_one_name(tmp_path: Path) -> None:
     write_npz(tmp_path, patient=[*ONE, *"abcdefghijkl"])
-    spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     data, _ = load_node(NodeDataConfig(path="mine.npz", group="patient"), tmp_path, spec)
     assert data.groups is not None
     assert len(set(data.groups[:4].tolist())) == 1
@@ -153,7 +153,7 @@ def test_images_match_masks_in_either_normal_form(tmp_path: Path) -> None:
 def test_instance_image_normalizes_its_patient() -> None:
     nothing = np.zeros((8, 8), np.int32)
     image_list = [InstanceImage(PIXELS[:1], nothing, str(row), patient=each) for row, each in enumerate(ONE)]
-    assert group_by_patient(image_list)[1].tolist() == [0, 0, 0, 0]
+    assert unit_and_owner_index(image_list)[1].tolist() == [0, 0, 0, 0]
 
 
 def test_text_labels_are_matched_by_name(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_numbered_labels_are_matched_by_name_if_classes_are_reordered(
 ) -> None:
     path = write_npz(tmp_path, labels=[*range(11), *range(5)], **value)
     classes = tuple(sorted(map(str, range(11))))
-    spec = InputSpec(ClassificationConfig(), classes, (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(ClassificationConfig(), classes, (1, 8, 8), (0.5,), (0.5,))
     private = load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets
     for result in (load_labeled(path, spec, NewDataOptions()).targets, private):
         assert [classes[label] for label in result.tolist()] == [*map(str, [*range(11), *range(5)])]
@@ -260,7 +260,7 @@ def test_rejects_numbered_labels_with_gaps(tmp_path: Path, labels: list[int]) ->
 
 def test_node_and_new_data_may_lack_classes(tmp_path: Path) -> None:
     path = write_npz(tmp_path, labels=[1, 3] * 8)
-    spec = InputSpec(ClassificationConfig(), tuple("0123"), (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(ClassificationConfig(), tuple("0123"), (1, 8, 8), (0.5,), (0.5,))
     assert set(load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets.tolist()) == {1, 3}
     assert set(load_labeled(path, spec, NewDataOptions()).targets.tolist()) == {1, 3}
 
@@ -282,7 +282,7 @@ def test_declared_class_may_be_named_none() -> None:
 
 
 def test_rejects_an_empty_path() -> None:
-    spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match="data"):
         load_unlabeled("", spec, NewDataOptions())
 
@@ -314,9 +314,9 @@ def test_integer_classes_have_no_decimal_point() -> None:
 
 def test_spec_and_node_classes_are_normalized_and_distinct() -> None:
     value = (ClassificationConfig(), (PARTED, "b"), (1, 8, 8), (0.5,), (0.5,))
-    assert InputSpec(*value).classes == NodeDataConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
+    assert DataSpec(*value).classes == NodeDataConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
     with pytest.raises(ArgumentError, match=r"spec\.classes"):
-        InputSpec(ClassificationConfig(), (PARTED, COMPOSED), (1, 8, 8), (0.5,), (0.5,))
+        DataSpec(ClassificationConfig(), (PARTED, COMPOSED), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match=r"data\.classes"):
         NodeDataConfig(classes=("a", "a "))
 

@@ -15,7 +15,7 @@ import torch
 from fedstill.core.errors import DataError
 from fedstill.data import load, make_data_config
 from fedstill.data.nifti import read_volumes
-from fedstill.data.splits import Sorted, split
+from fedstill.data.splits import SortedByColumn, split
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
@@ -133,7 +133,7 @@ def test_splits_patients_by_a_numeric_column(tmp_path: Path) -> None:
     (tmp_path / "cases.csv").write_text("name,site,tumor\n" + "\n".join(lines))
     raw = read_volumes(tmp_path, masks=False, slices=2)
     assert raw.columns["site"][::2].tolist() == ["00", "01"] * 3
-    parts = split(torch.zeros(12, 1), 1, Sorted(nodes=2, column="tumor", minimum=1),
+    parts = split(torch.zeros(12, 1), 1, SortedByColumn(nodes=2, column="tumor", minimum=1),
                   np.random.default_rng(0), raw.columns, raw.columns["patient"])  # fmt: skip
     assert [sorted(set(raw.columns["patient"][part])) for part in parts] == [
         ["c0", "c2", "c3"],

@@ -16,15 +16,15 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError, FedstillError, RunRequiredError
-from fedstill.data.input_spec import InputSpec
+from fedstill.core.errors import ArgumentError, DataError, FedstillError, UnknownInputFormatError
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig, check_pixel_range, load_node_data
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 
 HALF = (0.5,)
-PETS = InputSpec(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
-DIGITS = InputSpec(ClassificationConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
+PETS = DataSpec(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
+DIGITS = DataSpec(ClassificationConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
 PIXELS = np.arange(2 * 32, dtype=np.uint8).reshape(2, 4, 8)  # (N, H, W)
 NORMALIZED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
 
@@ -66,7 +66,7 @@ def test_npz_bytes_and_floats_give_equal_tensors(tmp_path: Path) -> None:
 
 
 def test_uses_the_normalization_of_the_server(tmp_path: Path) -> None:
-    spec = InputSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
+    spec = DataSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
     data, _ = load_node_data(write_npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
     torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
 
@@ -83,7 +83,7 @@ def test_classes_are_matched_by_name_and_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_numeric_labels_are_class_indices_even_if_classes_have_numeric_names(tmp_path: Path) -> None:
-    spec = InputSpec(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
+    spec = DataSpec(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
     config = write_npz(tmp_path, images=PIXELS, labels=[1, 2])
     assert load_node_data(config, tmp_path, spec)[0].targets.tolist() == [1, 2]
     with pytest.raises(DataError, match=r"label 3 of example 0 is outside 0..2"):
@@ -91,7 +91,7 @@ def test_numeric_labels_are_class_indices_even_if_classes_have_numeric_names(tmp
 
 
 def test_rejects_or_fits_another_size(tmp_path: Path) -> None:
-    spec = InputSpec(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
+    spec = DataSpec(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
     flat = np.full((2, 4, 8), 51, dtype=np.uint8)
     config = write_npz(tmp_path, images=flat, labels=[0, 1])
     allowed = r"images are 1 x 4 x 8 \(channels, height, width\) \(expected 3 x 8 x 8; data.fit = true"
@@ -105,7 +105,7 @@ def test_rejects_or_fits_another_size(tmp_path: Path) -> None:
 def test_derives_the_spec_from_data_without_a_server(tmp_path: Path) -> None:
     config = write_npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
     data, spec = load_node_data(config, tmp_path)
-    assert spec == InputSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
+    assert spec == DataSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
     torch.testing.assert_close(data.inputs, NORMALIZED)
     with pytest.raises(DataError, match="has only one class: name the run"):
         load_node_data(write_npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
@@ -161,7 +161,7 @@ def test_reads_a_csv_of_image_files(tmp_path: Path) -> None:
         load_node_data(config, tmp_path, PETS)
     fitted, _ = load_node_data(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
     assert fitted.inputs.shape == (2, 1, 4, 4)
-    with pytest.raises(RunRequiredError, match="its images differ in size"):
+    with pytest.raises(UnknownInputFormatError, match="its images differ in size"):
         load_node_data(replace(config, fit=True), tmp_path)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):
@@ -237,16 +237,16 @@ def test_declared_vocabulary_reveals_no_word(tmp_path: Path) -> None:
     save_file({"inputs": ids, "targets": torch.tensor([0])}, tmp_path / "mine.safetensors")
     config = NodeDataConfig(source="tensors", path="mine.safetensors")
     for vocabulary, expected in ((1000, ids), (777, torch.tensor([[2, 1, 4, 0]]))):
-        spec = InputSpec(TextConfig(), ("a", "b"), (4,), (), (), vocabulary)
+        spec = DataSpec(TextConfig(), ("a", "b"), (4,), (), (), vocabulary)
         assert torch.equal(load_node_data(config, tmp_path, spec)[0].inputs, expected)
 
 
 def test_declared_normalization_reveals_no_extreme_pixel() -> None:
     """Image targets are in [-1, 1]: with other constants, refusals would reveal extreme pixels."""
-    InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (0.5,), (0.5,))
+    DataSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (0.5,), (0.5,))
     for mean, std in ((0.0, 0.5), (0.5, 0.49)):
         with pytest.raises(ArgumentError, match=r"spec.mean and spec.std .* 0.5 for task reconstruction"):
-            InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (mean,), (std,))
+            DataSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (mean,), (std,))
 
 
 def test_loaded_tensors_are_aligned_like_those_of_a_simulation(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded, RunRequiredError
+from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded, UnknownInputFormatError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import make_data_config
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load as load_data
 from fedstill.data.node_data import NodeDataConfig, load_node_data
 from fedstill.data.stratified_sampling import limit_groups
@@ -26,11 +26,11 @@ from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
 HALF = (0.5,)
-MAPS = InputSpec(SegmentationConfig(), ("background", "tumor"), (1, 8, 8), HALF, HALF)
-CLASSES = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
-IMAGES = InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), HALF, HALF)
-FINDINGS = InputSpec(MultiLabelConfig(), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
-NUCLEI = InputSpec(InstancesConfig(), ("background", "inside", "contour"), (3, 8, 8), HALF * 3, HALF * 3)
+MAPS = DataSpec(SegmentationConfig(), ("background", "tumor"), (1, 8, 8), HALF, HALF)
+CLASSES = DataSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
+IMAGES = DataSpec(ReconstructionConfig(), ("image",), (1, 8, 8), HALF, HALF)
+FINDINGS = DataSpec(MultiLabelConfig(), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
+NUCLEI = DataSpec(InstancesConfig(), ("background", "inside", "contour"), (3, 8, 8), HALF * 3, HALF * 3)
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 8, 8), dtype=np.uint8)
 MASKS = (PIXELS > 200).astype(np.uint8)
@@ -208,7 +208,7 @@ def test_memory_is_checked_before_images_are_resized(tmp_path: Path, monkeypatch
         nibabel.save(volume, tmp_path / "volumes" / f"c_{part}.nii.gz")
     (tmp_path / "mine.csv").write_text("image,Mass\nmine/images/0.png,1\n")
     (tmp_path / "classes.csv").write_text("image,label\nmine/images/0.png,1\n")
-    classes = InputSpec(ClassificationConfig(), ("image", "mask"), (1, 8, 8), (0.5,), (0.5,))
+    classes = DataSpec(ClassificationConfig(), ("image", "mask"), (1, 8, 8), (0.5,), (0.5,))
     large = (1, 8000, 8000)
     for config, spec in (
         (scans, MAPS),
@@ -224,7 +224,7 @@ def test_memory_is_checked_before_images_are_resized(tmp_path: Path, monkeypatch
 def test_texts_get_the_ids_of_the_server(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,yes\nbad film,no\nno film,no\ngood,yes\n")
     server = load_data(make_data_config(str(tmp_path / "mine.csv"), length=4, words=50), TextConfig())
-    spec = InputSpec(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
+    spec = DataSpec(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
     data, _ = load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path, spec)
     other_data = torch.cat([server.train.inputs, server.test.inputs])
     assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, other_data.tolist()))
@@ -244,7 +244,7 @@ def test_texts_get_the_ids_of_the_server(tmp_path: Path) -> None:
     ],
 )
 def test_rejects_sources_that_a_task_does_not_support(
-    tmp_path: Path, config: Any, spec: InputSpec, line: str
+    tmp_path: Path, config: Any, spec: DataSpec, line: str
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine.csv").write_text("image,label\n")
@@ -270,9 +270,9 @@ def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
         ("folder", config.path, "this looks like images and masks"),
         ("nifti", config.path, "data.source = 'nifti'"),
         ("csv", "mine.csv", "has 'good film'"),
-        ("tensors", "mine.safetensors", "only a run determines its input spec"),
+        ("tensors", "mine.safetensors", "only a run determines its data spec"),
     ):
-        with pytest.raises(RunRequiredError, match=message):
+        with pytest.raises(UnknownInputFormatError, match=message):
             load_node_data(NodeDataConfig(source=source, path=path), tmp_path)
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_text("none")
@@ -282,7 +282,7 @@ def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message) as wrong:
             load_node_data(value, tmp_path)
-        assert not isinstance(wrong.value, RunRequiredError)
+        assert not isinstance(wrong.value, UnknownInputFormatError)
 
 
 @pytest.mark.parametrize("form", ["csv", "npz"])
@@ -303,7 +303,7 @@ def test_group_numbers_do_not_depend_on_other_names(form: str, tmp_path: Path) -
             schema = Schema("ill", (SchemaColumn(name="age", range=(0.0, 9.0)), ill))
             lines = [f"{name},5,{n % 2}" for n, name in enumerate(who)]
             (tmp_path / "mine.csv").write_text("\n".join(["who,age,ill", *lines]))
-            spec = InputSpec(TabularConfig(), ("0", "1"), (1,), (), (), schema=schema)
+            spec = DataSpec(TabularConfig(), ("0", "1"), (1,), (), (), schema=schema)
             data, _ = load_node_data(
                 NodeDataConfig(source="csv", path="mine.csv", group="who"), tmp_path, spec
             )

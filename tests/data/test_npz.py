@@ -12,7 +12,7 @@ from fedstill.core.errors import DataError
 from fedstill.data import load, make_data_config, node_data
 from fedstill.data.image_folders import read_class_folders
 from fedstill.data.node_data import NodeDataConfig
-from fedstill.data.raw import RawImages, raw_images_from_arrays
+from fedstill.data.raw_images import RawImages, raw_images_from_arrays
 from fedstill.data.table_files import reshape_pixel_rows
 from fedstill.data.user_data import read_raw_images
 from fedstill.tasks.multi_label import MultiLabelConfig

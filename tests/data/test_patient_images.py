@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Digits, load, make_data_config
 from fedstill.data.loading import prepare_images
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.raw import RawImages
+from fedstill.data.raw_images import RawImages
 from fedstill.data.splits import IID, split
 from fedstill.tasks import TASKS
 from fedstill.tasks.multi_label import MultiLabelConfig

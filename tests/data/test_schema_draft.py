@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.schema_draft import draft_schema, round_outwards
-from fedstill.data.tables import encode_rows
+from fedstill.data.table_data import encode_rows
 
 Main = Callable[..., tuple[int, str, str]]  # arguments to exit code, stdout and stderr
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig, load_node_data
 from fedstill.data.public import PublicConfig, hold_out
 from fedstill.data.splits import IID, SPLITS, ByColumn, Dirichlet, Positives, SplitConfig, hide_labels, split
@@ -221,7 +221,7 @@ def test_rejects_holding_out_of_one_patient() -> None:
         hold_out(PublicConfig("held-out", share=0.5), data)
 
 
-SPEC = InputSpec(ClassificationConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
+SPEC = DataSpec(ClassificationConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
 PATIENTS = ["ann", "bob", "ann", "eve"]
 IMAGES = np.arange(4 * 16, dtype=np.uint8).reshape(4, 4, 4)
 

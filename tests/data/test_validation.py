@@ -15,7 +15,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, DataSet, Digits, TensorData, make_data_config
 from fedstill.data.instance_images import InstanceImage
 from fedstill.data.instance_images import prepare_instance_images as nuclei_data_set
-from fedstill.data.loading import ExampleSource, load, prepare_data_set
+from fedstill.data.loading import UnsplitExamples, load, prepare_data_set
 from fedstill.runs import build, offline, run
 from fedstill.runs.config import load as run_config
 
@@ -27,7 +27,7 @@ def prepare(
 ) -> tuple[set[int], set[int], DataSet]:
     """Return the patients in training and in evaluation, of examples that hold their patients' numbers."""
     numbers = torch.from_numpy(of).float().view(-1, 1, 1, 1)
-    source = ExampleSource(
+    source = UnsplitExamples(
         name="mine",
         targets=(of % 2).astype(np.int64),
         classes=("even", "odd"),

@@ -32,7 +32,9 @@ def test_every_preset_is_a_run(name: str) -> None:
 
 
 COMPARISONS = [
-    file for file in sorted(PRESETS.parent.glob("*.toml")) if comparison_file.lists_methods(str(file))
+    file
+    for file in sorted(PRESETS.parent.glob("*.toml"))
+    if comparison_file.is_file_listing_methods(str(file))
 ]
 
 
@@ -165,10 +167,10 @@ def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name:
 READER = """
 from dataclasses import dataclass
 import numpy as np
-from fedstill.data import ArrayData
+from fedstill.data import ImageArrayData
 
 @dataclass(frozen=True, kw_only=True)
-class Noise(ArrayData):
+class Noise(ImageArrayData):
     targets = ("class",)
     count: int = 40
 

@@ -14,8 +14,8 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import BundleError, NodeFault, QueryMismatch
-from fedstill.data.input_spec import InputSpec
+from fedstill.core.errors import NodeFault, QueryFileError, QueryMismatch
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files, signed_files
 from fedstill.federation.inprocess import InProcess, group_nodes
@@ -56,7 +56,7 @@ pytest.importorskip("cryptography")
 SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
 TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
 CONFIG = FedKD(student=StudentTraining(epochs=3, batch=6), predictions=2, z_max=4.0)
-SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+SPEC = DataSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
 
@@ -247,7 +247,7 @@ def test_equal_queries_write_equal_file(world: World) -> None:
     before = path.read_bytes(), signed_files.signature_path(path).read_bytes()
     assert write_queries(path, planned_queries_file(), key) == world.queries.sha256
     assert (path.read_bytes(), signed_files.signature_path(path).read_bytes()) == before
-    with pytest.raises(BundleError, match="exists and holds other data"):
+    with pytest.raises(QueryFileError, match="exists and holds other data"):
         write_queries(path, queries_with_levels(100), key)
     assert path.read_bytes() == before[0]
 
@@ -262,20 +262,20 @@ def test_rejects_modified_file_before_parsing(
     blob = bytearray(path.read_bytes())
     blob[int(where * len(blob))] ^= 1
     path.write_bytes(blob)
-    with pytest.raises(BundleError, match="does not fit its signature"):
+    with pytest.raises(QueryFileError, match="does not fit its signature"):
         read_queries(path) if which == "queries" else world.read(which)
     signed_files.signature_path(path).unlink()
-    with pytest.raises(BundleError, match=r"\.sig is missing"):
+    with pytest.raises(QueryFileError, match=r"\.sig is missing"):
         read_queries(path) if which == "queries" else world.read(which)
 
 
 def test_rejects_swapped_queries_and_responses(world: World) -> None:
-    with pytest.raises(BundleError, match=r"node-0\.safetensors holds responses \(expected queries"):
+    with pytest.raises(QueryFileError, match=r"node-0\.safetensors holds responses \(expected queries"):
         read_queries(world.path("node-0"))
-    with pytest.raises(BundleError, match=r"holds queries \(expected responses"):
+    with pytest.raises(QueryFileError, match=r"holds queries \(expected responses"):
         world.read("queries")
     signed_files.write(world.path("x"), b"nothing of the kind", world.key("server"))
-    with pytest.raises(BundleError, match="holds no queries"):
+    with pytest.raises(QueryFileError, match="holds no queries"):
         read_queries(world.path("x"))
 
 
@@ -288,7 +288,7 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
         header, tensors = unpack(world.path("queries").read_bytes())
         header["plan"]["method"] |= change
         signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
-        with pytest.raises(BundleError, match=re.escape(message)):
+        with pytest.raises(QueryFileError, match=re.escape(message)):
             read_queries(world.path("x"))
 
 
@@ -325,7 +325,7 @@ def test_rejects_inconsistent_queries(world: World, change: Any, message: str) -
     header, tensors = unpack(world.path("queries").read_bytes())
     change(header, tensors)
     signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
-    with pytest.raises(BundleError, match=re.escape(message)) as caught:
+    with pytest.raises(QueryFileError, match=re.escape(message)) as caught:
         read_queries(world.path("x"))
     assert "\n" not in str(caught.value)
 
@@ -336,11 +336,11 @@ def test_rejects_inconsistent_queries(world: World, change: Any, message: str) -
 def test_trusts_responses_with_node_key_only(world: World) -> None:
     assert not world.read().trusted
     assert world.read(keys=world.keys()).trusted
-    with pytest.raises(BundleError, match="signed by a key that is not expected here"):
+    with pytest.raises(QueryFileError, match="signed by a key that is not expected here"):
         world.read(keys={name: key for name, key in world.keys().items() if name != "node-0"})
     swapped = world.keys() | {"node-0": world.keys()["node-1"], "node-1": world.keys()["node-0"]}
     with pytest.raises(
-        BundleError, match="from node 'node-0', but is signed by a key that is not that node's"
+        QueryFileError, match="from node 'node-0', but is signed by a key that is not that node's"
     ):
         world.read(keys=swapped)
 
@@ -349,9 +349,11 @@ def test_rejects_two_files_of_one_node(world: World) -> None:
     for name in (world.path("node-0"), signed_files.signature_path(world.path("node-0"))):
         copy = name.with_name(name.name.replace("node-0", "again"))
         copy.write_bytes(name.read_bytes())
-    with pytest.raises(BundleError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"):
+    with pytest.raises(
+        QueryFileError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"
+    ):
         ResponseFiles(world.queries, [world.read(), world.read("again")])
-    with pytest.raises(BundleError, match="there are no responses"):
+    with pytest.raises(QueryFileError, match="there are no responses"):
         ResponseFiles(world.queries, [])
 
 
@@ -369,7 +371,7 @@ def test_rejects_two_files_of_one_node(world: World) -> None:
 )
 def test_rejects_inconsistent_responses(world: World, change: Any, message: str) -> None:
     world.forge(change)
-    with pytest.raises(BundleError, match=re.escape(message)) as caught:
+    with pytest.raises(QueryFileError, match=re.escape(message)) as caught:
         world.read()
     assert str(world.path("node-0")) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -18,7 +18,7 @@ import torch
 from fedstill.cli import main as cli
 from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.registry import searching_in
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_node, signed_files
 from fedstill.federation.offline_files import Queries, write_queries
@@ -36,7 +36,7 @@ from tests.audited import entries
 pytest.importorskip("cryptography")
 
 SHAPE = (1, 8, 8)
-SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+SPEC = DataSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 CONFIG = FedKD(student=StudentTraining(epochs=3, batch=6), predictions=2, z_max=4.0)
 NODE = """
 name = "clinic"

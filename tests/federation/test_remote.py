@@ -24,7 +24,7 @@ from fedstill.core.config_tables import to_table
 from fedstill.core.errors import DataError, FedstillError, NodeFault, QueryRefused
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.link_costs import LinkCosts
@@ -227,7 +227,7 @@ def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
 
 # --- a federation of scripted nodes ---------------------------------------------------------------------
 
-SPEC = InputSpec(ClassificationConfig(), ("a", "b"), (1, 2, 2), (0.5,), (0.5,))
+SPEC = DataSpec(ClassificationConfig(), ("a", "b"), (1, 2, 2), (0.5,), (0.5,))
 X = torch.arange(8.0).view(2, 1, 2, 2) / 8
 
 

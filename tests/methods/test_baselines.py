@@ -15,7 +15,7 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.methods.centralized import Centralized
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.standalone import Standalone
@@ -143,7 +143,7 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
 ) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    spec = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
     plan = RunPlan("run", {"name": "ensemble", "ensemble": "trap:door"}, spec)
     assert RunPlan.from_dict(plan.to_dict()).make_method().ensemble == "trap:door"
     assert "trap" not in sys.modules

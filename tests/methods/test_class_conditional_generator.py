@@ -193,7 +193,7 @@ def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
 
 def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
     for config in (DENSER, BOOSTING):
-        with pytest.raises(QueryRefused, match="outputs_only: no parameters"):
+        with pytest.raises(QueryRefused, match="outputs_only: parameters may not leave"):
             world(replace(config, models="uploaded"), policy=PolicyConfig())
         world(config, policy=PolicyConfig())
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data import tables
+from fedstill.data import table_data
 from fedstill.methods.column_sums import ColumnSums, compute_column_sums, schema_with_scales
 from fedstill.models import Linear
 from fedstill.node.audit_log import FILE, AuditLog
@@ -45,7 +45,7 @@ CELLS = {
 
 
 def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
-    return tables.encode_rows(cells, schema, "clinic", lambda row: f"row {row}")
+    return table_data.encode_rows(cells, schema, "clinic", lambda row: f"row {row}")
 
 
 def column_sums_query(schema: Schema = SCHEMA) -> tuple[Query, Any]:
@@ -141,7 +141,7 @@ def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> No
     assert [entry["cost"] for entry in entries] == [{"gaussian(1e-06)": 1}] * 2
     assert {entry["query"] for entry in entries} == {"sum_columns"}
     log.close()
-    made = tables.read_schema(tmp_path / "schema.toml")
+    made = table_data.read_schema(tmp_path / "schema.toml")
     # Ages of both: -0.8 in all and squares of 1.14, over 8 rows.
     reach = 3 * math.sqrt(1.14 / 8 - 0.01)
     assert made.columns[0].scale == pytest.approx((0.0, 100 * (0.9 + reach)), abs=1e-2)

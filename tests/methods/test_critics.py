@@ -102,7 +102,7 @@ def test_critics_see_whole_images_in_reconstruction() -> None:
 def test_a_critic_of_pairs_learns_privately() -> None:
     one = world(specs=("unet:2",))
     node = one.nodes[0]
-    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))}
     prepared = prepare(FIOD, node)
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
     before, data = to_vector(node.modules["critic"]), node.data
@@ -145,7 +145,7 @@ def test_critic_learning_rate_follows_cosine_after_resume(how: str) -> None:
             nodes = [node]
         for node in nodes:
             node.dp_sgd_parameters = (
-                {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if how == "private" else {}
+                {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))} if how == "private" else {}
             )
             samples = QuerySamples() if how == "captured" else None
             if how == "captured":

@@ -293,7 +293,7 @@ def test_private_critic_samples_real_inputs_only_for_ratings(
 
     monkeypatch.setattr(Node, "sample_batch", counted)
     node, x = one.nodes[0], torch.zeros(5, *SHAPE)
-    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))}
     one.side.prepare(node)
     before = to_vector(node.modules["critic"])
     assert one.side.setting is not None

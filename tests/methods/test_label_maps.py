@@ -123,7 +123,7 @@ def test_policy_label_maps_allows_nothing_else() -> None:
     gate, query = one.nodes[0].gate, one.side.queries["send_label_maps"]
     assert gate.refusal_reason(query) is None
     more = replace(query, releases={**query.releases, "weights": "parameters"})
-    assert gate.refusal_reason(more) == "outputs_only: no parameters"
+    assert gate.refusal_reason(more) == "outputs_only: parameters may not leave"
 
 
 @pytest.mark.parametrize(

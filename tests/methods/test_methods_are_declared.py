@@ -78,7 +78,9 @@ def test_no_method_is_known_by_name() -> None:
 
 
 def test_no_option_of_a_method_is_known_by_name() -> None:
-    options = {field.name for method in METHODS.importable().values() for field in dataclasses.fields(method)}
+    options = {
+        field.name for method in METHODS.importable_objects().values() for field in dataclasses.fields(method)
+    }
     assert code_matches(rf"\bmethod\.({'|'.join(sorted(options))})\b") == []
 
 

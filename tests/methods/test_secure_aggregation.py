@@ -146,9 +146,9 @@ def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
     [
         (replace(FEDIOD, ensemble="consensus"), "ensemble"),
         (replace(FEDIOD, importance="fakeness"), "method.importance"),
-        (replace(FEDIOD, gan=1.0), "method.gan = 0"),
-        (replace(FEDIOD, conf=0.1), "method.conf = 0"),
-        (replace(FEDIOD, unique=-0.1), "method.unique = 0"),
+        (replace(FEDIOD, gan=1.0), "--method.gan 0"),
+        (replace(FEDIOD, conf=0.1), "--method.conf 0"),
+        (replace(FEDIOD, unique=-0.1), "--method.unique 0"),
         (CoDream(steps=2, adversary=0.0), "link.secure_aggregation"),
         (replace(FEDKD, levels=20, z_max=9.0), "method.levels"),
         (replace(FEDKD, ensemble="probs"), "method.ensemble"),

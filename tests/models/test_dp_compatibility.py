@@ -10,7 +10,7 @@ from torch import nn
 
 from fedstill.core.errors import FedstillError
 from fedstill.models import PatchCritic, build, example_inputs
-from fedstill.models.dp_compatibility import DPIncompatibleError, check
+from fedstill.models.dp_compatibility import DPIncompatibleError, reject_dp_incompatible
 
 SHAPE = (1, 8, 8)
 
@@ -41,7 +41,7 @@ def test_error_lists_every_unsuitable_layer_with_its_replacement() -> None:
     )
     network[1].requires_grad_(False)  # frozen ones mix examples too
     with pytest.raises(DPIncompatibleError) as error:
-        check(network, "the model of node 'a'")
+        reject_dp_incompatible(network, "the model of node 'a'")
     assert set(error.value.layers) == {"1", "2.0", "2.1", "3", "4", "5"}
     assert error.value.layers["1"] == "BatchNorm2d -> GroupNorm(16, 48)"
     assert error.value.layers["3"] == "GRU -> opacus.layers.DPGRU"
@@ -58,14 +58,14 @@ def test_batch_norm_of_flat_features_is_replaced_by_layer_norm() -> None:
     """Group norm with one feature per group always returns 0."""
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
     with pytest.raises(DPIncompatibleError) as error:
-        check(flat, "it")
+        reject_dp_incompatible(flat, "it")
     assert error.value.layers == {"2": "BatchNorm1d -> LayerNorm(32)"}
     flat[2] = nn.LayerNorm(32)
-    check(flat, "it", example_inputs(SHAPE))
+    reject_dp_incompatible(flat, "it", example_inputs(SHAPE))
     assert flat[:3](torch.randn(2, *SHAPE)).abs().min() > 0
     long = nn.Sequential(nn.Conv1d(1, 32, 3), nn.BatchNorm1d(32))
     with pytest.raises(DPIncompatibleError, match=r"1: BatchNorm1d -> GroupNorm\(32, 32\)"):
-        check(long, "it")
+        reject_dp_incompatible(long, "it")
 
 
 @pytest.mark.parametrize(
@@ -78,32 +78,33 @@ def test_batch_norm_of_flat_features_is_replaced_by_layer_norm() -> None:
 )
 def test_rejects_layers_that_opacus_accepts(layer: nn.Module, message: str) -> None:
     with pytest.raises(DPIncompatibleError, match=message):
-        check(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
-    check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", example_inputs(SHAPE))
+        reject_dp_incompatible(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
+    harmless = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0))
+    reject_dp_incompatible(harmless, "it", example_inputs(SHAPE))
 
 
 def test_long_list_of_layers_is_truncated_and_suitable_models_are_named() -> None:
     with pytest.raises(DPIncompatibleError) as error:
-        check(build("resnet8:4", SHAPE, 3, 0), "the model")
+        reject_dp_incompatible(build("resnet8:4", SHAPE, 3, 0), "the model")
     count, text = len(error.value.layers), str(error.value)
     assert text.count("BatchNorm2d ->") == 6 < count
     assert f"; and {count - 6} more; small-cnn, lenet5 and mlp have none of these" in text
     with pytest.raises(DPIncompatibleError) as few:
-        check(nn.Sequential(nn.BatchNorm2d(4)), "mine")
+        reject_dp_incompatible(nn.Sequential(nn.BatchNorm2d(4)), "mine")
     assert "more" not in str(few.value)
     assert "small-cnn" not in str(few.value)
 
 
 def test_critic_needs_group_norm_for_dp_sgd() -> None:
     with pytest.raises(DPIncompatibleError, match=r"3: BatchNorm2d -> GroupNorm\(8, 8\)"):
-        check(PatchCritic(1, 4), "the critic")
-    check(PatchCritic(1, 4, "group"), "the critic", example_inputs(SHAPE))
+        reject_dp_incompatible(PatchCritic(1, 4), "the critic")
+    reject_dp_incompatible(PatchCritic(1, 4, "group"), "the critic", example_inputs(SHAPE))
 
 
 def test_trial_finds_layer_that_stores_inputs() -> None:
     network = nn.Sequential(nn.Flatten(), RunningMean())
     with pytest.raises(DPIncompatibleError, match=r"1: 'seen' stores inputs"):
-        check(network, "it", example_inputs(SHAPE))
+        reject_dp_incompatible(network, "it", example_inputs(SHAPE))
     assert network[1].seen.abs().max() == 0, "tried on a copy"
 
 
@@ -135,7 +136,7 @@ class AppendsInputs(nn.Linear):
 )
 def test_rejects_networks_that_store_inputs_outside_of_buffers(network: nn.Module, named: str) -> None:
     with pytest.raises(DPIncompatibleError, match=named):
-        check(network, "it", example_inputs(SHAPE))
+        reject_dp_incompatible(network, "it", example_inputs(SHAPE))
 
 
 def test_trial_finds_network_without_per_example_gradients() -> None:
@@ -150,11 +151,11 @@ def test_trial_finds_network_without_per_example_gradients() -> None:
 
     for network in (Branching(64, 3), Drawing(64, 3)):
         with pytest.raises(DPIncompatibleError, match="the network itself: no per-example gradients"):
-            check(network, "it", example_inputs(SHAPE))
+            reject_dp_incompatible(network, "it", example_inputs(SHAPE))
 
 
 def test_missing_opacus_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("opacus", "opacus.layers", "opacus.validators"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(FedstillError, match=r"^Opacus is not installed: pip install 'fedstill\[dp\]'$"):
-        check(build("mlp:8", SHAPE, 3, 0), "it")
+        reject_dp_incompatible(build("mlp:8", SHAPE, 3, 0), "it")

@@ -8,13 +8,13 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.tables import check_features
+from fedstill.data.table_data import check_features
 from fedstill.models import build
 from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.generators import (
-    ConditionalGenerator,
     FeatureCritic,
     FeatureGenerator,
+    LabelMapGenerator,
     ResidualBlock,
     TableCritic,
     TableGenerator,
@@ -24,9 +24,9 @@ from fedstill.models.generators import (
 )
 
 
-def generator() -> ConditionalGenerator:
+def generator() -> LabelMapGenerator:
     torch.manual_seed(0)
-    return ConditionalGenerator(2, 3, 4, (0.5,) * 3, (0.25,) * 3, blocks=1)
+    return LabelMapGenerator(2, 3, 4, (0.5,) * 3, (0.25,) * 3, blocks=1)
 
 
 @pytest.mark.parametrize("sides", [(8, 8), (64, 64), (12, 32)])
@@ -38,7 +38,7 @@ def test_generated_images_have_size_of_maps_and_range_of_data(sides: tuple[int, 
 
 
 def test_default_conditional_generator_has_published_size() -> None:
-    G = ConditionalGenerator(3, 3, 64, (0.5,), (0.5,))
+    G = LabelMapGenerator(3, 3, 64, (0.5,), (0.5,))
     assert sum(isinstance(layer, ResidualBlock) for layer in G.body) == 9
     convolutions = [layer for layer in G.modules() if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)]
     weights = sum(layer.weight.numel() for layer in convolutions)

@@ -171,7 +171,7 @@ def custom_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "my_networks", module)
 
 
-@pytest.mark.usefixtures("own_module")
+@pytest.mark.usefixtures("custom_module")
 def test_custom_factory_is_imported_and_seeded() -> None:
     network = build("my_networks:linear", IMAGE, 3, 0, "model", 1)
     assert network(torch.zeros(2, *IMAGE)).shape == (2, 3)
@@ -179,7 +179,7 @@ def test_custom_factory_is_imported_and_seeded() -> None:
     assert not same_weights(network, build("my_networks:linear", IMAGE, 3, 0, "model", 2))
 
 
-@pytest.mark.usefixtures("own_module")
+@pytest.mark.usefixtures("custom_module")
 @pytest.mark.parametrize("spec", ["resnet9", ""])
 def test_rejects_unknown_model_names(spec: str) -> None:
     with pytest.raises(ArgumentError) as caught:
@@ -205,7 +205,7 @@ def test_rejects_invalid_width_and_suggests_close_name(spec: str, words: str) ->
         build(spec, IMAGE, 3, 0)
 
 
-@pytest.mark.usefixtures("own_module")
+@pytest.mark.usefixtures("custom_module")
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
-from fedstill.data.tables import schema_text
+from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_text import describe_request
@@ -218,7 +218,7 @@ def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
 
 
 def table_plan(schema: Schema) -> RunPlan:
-    return replace(PLAN, spec=InputSpec.from_schema(RegressionConfig(), schema))
+    return replace(PLAN, spec=DataSpec.from_schema(RegressionConfig(), schema))
 
 
 def aged(*range: float) -> Schema:

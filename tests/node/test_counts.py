@@ -15,7 +15,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.models import example_inputs
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.noise import seeded
+from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting, NodeSide
 from fedstill.tasks import Task
@@ -91,7 +91,7 @@ def test_noisy_size_is_at_least_one(name: str) -> None:
         for draw in range(40):
             blank = {"counts": torch.zeros(task.classes), "sizes": torch.tensor(0.0)}
             noised = {
-                each: made.rule(query, each).noise(blank[each], seeded(draw))
+                each: made.rule(query, each).noise(blank[each], seeded_sampler(draw))
                 for each in query.depends_on_records or ()
             }
             released = dict(query.details.postprocess(noised, {})) if query.details.postprocess else noised
@@ -116,4 +116,4 @@ def test_class_share_sensitivity_matches_charge() -> None:
     for less in range(1, 40):
         moved = (bounded(targets[less - 1 :]) - bounded(targets[less:])).abs().sum()
         assert abs(float(moved) - 1) < 1e-6
-    assert rule.noise(bounded(targets), seeded(0)).dtype == torch.float32
+    assert rule.noise(bounded(targets), seeded_sampler(0)).dtype == torch.float32

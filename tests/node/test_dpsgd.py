@@ -28,7 +28,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.privacy import dpsgd, per_example
 from fedstill.privacy.dpsgd import DPParameters, clipped_sum_and_loss
-from fedstill.privacy.noise import seeded
+from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
@@ -51,7 +51,7 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
 
 
 def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> DPParameters:
-    return DPParameters(noise, clip, partial(seeded, secret), group)
+    return DPParameters(noise, clip, partial(seeded_sampler, secret), group)
 
 
 def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -315,13 +315,13 @@ def test_augmentation_depends_on_secret_not_seed() -> None:
 
 def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
-    numbers = dp_training.augmentation_numbers(inputs, seeded(0, "a"))
+    numbers = dp_training.augmentation_numbers(inputs, seeded_sampler(0, "a"))
     assert (numbers.shape, numbers.dtype) == ((4, 6000), torch.int64)
     assert numbers.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
-    assert torch.equal(dp_training.augmentation_numbers(some, seeded(0, "a")), numbers[:, order])
-    assert not (dp_training.augmentation_numbers(inputs, seeded(0, "b")) == numbers).any()
+    assert torch.equal(dp_training.augmentation_numbers(some, seeded_sampler(0, "a")), numbers[:, order])
+    assert not (dp_training.augmentation_numbers(inputs, seeded_sampler(0, "b")) == numbers).any()
     cells = 6 * (numbers[0] % 3) + 2 * (numbers[1] % 3) + numbers[2] % 2
     cells = 4 * cells + numbers[3] % 4
     assert stats.chisquare(torch.bincount(cells, minlength=72).numpy()).pvalue > 0.01
@@ -335,7 +335,7 @@ def test_samples_are_poisson() -> None:
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     selected = torch.zeros(times, n)
     for turn in range(times):
-        selected[turn, dp_training.poisson_sample(data, q, seeded(0, turn)).targets] += 1
+        selected[turn, dp_training.poisson_sample(data, q, seeded_sampler(0, turn)).targets] += 1
     assert selected.max() == 1, "no record twice"
     sizes = selected.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()

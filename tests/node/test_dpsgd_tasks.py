@@ -107,10 +107,10 @@ def test_batch_loss_is_mean_of_example_losses(case: Case) -> None:
 def test_private_training_is_reproducible(case: Case) -> None:
     def learned() -> torch.Tensor:
         task, model, data = made(case)
-        dp_compatibility.check(model, "the model", data.inputs[:2])
+        dp_compatibility.reject_dp_incompatible(model, "the model", data.inputs[:2])
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
-        node.dp_sgd_parameters = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
+        node.dp_sgd_parameters = {"model": DPParameters(0.5, 1.0, partial(noise.seeded_sampler, 0))}
         config = LocalConfig(epochs=1, min_steps=2, batch=3, optimizer="sgd", lr=0.1)
         local_training.attach_optimizers([node], config)
         local_training.train([node], task, config, Compute())

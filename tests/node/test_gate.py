@@ -177,8 +177,8 @@ def test_only_listed_queries_are_allowed(queries: tuple[str, ...], rule: str | N
 
 
 def test_outputs_only_refuses_parameters_only() -> None:
-    assert gate().refusal_reason(UPLOAD) == "outputs_only: no parameters"
-    assert gate(queries=("upload",)).refusal_reason(UPLOAD) == "outputs_only: no parameters"
+    assert gate().refusal_reason(UPLOAD) == "outputs_only: parameters may not leave"
+    assert gate(queries=("upload",)).refusal_reason(UPLOAD) == "outputs_only: parameters may not leave"
     assert gate(outputs_only=False).refusal_reason(UPLOAD) is None
     assert gate().refusal_reason(QUERY) is None
     with pytest.raises(QueryRefused, match="'clinic' refuses query 'upload' by rule outputs_only"):
@@ -354,7 +354,7 @@ def test_policy_refusals_come_before_budget_refusals(monkeypatch: pytest.MonkeyP
     door, _, _ = journaled()
     monkeypatch.setattr(door.budgets, "refusal_reason", lambda query: "privacy: over budget")
     assert door.refusal_reason(QUERY) == "privacy: over budget"
-    assert door.refusal_reason(UPLOAD) == "outputs_only: no parameters"
+    assert door.refusal_reason(UPLOAD) == "outputs_only: parameters may not leave"
 
 
 def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

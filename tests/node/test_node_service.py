@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QueryRefused
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.federation.replies import parse_reply
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, local_training, run_folder
@@ -42,7 +42,7 @@ from tests.audited import entries, releases
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
-SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
+SPEC = DataSpec(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
 FEDIOD = {
     "name": "fediod",
     "steps": 6,
@@ -669,7 +669,7 @@ def test_malformed_queries_are_refused_and_logged(
 
 def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
     for method, query, rule in (
-        ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: no parameters"),
+        ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: parameters may not leave"),
         ({"name": "centralized"}, "upload_data", "private data"),
     ):
         plan = replace(PLAN, method=method, run=f"run-{query}")

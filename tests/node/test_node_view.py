@@ -544,7 +544,7 @@ def test_queries_of_nodes_that_train_privately_are_not_captured(
 ) -> None:
     """A captured step could not sample records with their noise."""
     (node,) = nodes_of(count=1)
-    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))}
 
     def look(node: NodeView, x: torch.Tensor) -> Outputs:
         return {"z": node.model(x)}

@@ -26,7 +26,7 @@ from fedstill.core.config_tables import commented_toml, read_table, to_table
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.startup_kit import StartupKit
 from fedstill.data import node_data
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.models.predictors import Predictor
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.audit_log import AuditLog
@@ -40,7 +40,7 @@ from fedstill.runs import presets
 from fedstill.tasks.classification import ClassificationConfig
 
 TEN = tuple(map(str, range(10)))
-DIGITS = InputSpec(ClassificationConfig(), TEN, (1, 8, 8), (0.5,), (0.5,))
+DIGITS = DataSpec(ClassificationConfig(), TEN, (1, 8, 8), (0.5,), (0.5,))
 
 FACTORIES = """
 import torch
@@ -446,7 +446,7 @@ def test_fault_does_not_cause_second_fault(tmp_path: Path) -> None:
 
 def test_data_shape_fault_needs_known_shape(tmp_path: Path) -> None:
     folder = node(tmp_path)
-    other = InputSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
+    other = DataSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
     (fault,) = owner_folder.check_folder(folder, other).faults
     assert "images are 1 x 8 x 8 (channels, height, width) (expected 3 x 32 x 32" in fault
     report = owner_folder.check_folder(folder)
@@ -522,7 +522,7 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
     }
     assert owner_folder.rules_by_refused_query(file, through, method_queries("fedavg")) == {
         "count_samples": "queries: predict_logits, train",
-        "train": "outputs_only: no parameters",
+        "train": "outputs_only: parameters may not leave",
     }
 
 

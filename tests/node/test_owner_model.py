@@ -12,7 +12,7 @@ from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.models.vgg import CONV_INDICES
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.node_file import NodeFile, NodeModelConfig
@@ -21,7 +21,7 @@ from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.regression import RegressionConfig
 from tests.models.test_vgg import weights
 
-TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
+TEXTS = DataSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
 
 
 def named(name: str) -> NodeFile:
@@ -48,7 +48,7 @@ def test_hub_model_is_not_taken_for_factory(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
     columns = tuple(SchemaColumn(name=name, range=(0.0, 1.0)) for name in ("a", "b"))
-    rows = InputSpec(RegressionConfig(), ("b",), (1,), (), (), schema=Schema("b", columns))
+    rows = DataSpec(RegressionConfig(), ("b",), (1,), (), (), schema=Schema("b", columns))
     with pytest.raises(ArgumentError, match="inputs are rows of a table"):
         owner_model.make_model(named("hf:bert"), tmp_path, rows)
 

@@ -27,7 +27,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.dpsgd import DPParameters
-from fedstill.privacy.noise import seeded
+from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
 from fedstill.tasks.classification import Classification
@@ -160,7 +160,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 def privately(office: Office) -> None:
     """Let the critic of the second node learn with DP-SGD."""
     node, journal = office.nodes[1], Journal()
-    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
+    node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded_sampler(0, *names))}
     journal.node = node.name
     node.gate.budgets = RunBudgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
 

@@ -15,9 +15,9 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import noise
-from fedstill.privacy.noise import NoiseSampler, add_noise, grid_step, secure, seeded
+from fedstill.privacy.noise import NoiseSampler, add_noise, grid_step, secure_sampler, seeded_sampler
 
-SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded, secure])
+SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded_sampler, secure_sampler])
 UNIFORM, NORMAL, LAPLACE = stats.uniform(), stats.norm(), stats.laplace()
 
 
@@ -65,7 +65,7 @@ def test_secure_sampler_matches_reference(what: str) -> None:
         size = [-math.log(u) if what == "laplace" else -NormalDist().inv_cdf(u / 2) for u in v]
         return [s * x for s, x in zip(signs, size, strict=True)]
 
-    sampler = secure(2**100 + 7, "clinic", 3)
+    sampler = secure_sampler(2**100 + 7, "clinic", 3)
     for call in (0, 1):  # each call returns new numbers
         assert getattr(sampler, what)((5,)).tolist() == pytest.approx(reference(call), rel=1e-12)
 
@@ -91,14 +91,14 @@ def test_samples_depend_on_secret_and_names_only(make_sampler) -> None:
 def test_secure_sampler_separates_names_and_secrets() -> None:
     purposes = [("a", "b"), ("a,b",), ("a", "b", ""), ("a\x1fb",), ('a", "b',), (1,), ("1",)]
     secrets = [1, 2**64 + 1, 2**127 + 1, 2**200 + 1]
-    samples = {tuple(secure(0, *names).uniform((2,)).tolist()) for names in purposes}
-    samples |= {tuple(secure(secret, "a").uniform((2,)).tolist()) for secret in secrets}
+    samples = {tuple(secure_sampler(0, *names).uniform((2,)).tolist()) for names in purposes}
+    samples |= {tuple(secure_sampler(secret, "a").uniform((2,)).tolist()) for secret in secrets}
     assert len(samples) == len(purposes) + len(secrets)
 
 
 def test_make_sampler_by_option() -> None:
-    assert noise.make_sampler("seeded") is seeded
-    assert noise.make_sampler("secure") is secure
+    assert noise.make_sampler("seeded") is seeded_sampler
+    assert noise.make_sampler("secure") is secure_sampler
 
 
 # --- ends and tails ------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_tails_have_fine_resolution(high: int, low: int) -> None:
     st.integers(0, 2**31),
 )
 def test_noisy_values_lie_on_grid(values: list[float], scale: float, seed: int) -> None:
-    v, n = torch.tensor(values), seeded(seed).normal((len(values),))
+    v, n = torch.tensor(values), seeded_sampler(seed).normal((len(values),))
     out = add_noise(v, n, scale)
     assert out.dtype is torch.float32
     steps = out.double() / grid_step(scale)

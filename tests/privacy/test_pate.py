@@ -23,7 +23,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.protection import make_teachers
 from fedstill.privacy.events import Event, PrivacyCost
-from fedstill.privacy.noise import seeded
+from fedstill.privacy.noise import seeded_sampler
 from fedstill.privacy.pate import NoisyVotes, PateConfig, TeacherEnsemble, _ClippedGradient, partition_records
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -296,7 +296,7 @@ def test_votes_are_encoded_as_logits() -> None:
     x = torch.tensor([[8.0, 0.0, 0.0], [2.0, 2.0, 4.0], [2.4, 1.7, 3.6], [-5.0, 99.0, 0.0]])
     exact = [[8, 0, 0], [2, 2, 4], [2, 2, 4], [0, 8, 0]]
     rule = NoisyVotes(PateConfig(teachers=4, sharpness=8.0), 0.0)
-    assert rule.noise(rule.bound(x), seeded(0)).tolist() == exact
+    assert rule.noise(rule.bound(x), seeded_sampler(0)).tolist() == exact
     for m in (1, 3, 7, 10, 100, 250):  # float32 shares of any number of teachers
         votes = torch.arange(m + 1.0)
         read = NoisyVotes(PateConfig(teachers=m), 1.0).bound((10 * (votes / m)).unsqueeze(1))
@@ -307,7 +307,7 @@ def test_label_release_has_expected_probability() -> None:
     """P(a + N > b + N') = Phi((a - b) / (sigma sqrt 2)); the release counts all votes for it."""
     rule = NoisyVotes(PateConfig(teachers=10, release="label", sharpness=6.0), 3.0)
     x = torch.tensor([[6.0 * 0.6, 6.0 * 0.4]]).repeat(20_000, 1)
-    out = rule.noise(rule.bound(x), seeded(0, "label"))
+    out = rule.noise(rule.bound(x), seeded_sampler(0, "label"))
     assert ((out == 6.0).sum(1) == 1).all()
     assert ((out == 0.0).sum(1) == 1).all()
     expected = stats.norm.cdf(2 / (3 * math.sqrt(2)))
@@ -318,7 +318,7 @@ def test_label_release_has_expected_probability() -> None:
 def test_rows_below_threshold_are_zeros_and_cost_no_votes(release) -> None:
     rule = NoisyVotes(PateConfig(teachers=100, release=release, threshold=70.0, threshold_noise=10.0), 5.0)
     x = torch.tensor([[8.0, 2.0, 0.0]]).repeat(5_000, 1)  # 80 votes: 70 is one sigma below
-    out = rule.noise(rule.bound(x), seeded(0, "threshold"))
+    out = rule.noise(rule.bound(x), seeded_sampler(0, "threshold"))
     answered = (out != 0).any(1)
     assert answered.double().mean().item() == pytest.approx(stats.norm.cdf(1), abs=0.02)
     passed = int(answered.sum())
@@ -337,7 +337,7 @@ def test_threshold_noise_is_independent_of_vote_noise() -> None:
     """Noise of released rows is distributed as that of all rows."""
     rule = NoisyVotes(PateConfig(teachers=10, threshold=5.0, threshold_noise=5.0), 5.0)
     x = torch.tensor([[5.0, 5.0]]).repeat(20_000, 1)
-    out = rule.noise(rule.bound(x), seeded(0, "own noise"))
+    out = rule.noise(rule.bound(x), seeded_sampler(0, "own noise"))
     added = (out[(out != 0).any(1)] - 5).flatten().numpy()
     assert len(added) == pytest.approx(20_000, rel=0.05)  # half of the rows, two values each
     assert stats.kstest(added, stats.norm(scale=5).cdf).pvalue > 0.01
@@ -359,7 +359,7 @@ def test_released_rows_are_never_all_zeros() -> None:
 @given(st.integers(1, 60), st.integers(0, 2**31))
 def test_actual_cost_never_exceeds_cost(B: int, seed: int) -> None:
     rule = NoisyVotes(PateConfig(teachers=10, threshold=5.0, threshold_noise=3.0), 5.0)
-    out = rule.noise(rule.bound(torch.rand(B, 4) * 10), seeded(seed))
+    out = rule.noise(rule.bound(torch.rand(B, 4) * 10), seeded_sampler(seed))
     cost, actual_cost = rule.cost((B, 4)), rule.actual_cost((B, 4), out)
     assert cost is not None
     assert actual_cost is not None

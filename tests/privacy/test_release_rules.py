@@ -16,7 +16,7 @@ from scipy import stats
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.clipping import CLIP_MARGIN, clip_factors, clip_rows, row_norms
 from fedstill.privacy.events import Event, PrivacyCost
-from fedstill.privacy.noise import secure, seeded
+from fedstill.privacy.noise import secure_sampler, seeded_sampler
 from fedstill.privacy.pate import NoisyVotes, PateConfig
 from fedstill.privacy.release_rules import (
     BoundedNoisyRows,
@@ -45,7 +45,7 @@ BARE: list[ReleaseRule] = [
     NoisyVotes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
     SanitizedGradients(1.0, 0.0, 10),
 ]
-SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded, secure])
+SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded_sampler, secure_sampler])
 
 
 def single_event(cost: PrivacyCost | None) -> tuple[Event, int]:
@@ -129,17 +129,17 @@ def test_clamped_values_stay_within_bound(array: np.ndarray, bound: float) -> No
 def test_nan_is_never_released(rule: ReleaseRule) -> None:
     """A NaN would reveal a record, and no bound would hold."""
     x = torch.tensor([[math.nan, 1.0, 0.0], [math.inf, -math.inf, 0.0], [math.inf, math.inf, math.inf]])
-    out = rule.noise(rule.bound(x), seeded(0))
+    out = rule.noise(rule.bound(x), seeded_sampler(0))
     assert torch.isfinite(out).all()
     most = torch.finfo(torch.float32).max
     like = torch.tensor([[0.0, 1.0, 0.0], [most, -most, 0.0], [most, most, most]])
-    assert torch.allclose(out, rule.noise(rule.bound(like), seeded(0)))
+    assert torch.allclose(out, rule.noise(rule.bound(like), seeded_sampler(0)))
 
 
 @pytest.mark.parametrize("rule", PROTECTING + BARE, ids=lambda rule: rule.text)
 def test_releases_are_detached_float32_of_equal_shape(rule: ReleaseRule) -> None:
     x = torch.rand(4, 3).requires_grad_()
-    out = rule.noise(rule.bound(x), seeded(0))
+    out = rule.noise(rule.bound(x), seeded_sampler(0))
     assert out.shape == x.shape
     assert out.dtype is torch.float32
     assert isinstance(rule, (Exact, Derived)) or not out.requires_grad
@@ -149,7 +149,7 @@ def test_releases_are_detached_float32_of_equal_shape(rule: ReleaseRule) -> None
 @pytest.mark.parametrize("rule", PROTECTING[:3] + PROTECTING[5:], ids=lambda rule: rule.text)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (2,), (2, 3, 4, 5)])
 def test_rules_handle_any_shape(rule: ReleaseRule, shape: tuple[int, ...]) -> None:
-    out = rule.noise(rule.bound(torch.zeros(shape)), seeded(0))
+    out = rule.noise(rule.bound(torch.zeros(shape)), seeded_sampler(0))
     assert out.shape == shape
     cost = rule.cost(shape)
     assert cost is not None
@@ -196,22 +196,22 @@ def test_added_noise_has_claimed_distribution(make_sampler, rule: ReleaseRule, x
 def test_noisy_counts_are_whole_and_not_negative() -> None:
     """Servers accept such counts only; Lap(5) is negative half of the time."""
     rule = NoisyCounts(5.0)
-    out = rule.noise(rule.bound(torch.zeros(10_000)), seeded(0, "counts"))
+    out = rule.noise(rule.bound(torch.zeros(10_000)), seeded_sampler(0, "counts"))
     assert torch.equal(out, out.round())
     assert (out >= 0).all()
     # P(x < 1/2) = 1 - exp(-0.1) / 2
     assert (out == 0).double().mean().item() == pytest.approx(1 - math.exp(-0.1) / 2, abs=0.015)
-    assert rule.noise(rule.bound(torch.tensor(7.0)), seeded(1)).shape == ()
+    assert rule.noise(rule.bound(torch.tensor(7.0)), seeded_sampler(1)).shape == ()
 
 
 def test_without_noise_releases_bounded_values() -> None:
     x = torch.tensor([[0.1, 7.0], [20.0, -3.0]])
-    assert torch.equal(Exact().noise(Exact().bound(x), seeded(0)), x)
-    assert torch.equal(Derived("a").noise(Derived("a").bound(x), seeded(0)), x)
-    assert torch.equal(NoisyCounts(0.0).noise(NoisyCounts(0.0).bound(x), seeded(0)), x.clamp(min=0))
+    assert torch.equal(Exact().noise(Exact().bound(x), seeded_sampler(0)), x)
+    assert torch.equal(Derived("a").noise(Derived("a").bound(x), seeded_sampler(0)), x)
+    assert torch.equal(NoisyCounts(0.0).noise(NoisyCounts(0.0).bound(x), seeded_sampler(0)), x.clamp(min=0))
     outputs = BoundedNoisyRows("laplace", 0.0, 5.0)
     clamped = torch.tensor([[0.1, 5.0], [5.0, -3.0]])
-    assert torch.allclose(outputs.noise(outputs.bound(x), seeded(0)), clamped)
+    assert torch.allclose(outputs.noise(outputs.bound(x), seeded_sampler(0)), clamped)
 
 
 # --- costs ---------------------------------------------------------------------------------------

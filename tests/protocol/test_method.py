@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.methods._label_histogram import count_labels, count_labels_query
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -178,7 +178,8 @@ def test_outputs_only_releases_plug_in_kinds_by_name_only() -> None:
         return Gate("clinic", PolicyConfig(**policy), AuditLog()).refusal_reason(predict)
 
     assert objection() == (
-        f"outputs_only: no {' and '.join(names)}, unless its owner names it in policy.kinds (now none)"
+        f"outputs_only: {' and '.join(names)} may not leave, "
+        "unless its owner names it in policy.kinds (now none)"
     )
     assert objection(kinds=("logits", "gradients")) is not None
     assert objection(kinds=names[:1]) is not None
@@ -203,7 +204,7 @@ def test_payload_kind_equals_its_name_and_keeps_its_attributes() -> None:
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])
 def test_plan_imports_no_method_that_the_node_does_not_allow(name: Any) -> None:
-    spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     table = RunPlan("run", {"name": "fedavg"}, spec).to_dict()
     assert RunPlan.from_dict(table).make_method() == METHODS["fedavg"]()
     with pytest.raises(

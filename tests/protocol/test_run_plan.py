@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fedstill.core.config_tables import to_table
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.methods.fediod import FedIOD
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.tasks.classification import ClassificationConfig
 
-SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), (0.5,))
+SPEC = DataSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), (0.5,))
 PLAN = RunPlan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", min_nodes=3)
 
 

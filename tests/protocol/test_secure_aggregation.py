@@ -14,9 +14,9 @@ from fedstill.protocol.payload_kinds import GRADIENTS, LABEL_COUNTS, LOGITS
 from fedstill.protocol.secure_aggregation import (
     FRACTION_BITS,
     add_contributions,
+    contribution_faults,
     decode_sums,
     from_ring,
-    invalid_contributions,
     sum_contributions,
     to_ring,
 )
@@ -113,7 +113,7 @@ def test_a_sum_wraps_around_and_back() -> None:
 
 def test_names_nodes_with_invalid_contributions() -> None:
     good, float_ = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3)
-    faults = invalid_contributions(
+    faults = contribution_faults(
         {"a": {"z": good}, "b": {"y": good}, "c": {"z": float_}, "d": {"z": good[:1]}, "e": {"z": good}},
         ["z"],
     )
@@ -123,4 +123,4 @@ def test_names_nodes_with_invalid_contributions() -> None:
     assert "64-bit integers" in faults["c"]
     assert "shape" in faults["d"]
     with pytest.raises(NodeFault, match="a, b"):
-        invalid_contributions({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])
+        contribution_faults({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])

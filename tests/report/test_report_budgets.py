@@ -42,7 +42,9 @@ nodes = { privacy = { epsilon = inf } }
 def test_comparison_over_budgets_has_epsilon_table(tmp_path: Path) -> None:
     out, plan = a_comparison(tmp_path, BY_EPSILON)
     summary = summarize(out, plan)
-    assert summary.by_budget() == [MethodCurve(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
+    assert summary.budget_curves() == [
+        MethodCurve(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})
+    ]
     assert markdown(summary).splitlines()[:3] == [
         "| method | epsilon \u221e |",
         "|---|---|",
@@ -76,6 +78,6 @@ def test_other_comparisons_have_no_epsilon_table(tmp_path: Path, settings: str) 
     """Settings differ in another option, or two share an epsilon."""
     out, plan = a_comparison(tmp_path, settings)
     summary = summarize(out, plan)
-    assert summary.by_budget() == []
+    assert summary.budget_curves() == []
     assert "Accuracy against epsilon" not in render_comparison_page(summary)
     assert not markdown(summary).startswith("| method | epsilon")

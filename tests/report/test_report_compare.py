@@ -26,7 +26,7 @@ from fedstill.report.compare_files import (
     summarize,
     write_comparison,
 )
-from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compared_method import Spread
 from fedstill.runs.config import PaperMetric
 from tests.report.test_report_page import Page, refuse_loading
@@ -79,7 +79,7 @@ def a_plan(**changes: Any) -> Comparison:
         "settings": [{"name": "50% skew_ed", "split": {"alpha": 0.1}}, {"name": "another"}],
         "paper": [vars(metric) for metric in PAPER],
     }
-    return compare._comparison({**table, **changes}, "mine", {})
+    return compare._build_comparison({**table, **changes}, "mine", {})
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_spread_is_mean_and_sample_deviation() -> None:
 
 
 def test_summary_csv_has_means_deviations_and_gaps(folder: Path) -> None:
-    write_comparison(folder, compare.read_folder(folder))
+    write_comparison(folder, compare.read_comparison_folder(folder))
     rows = {(row["setting"], row["method"]): row for row in records(folder / "compare-summary.csv")}
     assert len(rows) == 8
     fedavg = rows["50% skew_ed", "fedavg"]
@@ -145,7 +145,7 @@ def test_summary_csv_has_means_deviations_and_gaps(folder: Path) -> None:
 
 
 def test_csv_has_one_row_per_run(folder: Path) -> None:
-    write_comparison(folder, compare.read_folder(folder))
+    write_comparison(folder, compare.read_comparison_folder(folder))
     rows = records(folder / "compare.csv")
     assert len(rows) == 2 * 4 * 3
     status = [row["status"] for row in rows]
@@ -162,7 +162,10 @@ def test_csv_has_one_row_per_run(folder: Path) -> None:
 
 
 def test_learning_curve_is_mean_over_seeds_by_fraction(folder: Path) -> None:
-    rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
+    rows = {
+        row.label: row
+        for row in summarize(folder, compare.read_comparison_folder(folder)).settings[0].entries
+    }
     assert rows["fedavg"].learning_curve() == {
         0.5: Spread(41.0),
         1.0: Spread(84.0),
@@ -185,18 +188,21 @@ def test_best_is_within_kind_of_model_and_excludes_released_data(folder: Path) -
         a_run(folder, f"centralized-seed{seed}", (99.0, 99.0, 1, 1), {1: 50.0})
     [setting] = summarize(folder, plan).settings
     # Standalone is alone of its kind, centralized is no federation.
-    assert setting.best(setting.metric) == {"fediod"}
+    assert setting.significantly_best_labels(setting.metric) == {"fediod"}
 
 
 def test_missing_seeds_have_reasons(folder: Path) -> None:
     (folder / "50-skew_ed" / "fedavg-seed1" / "result.json").unlink()
     write_text(folder / "not_run.json", json.dumps({"50-skew_ed/fedavg-seed2": "stopped: a limit"}))
-    rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
+    rows = {
+        row.label: row
+        for row in summarize(folder, compare.read_comparison_folder(folder)).settings[0].entries
+    }
     assert rows["fedavg"].missing_reason() == "stopped: a limit (seed 2); not finished (seed 1)"
     assert rows["fedavg"].spread("accuracy") == Spread(80.0, None)
 
 
-def printed(summary: Summary, width: int) -> str:
+def printed(summary: ComparisonSummary, width: int) -> str:
     """Return the terminal's text; no line is wider than the terminal or truncated."""
     out = StringIO()
     print_comparison(summary, Console(file=out, width=width, color_system=None))
@@ -208,7 +214,7 @@ def printed(summary: Summary, width: int) -> str:
 
 @pytest.mark.parametrize("width", [80, 190])
 def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None:
-    text = printed(summarize(folder, compare.read_folder(folder)), width)
+    text = printed(summarize(folder, compare.read_comparison_folder(folder)), width)
     line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
     expected = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
     assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip()) == expected
@@ -222,7 +228,7 @@ def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None
 
 
 def test_latex_is_one_booktabs_table(folder: Path) -> None:
-    text = latex(summarize(folder, compare.read_folder(folder)))
+    text = latex(summarize(folder, compare.read_comparison_folder(folder)))
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0] == "\\begin{tabular}{lrrrrrrrrrr}"
     assert body[1] == "\\toprule"
@@ -241,7 +247,7 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
 
 
 def test_markdown_has_the_same_table(folder: Path) -> None:
-    lines = markdown(summarize(folder, compare.read_folder(folder))).splitlines()
+    lines = markdown(summarize(folder, compare.read_comparison_folder(folder))).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "**50% skew_ed**" in lines
     assert {line.count("|") for line in table} == {13}
@@ -251,7 +257,7 @@ def test_markdown_has_the_same_table(folder: Path) -> None:
 
 
 def test_page_has_content_of_run_folders(folder: Path) -> None:
-    source = write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8")
+    source = write_comparison(folder, compare.read_comparison_folder(folder)).read_text(encoding="utf-8")
     page = Page(source)
     refuse_loading(page, source)
     assert str(folder) not in source
@@ -289,7 +295,7 @@ def change_results(folder: Path, **changes: Any) -> None:
 
 def test_notes_of_runs_appear_once_per_method(folder: Path) -> None:
     change_results(folder, notes=["perceptual loss is off (<no> weights)"])
-    page = Page(write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8"))
+    page = Page(write_comparison(folder, compare.read_comparison_folder(folder)).read_text(encoding="utf-8"))
     assert page.text.count("FedIOD: perceptual loss is off (<no> weights).") == 1  # not once a seed
     assert "Lower is better" not in page.text  # ECE is in the CSV alone
 
@@ -314,8 +320,8 @@ def test_epsilon_is_maximum_over_nodes_and_seeds(folder: Path) -> None:
     protect(folder, "fediod-seed2", 2.0, 2.0)
     summary = summarize(folder, a_plan())
     by_label = {row.label: row for row in summary.settings[0].entries}
-    assert by_label["fedavg"].epsilon() == (4.0, 1e-5)
-    assert by_label["fediod"].epsilon() is None
+    assert by_label["fedavg"].privacy_bound() == (4.0, 1e-5)
+    assert by_label["fediod"].privacy_bound() is None
     assert by_label["fediod"].epsilon_text() == "no guarantee"
     assert by_label["standalone"].epsilon_text() == "nothing released"
     assert summary.privacy_sentence() == (
@@ -372,7 +378,7 @@ def two_methods(folder: Path, first: list[float], second: list[float]) -> Compar
 def test_no_method_is_best_without_significance(folder: Path) -> None:
     # Differences 4, 1 and 7: 4 +- 4.303 * 3 / sqrt(3)
     setting = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 85.0, 95.0])
-    assert setting.best(setting.metric) == set()
+    assert setting.significantly_best_labels(setting.metric) == set()
     assert setting.verdicts() == [
         "Accuracy: FedIOD is not significantly better than FedAvg (4.0 [-3.5, 11.5])."
     ]
@@ -398,13 +404,13 @@ def test_best_mean_behind_on_common_seeds_is_not_best(folder: Path) -> None:
     [setting] = summarize(folder, plan).settings
     [verdict] = setting.verdicts()
     assert verdict.startswith("Accuracy: FedIOD is not significantly better than FedAvg (-2.0 [")
-    assert setting.best(setting.metric) == set(), "nor is it bold"
+    assert setting.significantly_best_labels(setting.metric) == set(), "nor is it bold"
 
 
 def test_significantly_better_method_is_best(folder: Path) -> None:
     # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), though both methods vary by more from seed to seed
     first = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 87.0, 93.0])
-    assert first.best(first.metric) == {"fediod"}
+    assert first.significantly_best_labels(first.metric) == {"fediod"}
     assert first.verdicts() == [
         "Accuracy: FedIOD is significantly better than all other methods; the smallest difference is "
         "4.0 [1.5, 6.5], to FedAvg."
@@ -436,11 +442,11 @@ def test_significance_includes_variance_over_test_cases(folder: Path) -> None:
             write_resamples(folder, f"{label}-seed{seed}", draws)
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
     [setting] = summarize(folder, plan).settings
-    assert setting.best(setting.metric) == {"fediod"}
+    assert setting.significantly_best_labels(setting.metric) == {"fediod"}
     for seed in range(3):  # and now by draw 1, 3 and 5: a standard error of 2, times 4.303
         write_resamples(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
     [setting] = summarize(folder, plan).settings
-    assert setting.best(setting.metric) == set()
+    assert setting.significantly_best_labels(setting.metric) == set()
     assert setting.verdicts() == [
         "Accuracy: FedIOD is not significantly better than FedAvg (3.0 [-5.6, 11.6])."
     ]
@@ -448,7 +454,7 @@ def test_significance_includes_variance_over_test_cases(folder: Path) -> None:
         folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19
     )  # of other cases: nothing pairs them
     [setting] = summarize(folder, plan).settings
-    assert setting.best(setting.metric) == {"fediod"}
+    assert setting.significantly_best_labels(setting.metric) == {"fediod"}
 
 
 def test_custom_method_is_named_by_title_or_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

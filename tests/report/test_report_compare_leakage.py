@@ -14,7 +14,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage import ComparisonColumn, Leakage, skipped_texts
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
-from fedstill.core.config_tables import load_record
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.run_writer import write_text
 from fedstill.report.compare_files import markdown, summarize, write_comparison
 from fedstill.report.compare_page import describe_attacks
@@ -61,7 +61,7 @@ def memorization(**values: float) -> dict[str, Any]:
 
 def a_plan(**changes: Any) -> Comparison:
     table = {"methods": ["standalone", "fedavg", "fediod"], "seeds": 3}
-    return dataclasses.replace(compare._comparison({**table, **changes}, "mine", {}), leakage=CONFIG)
+    return dataclasses.replace(compare._build_comparison({**table, **changes}, "mine", {}), leakage=CONFIG)
 
 
 def leak(folder: Path, run: str, leakage: dict[str, Any]) -> None:
@@ -85,24 +85,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def strongest(entry: ComparedMethod, column: ComparisonColumn) -> str | None:
-    attack = entry.strongest_attack(column)
+    attack = entry.strongest_attack_and_value(column)
     return None if attack is None else attack[1].text(column.digits)
 
 
 def test_leakage_is_of_strongest_attack_over_seeds(folder: Path) -> None:
     alone, fedavg, fediod = summarize(folder, a_plan()).entries
-    name, auc = fedavg.strongest_attack(AUC) or ("", Spread(0.0))
+    name, auc = fedavg.strongest_attack_and_value(AUC) or ("", Spread(0.0))
     assert (name, auc.mean) == ("LiRA", pytest.approx(64.0))
     # From 50, 70, 72 and their mean 64: sqrt((14^2 + 6^2 + 8^2) / 2).
     assert auc.std == pytest.approx((296 / 2) ** 0.5)
     assert strongest(fedavg, AUC) == "64.0 \u00b1 12.2"
-    assert (fedavg.strongest_attack(TPR) or ("",))[
+    assert (fedavg.strongest_attack_and_value(TPR) or ("",))[
         0
     ] == "Loss"  # it finds more at 1 %, and 0.1 % is another rate
     assert strongest(fedavg, TPR) == "3.0 \u00b1 1.0"
-    assert (fedavg.strongest_attack(PSNR) or ("",))[0] == "iDLG"  # 21 each time; DLG's mean is 20
+    assert (fedavg.strongest_attack_and_value(PSNR) or ("",))[0] == "iDLG"  # 21 each time; DLG's mean is 20
     assert strongest(fedavg, PSNR) == "21.0 \u00b1 0.0"
-    assert fediod.strongest_attack(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
+    assert fediod.strongest_attack_and_value(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
     assert strongest(fediod, TPR) is None
     assert [strongest(alone, leak) for leak in LEAKS] == [None] * 5
 
@@ -112,12 +112,12 @@ def test_leakage_needs_all_finished_seeds(folder: Path) -> None:
     leak(folder, "fediod-seed2", {**a_leakage(an_attack("Loss", 0.9)), "config": {**CONFIG, "seed": 1}})
     summary = summarize(folder, a_plan())
     _, fedavg, fediod = summary.entries
-    assert fedavg.strongest_attack(AUC) is None
+    assert fedavg.strongest_attack_and_value(AUC) is None
     assert summary.notes[-1] == (
         "Not yet attacked with the options of this comparison: Standalone, seed 0; Standalone, seed 1; "
         "Standalone, seed 2; FedAvg, seed 1; FedIOD, seed 2."
     )
-    assert fediod.strongest_attack(AUC) is None  # that one is of an attack with other options
+    assert fediod.strongest_attack_and_value(AUC) is None  # that one is of an attack with other options
     assert [run.leakage is None for run in fediod.runs] == [False, False, True]
 
 
@@ -261,7 +261,7 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
 
 def test_describe_attacks_names_attacks_and_strength() -> None:
     def read(leakage: dict[str, Any]) -> Leakage:
-        return load_record(Leakage, leakage, Path("leakage.json"))
+        return read_received_dataclass(Leakage, leakage, Path("leakage.json"))
 
     assert describe_attacks(read({"audit": None})) == "No attack was run."
     assert describe_attacks(

@@ -88,7 +88,7 @@ def test_refused_query_is_not_traffic(tmp_path: Path) -> None:
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None
     assert totals.nodes["north"].queries == {0}
-    assert totals.total("up") == {"logits": 8}
+    assert totals.bytes_by_kind("up") == {"logits": 8}
 
 
 def test_waiting_for_absent_nodes_is_not_link_time() -> None:

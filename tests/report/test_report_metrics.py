@@ -150,7 +150,7 @@ def a_plan(seeds: int) -> Comparison:
         "base": {"task": {"name": "segmentation"}, "data": {"name": "mine"}},
         "paper": [vars(metric) for metric in PAPER],
     }
-    return compare._comparison(table, "mri", {})
+    return compare._build_comparison(table, "mri", {})
 
 
 def write_run(folder: Path, central: dict[str, float | None], **changes: Any) -> None:
@@ -176,11 +176,13 @@ def test_best_method_is_per_metric(folder: Path) -> None:
     for method in ("standalone", "fedavg", "fediod"):  # the same again: no chance between seeds
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed1")
     [two] = summarize(folder, a_plan(2)).settings
-    assert not any(two.best(metric) for metric in two.metrics), "that two agree may be chance"
+    assert not any(two.significantly_best_labels(metric) for metric in two.metrics), (
+        "that two agree may be chance"
+    )
     for method in ("standalone", "fedavg", "fediod"):
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed2")
     [setting] = summarize(folder, a_plan(3)).settings
-    best = {metric.key: setting.best(metric) for metric in setting.metrics}
+    best = {metric.key: setting.significantly_best_labels(metric) for metric in setting.metrics}
     # HD95 is better where it is lower; only one student has a specificity, so there is no best.
     assert best == {"dice": {"fediod"}, "sensitivity": {"fedavg"}, "specificity": set(), "hd95": {"fedavg"}}
 

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from fedstill.report import write_report
-from fedstill.report.model_scores import compare_models
+from fedstill.report.model_scores import list_model_scores
 from fedstill.report.result import Result
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
@@ -27,7 +27,7 @@ def of_sites() -> dict[str, Any]:
 
 
 def test_display_name_has_known_site() -> None:
-    assert Result.from_record(of_sites()).display_names == {
+    assert Result.from_record(of_sites()).node_display_names == {
         "north": "north \u00b7\u00a0Utrecht",
         "south": "south",
     }
@@ -72,7 +72,7 @@ def test_page_uses_display_names_everywhere(tmp_path: Path) -> None:
 def test_description_names_nodes_of_partial_mean() -> None:
     result = of_sites()
     result["standalone"]["accuracy"]["nodes"] = ["north"]
-    assert compare_models(Result.from_record(result))[0].description.endswith(
+    assert list_model_scores(Result.from_record(result))[0].description.endswith(
         "(only north \u00b7\u00a0Utrecht)"
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill.core.text_format import format_bytes, format_seconds, number_at
+from fedstill.core.text_format import finite_number_at_keys, format_bytes, format_seconds
 from fedstill.report import print_table
 from fedstill.report.table_formats import Cell, Column, Row, Table, markdown, print_rows
 
@@ -96,7 +96,7 @@ def test_format_seconds_rounds_up_units(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize("value", [None, "0.9", True, float("nan"), float("-inf"), 10**400, [1]])
 def test_number_at_returns_none_for_other_values(value: object) -> None:
-    assert number_at({"accuracy": value}, "accuracy") is None
+    assert finite_number_at_keys({"accuracy": value}, "accuracy") is None
 
 
 def test_table_has_all_metrics_and_totals() -> None:

@@ -24,7 +24,7 @@ from fedstill.core.errors import (
     RunFolderError,
 )
 from fedstill.data import make_data_config
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
 from fedstill.models.predictors import file_fingerprint
@@ -141,7 +141,7 @@ def test_model_is_named_by_its_file(tmp_path: Path) -> None:
     mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
     torch.testing.assert_close(mapped, own.flip(1))
     write_nodes(config, simulation, tmp_path / "nodes")
-    spec = InputSpec.from_data(config.task, WINE)
+    spec = DataSpec.from_data(config.task, WINE)
     for node in simulation.nodes:
         folder = tmp_path / "nodes" / node.name
         made = owner_model.make_model(owner_folder.read_node_file(folder), folder, spec)
@@ -184,7 +184,7 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
     owner = owner_folder.read_node_file(folder)
-    spec = InputSpec.from_data(config.task, WINE)
+    spec = DataSpec.from_data(config.task, WINE)
     first = file_fingerprint(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
     replaced, _ = build.build_simulation(config)

@@ -251,7 +251,7 @@ def test_rejects_invalid_input_without_writing(
 
 def test_rejects_unsuitable_method_first() -> None:
     table = {"method": {"name": "asyndgan"}, "data": {"name": "digits"}, "split": {"nodes": 100_000}}
-    with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: every node: it generates images from"):
+    with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: it generates images from"):
         build_simulation(from_dict(table))
 
 

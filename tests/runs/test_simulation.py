@@ -97,7 +97,7 @@ def test_evaluates_nodes_on_known_labels() -> None:
     means = []
     for node, model in enumerate(one.models):
         with torch.no_grad():
-            aucs = MultiLabel(3).per_class(model.eval()(one.test.inputs), truth)
+            aucs = MultiLabel(3).metric_per_class(model.eval()(one.test.inputs), truth)
         assert aucs is not None
         result = results["labels"]["nodes"][experiment.nodes[node].name]
         assert result == [None if label == node else pytest.approx(aucs[label]) for label in range(3)]
@@ -109,7 +109,7 @@ def test_evaluates_nodes_on_known_labels() -> None:
     for node, share in enumerate(results["local"]["share"]["per_node"]):
         rows = experiment.evaluation.rows_of_test_share(node, 3)
         with torch.no_grad():
-            aucs = MultiLabel(3).per_class(one.models[node](one.test.inputs[rows]), truth[rows])
+            aucs = MultiLabel(3).metric_per_class(one.models[node](one.test.inputs[rows]), truth[rows])
         assert aucs is not None
         assert share == pytest.approx(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
 

@@ -11,7 +11,7 @@ import torch
 import fedstill
 from fedstill.cli import main as cli
 from fedstill.core.errors import DataError
-from fedstill.data.tables import read_schema, read_table_folder
+from fedstill.data.table_data import read_schema, read_table_folder
 from fedstill.models import MLP
 from tests import survivors
 from tests.runs.small_run import result_of, small_run

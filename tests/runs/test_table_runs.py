@@ -13,7 +13,7 @@ from fedstill.cli import main as cli
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import make_data_config
 from fedstill.data.loading import load
-from fedstill.data.tables import check_features, encode_frame
+from fedstill.data.table_data import check_features, encode_frame
 from fedstill.models import MLP, Linear
 from fedstill.tasks.classification import TabularConfig
 from tests.runs.small_run import result_of, small_run
@@ -134,7 +134,7 @@ def test_attacks_run_on_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
         cli.main(["attack", str(tmp_path / "run"), "--attacks", "counts", "memorization"])
     assert exit.value.code == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert "exact of 3 of 3" in output
+    assert "label counts recovered exactly at 3 of 3 nodes" in output
     assert "it compares images, and the inputs of this task are rows of a table" in output
 
 
@@ -217,7 +217,8 @@ def test_rejects_generating_rows_without_schema() -> None:
     models = [MLP((3,), 2, 8) for _ in range(2)]
     assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).result["accuracy"] > 80
     with pytest.raises(
-        ArgumentError, match=r"invalid schema = '' \(expected a table's columns, within which"
+        ArgumentError,
+        match=r"invalid schema = '' \(expected a table's columns: .* or choose a method with public data",
     ):
         fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
 

@@ -17,7 +17,7 @@ import fedstill
 from fedstill.core.dataset import CaseIndex, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
 from fedstill.data import load, make_data_config, new_data
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
 from fedstill.runs.run_warnings import input_hashes
@@ -27,10 +27,10 @@ from fedstill.student.predict import predict
 from fedstill.student.student_model import PortableStudent
 from fedstill.tasks import TASKS
 
-PIXELS = InputSpec(TASKS["classification"](), ("cat", "dog"), (3, 8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+PIXELS = DataSpec(TASKS["classification"](), ("cat", "dog"), (3, 8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 
 
-def written(folder: Path, network: nn.Module, model: str, spec: InputSpec) -> Path:
+def written(folder: Path, network: nn.Module, model: str, spec: DataSpec) -> Path:
     """Write a run's folder with nothing but its student."""
     folder.mkdir(exist_ok=True)
     weights = {name: value.clone() for name, value in network.state_dict().items()}
@@ -150,7 +150,7 @@ def test_regression_predictions_are_in_target_unit(tmp_path: Path) -> None:
     column = fedstill.SchemaColumn
     columns = (column(name="age", range=(0.0, 100.0)), column(name="days", range=(0.0, 30.0)))
     schema = fedstill.Schema("days", columns)
-    spec = InputSpec(TASKS["regression"](), ("days",), (1,), (), (), schema=schema)
+    spec = DataSpec(TASKS["regression"](), ("days",), (1,), (), (), schema=schema)
     network = nn.Linear(1, 1)
     nn.init.constant_(network.weight, 0.5)
     nn.init.zeros_(network.bias)
@@ -175,7 +175,7 @@ def test_survival_predictions_are_survival_probabilities(tmp_path: Path) -> None
     network = nn.Linear(1, 3)
     nn.init.zeros_(network.weight)
     nn.init.zeros_(network.bias)  # half of those who are left, in each interval
-    spec = InputSpec(TASKS["survival"](), schema.classes, (1,), (), (), schema=schema)
+    spec = DataSpec(TASKS["survival"](), schema.classes, (1,), (), (), schema=schema)
     student = fedstill.load(written(tmp_path / "run", network, "linear", spec), nn.Linear(1, 3))
     assert student.probabilities({"age": [50]}).tolist() == [[0.5, 0.25, 0.125]]
     (tmp_path / "new.csv").write_text("age\n50\n", encoding="utf-8")
@@ -185,7 +185,7 @@ def test_survival_predictions_are_survival_probabilities(tmp_path: Path) -> None
 
 
 def test_map_predictions_are_exported_but_not_written_to_csv(tmp_path: Path) -> None:
-    spec = InputSpec(TASKS["segmentation"](), ("background", "tumor"), (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(TASKS["segmentation"](), ("background", "tumor"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))
     with pytest.raises(MethodRefused, match="predicts maps"):
         predict(student, "x.npz", NewDataOptions(), tmp_path / "a.csv")
@@ -203,7 +203,7 @@ def test_fixed_features_are_rebuilt_on_load(tmp_path: Path, monkeypatch: pytest.
     pytest.importorskip("transformers")
     network = build("scattering:4", (1, 8, 8), 2, 0)
     nn.init.normal_(network[4].weight)  # type: ignore[index]
-    spec = InputSpec(TASKS["classification"](), ("cat", "dog"), (1, 8, 8), (0.5,), (0.5,))
+    spec = DataSpec(TASKS["classification"](), ("cat", "dog"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", network, "scattering:4", spec))
     assert export(student, "huggingface", tmp_path / "folder") < 1e-5
     monkeypatch.setattr("fedstill.models.scattering.PIXELS_PER_BATCH", 64)
@@ -271,10 +271,10 @@ def test_maps_are_resized_as_in_run(tmp_path: Path) -> None:
     np.savez(tmp_path / "scans.npz", images=images, masks=masks)
     task = TASKS["segmentation"]()
     run = load(make_data_config(str(tmp_path / "scans.npz"), size=8), task)
-    data = load_labeled(str(tmp_path / "scans.npz"), InputSpec.from_data(task, run), NewDataOptions(fit=True))
+    data = load_labeled(str(tmp_path / "scans.npz"), DataSpec.from_data(task, run), NewDataOptions(fit=True))
     own = torch.cat([run.train.inputs, run.test.inputs])
     assert set(input_hashes(own)) == set(input_hashes(data.inputs))
     _, pixels = load_unlabeled(
-        str(tmp_path / "scans.npz"), InputSpec.from_data(task, run), NewDataOptions(fit=True)
+        str(tmp_path / "scans.npz"), DataSpec.from_data(task, run), NewDataOptions(fit=True)
     )
     torch.testing.assert_close((pixels - 0.5) / 0.5, data.inputs)

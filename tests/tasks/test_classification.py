@@ -187,13 +187,13 @@ def test_confusion_matrix_and_calibration_curve_by_hand() -> None:
 
 def test_advice_for_uneven_classes_names_their_shares() -> None:
     names = ("clear", "ill")
-    assert Classification(2).metric_advice(torch.tensor([0, 1, 1, 0, 1]), names) is None
+    assert Classification(2).metric_warning(torch.tensor([0, 1, 1, 0, 1]), names) is None
     uneven = torch.tensor([1] * 9 + [0])
-    advice = Classification(2).metric_advice(uneven, names)
+    advice = Classification(2).metric_warning(uneven, names)
     assert advice is not None
     assert "ill is 90.0% of the examples and clear 10.0%, where an even share is 50.0%" in advice
     assert "task.metric = auc or balanced_accuracy" in advice
-    assert Classification(2, "auc").metric_advice(uneven, names) is None
+    assert Classification(2, "auc").metric_warning(uneven, names) is None
 
 
 def test_task_is_made_by_name() -> None:

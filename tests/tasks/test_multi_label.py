@@ -182,7 +182,7 @@ def test_auc_by_hand() -> None:
     outputs = torch.tensor([[3.0, 0.0], [1.0, 5.0], [2.0, 5.0], [0.0, 5.0]])
     # Label 0: three of four pairs (present, absent) are in order. Label 1: one pair in order, one tied.
     targets = torch.tensor([[1, -1], [1, 1], [0, 0], [0, -1]])
-    assert MultiLabel(2).per_class(outputs, targets) == [75.0, 50.0]
+    assert MultiLabel(2).metric_per_class(outputs, targets) == [75.0, 50.0]
     assert MultiLabel(2).compute_metrics(outputs, targets) == {"auc": 62.5}
 
 
@@ -193,7 +193,7 @@ def test_auc_is_share_of_ordered_pairs(seed: int, count: int) -> None:
     z = torch.randint(-3, 4, (count, 1), generator=generator).float()  # with ties
     y = torch.randint(-1, 2, (count, 1), generator=generator)
     present, absent = z[y == 1], z[y == 0]
-    (auc,) = MultiLabel(1).per_class(z, y) or []
+    (auc,) = MultiLabel(1).metric_per_class(z, y) or []
     if len(present) == 0 or len(absent) == 0:
         assert math.isnan(auc)
         return
@@ -204,7 +204,7 @@ def test_auc_is_share_of_ordered_pairs(seed: int, count: int) -> None:
 def test_mean_auc_leaves_out_labels_with_one_value() -> None:
     outputs = random_logits(4, 3)
     targets = torch.tensor([[1, 1, -1], [0, 1, -1], [1, 1, -1], [0, -1, -1]])
-    each = TASK.per_class(outputs, targets)
+    each = TASK.metric_per_class(outputs, targets)
     assert each is not None
     assert [math.isnan(one) for one in each] == [False, True, True]
     assert TASK.compute_metrics(outputs, targets)["auc"] == each[0]
@@ -214,7 +214,7 @@ def test_mean_auc_leaves_out_labels_with_one_value() -> None:
 def test_auc_is_nan_for_nan_outputs_but_not_for_infinity() -> None:
     targets = torch.tensor([[1, 1, 0], [0, 0, 1]])
     outputs = torch.tensor([[math.inf, math.nan, 0.0], [-math.inf, 0.0, 1.0]])
-    each = TASK.per_class(outputs, targets)
+    each = TASK.metric_per_class(outputs, targets)
     assert each is not None
     assert (each[0], math.isnan(each[1]), each[2]) == (100.0, True, 100.0)
     assert math.isnan(TASK.compute_metrics(outputs, targets)["auc"]), "not a mean over what is left"

@@ -13,7 +13,7 @@ import torch
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.tables import encode_rows
+from fedstill.data.table_data import encode_rows
 from fedstill.tasks.survival import Floats, SurvivalConfig, concordance, integrated_brier, interval_labels
 
 TASK = SurvivalConfig().make(3)

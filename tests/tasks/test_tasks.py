@@ -14,7 +14,7 @@ from fedstill.cli.list_command import tasks_by_method
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.data import make_data_config
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_private
@@ -121,8 +121,8 @@ def test_data_of_a_task_serve_custom_tasks_of_its_kind(
     assert torch.equal(mine.train.inputs, data.train.inputs)
     assert torch.equal(mine.train.targets, data.train.targets)
     assert mine.classes == data.classes
-    node, spec = load_private(NodeDataConfig(), tmp_path, InputSpec.from_data(CustomConfig(), mine))
-    theirs, _ = load_private(NodeDataConfig(), tmp_path, InputSpec.from_data(ours, data))
+    node, spec = load_private(NodeDataConfig(), tmp_path, DataSpec.from_data(CustomConfig(), mine))
+    theirs, _ = load_private(NodeDataConfig(), tmp_path, DataSpec.from_data(ours, data))
     assert torch.equal(node.targets, theirs.targets)
     assert spec.make_task().name == "mine"
     if like != "instances":  # the spec comes from the run

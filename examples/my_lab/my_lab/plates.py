@@ -12,11 +12,11 @@ import numpy.typing as npt
 from annotated_types import Gt
 
 from fedstill.core.errors import DataError
-from fedstill.data import ArrayData, Targets, find_file
+from fedstill.data import ImageArrayData, Targets, find_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plates(ArrayData):
+class Plates(ImageArrayData):
     """Square gray images of plates, with label and site."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.dataset import Column
-from fedstill.data import ArrayData, Targets, find_file
+from fedstill.data import ImageArrayData, Targets, find_file
 from fedstill.data.images import Bytes, decode_image
-from fedstill.data.raw import read_npz, require_array
+from fedstill.data.raw_images import read_npz, require_array
 
 SIDE = 32  # of an image
 ROWS, COLUMNS = 30, 20  # tiles of a mosaic, all of one class
@@ -23,7 +23,7 @@ TRAIN = 500  # of its tiles, these come first; the other 100 are for testing
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR10(ArrayData):
+class CIFAR10(ImageArrayData):
     """CIFAR-10: 32 x 32 color images of 10 classes, a JPEG stream each."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
@@ -39,7 +39,7 @@ class CIFAR10(ArrayData):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR100(ArrayData):
+class CIFAR100(ImageArrayData):
     """CIFAR-100: 32 x 32 color images of 100 classes, a mosaic of 600 of them each."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)

@@ -13,8 +13,8 @@ from fedstill.core.dataset import Column, DataSet
 from fedstill.data import InstanceImageData, find_file
 from fedstill.data.images import decode_image, read_instance_map
 from fedstill.data.instance_images import InstanceImage, make_instance_image, prepare_instance_images
-from fedstill.data.loading import check_sites
-from fedstill.data.raw import read_npz, require_array
+from fedstill.data.loading import normalize_requested_sites
+from fedstill.data.raw_images import read_npz, require_array
 from fedstill.tasks import TaskConfig
 
 TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018
@@ -84,7 +84,7 @@ def _pictures(path: Path, site: str, split: str = "", only: Sequence[str] = ()) 
     """What a pack has of some sites: ``split`` is the array that tells the parts, if there is one."""
     arrays = read_npz(path)
     names, sites = require_array(path, arrays, "name"), require_array(path, arrays, site)
-    check_sites(only, sorted({str(name) for name in sites}))
+    normalize_requested_sites(only, sorted({str(name) for name in sites}))
     images, maps = (_streams(path, arrays, part) for part in ("image", "label"))
     pictures = []
     for number, name in enumerate(names):

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedstill.data import TextData, find_file
-from fedstill.data.raw import read_npz, require_array
-from fedstill.data.text import HF_PREFIX, LabeledTexts, read_labeled_texts
+from fedstill.data.raw_images import read_npz, require_array
+from fedstill.data.text_data import HF_PREFIX, LabeledTexts, read_labeled_texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from fedstill.core.dataset import DataSet
 from fedstill.data import DataConfig, Targets, find_file
 from fedstill.data.config import Side
 from fedstill.data.loading import PATIENT, prepare_images
-from fedstill.data.raw import RawImages, read_npz, require_array
+from fedstill.data.raw_images import RawImages, read_npz, require_array
 from fedstill.tasks import TaskConfig
 
 

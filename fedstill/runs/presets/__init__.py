@@ -8,12 +8,11 @@ module does not import torch, so that listing presets is fast.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from fedstill.core import toml
 from fedstill.core.config_tables import merge_tables
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, similar_names
 from fedstill.core.registry import add_search_folders, is_object_path
 from fedstill.core.toml import Table
 
@@ -40,7 +39,7 @@ def path(name: str) -> Path:
         meant = ", ".join(map(repr, alike)) if few else f"one of {len(alike)} in `fedstill list presets`"
         if name and (file := Path(name) / "config.toml").is_file():  # a run's folder
             meant = repr(str(file))
-        near = ", ".join(map(repr, get_close_matches(name, names(), cutoff=0.4)))
+        near = ", ".join(map(repr, similar_names(name, names(), 0.5)[:3]))
         see = "`fedstill list presets` shows all" + (f"; nearest: {near}" if near else "")
         raise UnknownName("preset", name, names(), see=see, suggestion=meant)
     return FOLDER / f"{name}.toml"

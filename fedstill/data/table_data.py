@@ -28,7 +28,7 @@ from fedstill.core.names import has_decimal_comma, normalize_columns, normalize_
 from fedstill.core.table_schema import EMPTY_CELLS, Schema, SchemaColumn, first_duplicate
 from fedstill.core.text_format import clip_text, more_suffix
 from fedstill.data.config import DataConfig
-from fedstill.data.loading import PATIENT, SITE, ExampleSource, prepare_data_set
+from fedstill.data.loading import PATIENT, SITE, UnsplitExamples, prepare_data_set
 from fedstill.data.stratified_sampling import Ints, hash_groups, reject_misspelled_columns, require_unit_names
 from fedstill.data.table_files import PARQUET_SUFFIX, pop_split_column, read_delimited_rows, read_parquet
 from fedstill.tasks import Targets, TaskConfig
@@ -100,7 +100,7 @@ class RowFeatures(nn.Module):
         column_index: list[int] = []
         is_numeric, is_missing_flag, low, high, category = ([] for _ in range(5))
         for index, column in enumerate(columns):
-            width = len(column.features)
+            width = len(column.feature_names)
             is_number_column = column.type == "number"
             column_index += [index] * width
             is_missing_flag += [False] * (width - column.missing) + [True] * column.missing
@@ -162,10 +162,12 @@ def encode_rows(
         )
         return row_features
 
-    return TensorData(features(schema.input_columns).float(), _targets(schema, features))
+    return TensorData(features(schema.input_columns).float(), _encode_targets(schema, features))
 
 
-def _targets(schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.Tensor]) -> torch.Tensor:
+def _encode_targets(
+    schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.Tensor]
+) -> torch.Tensor:
     target = features([schema.target_column])
     if schema.target_column.categories:
         return target.argmax(1)
@@ -265,7 +267,7 @@ def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
     Raises:
         DataError: the number of features is wrong, a number is outside [-1, 1], or a category is not 0 or 1.
     """
-    names = schema.features
+    names = schema.feature_names
     if inputs.shape[1:] != (len(names),):
         problem = f"rows have {tuple(inputs.shape[1:])} features"
         raise DataError(f"{source}: {problem} (expected {len(names)}, as in the schema)")
@@ -283,7 +285,7 @@ def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
 
 def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
     """Sample rows ``(count, F)``, each cell uniformly from the values that the schema allows."""
-    features = torch.zeros(count, len(schema.features))
+    features = torch.zeros(count, len(schema.feature_names))
     for column, feature_range in schema.feature_slices():
         width = feature_range.stop - feature_range.start
         if column.type == "number":
@@ -301,7 +303,7 @@ def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch
 
 
 @dataclass(frozen=True, eq=False)
-class TableRows:
+class EncodedRows:
     """Rows of a table as features, with metadata.
 
     Args:
@@ -319,7 +321,7 @@ class TableRows:
         object.__setattr__(self, "columns", normalize_columns(self.columns))
 
 
-def read_rows(path: Path, schema: Schema) -> TableRows:
+def read_rows(path: Path, schema: Schema) -> EncodedRows:
     """Read the rows of one csv or Parquet file.
 
     It may have metadata columns: ``split`` (train, test, validation), ``patient``, ``site`` and others.
@@ -330,10 +332,10 @@ def read_rows(path: Path, schema: Schema) -> TableRows:
     cells, locate = read_cells(path)
     data = encode_rows(cells, schema, str(path), locate)
     split = pop_split_column(cells, path)
-    return TableRows(schema, data, split, {key: np.array(column) for key, column in cells.items()})
+    return EncodedRows(schema, data, split, {key: np.array(column) for key, column in cells.items()})
 
 
-def read_table_folder(path: Path, schema: Schema) -> TableRows:
+def read_table_folder(path: Path, schema: Schema) -> EncodedRows:
     """Read all csv and Parquet files of a folder; each file is a site, by its name.
 
     Raises:
@@ -359,7 +361,7 @@ def read_table_folder(path: Path, schema: Schema) -> TableRows:
     columns = {key: np.concatenate([table.columns[key] for table in tables]) for key in shared_columns}
     columns["site"] = np.repeat(sites, [len(table.data) for table in tables])
     data = TensorData.concat([table.data for table in tables])
-    return TableRows(schema, data, np.concatenate(splits) if splits else None, columns)
+    return EncodedRows(schema, data, np.concatenate(splits) if splits else None, columns)
 
 
 def _require_in_all(column: str, files: Sequence[Path], has_column: Sequence[bool]) -> None:
@@ -462,10 +464,10 @@ class TableData(DataConfig):
         """Return the rows as features, divided into training and test parts."""
         name, schema = self.title or self.registered_name, self.schema()
         data = encode_rows(self.cells(), schema, name, lambda row: f"{name}, row {row}")
-        return prepare_table(TableRows(schema, data), self, task, name, self.note)
+        return prepare_table(EncodedRows(schema, data), self, task, name, self.note)
 
 
-def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
+def prepare_table(table: EncodedRows, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
     """Return the data set of a table: inputs (N, F) float32, targets of the task.
 
     Raises:
@@ -478,7 +480,7 @@ def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: 
         hint = ", by event = in the schema" if task.task_class.kind == "time" else ""
         raise DataError(f"{name}: {problem} (expected a {expected} for task {task.registered_name}{hint})")
     data_set = prepare_data_set(
-        ExampleSource(
+        UnsplitExamples(
             name=name,
             targets=data.targets.numpy(),
             classes=schema.classes,

@@ -26,8 +26,8 @@ from fedstill.core.dataset import Column, DataSet, TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import normalize_class_names, normalize_columns
 from fedstill.data.config import DataConfig
-from fedstill.data.loading import PATIENT, SITE, ExampleSource, join_notes, prepare_data_set
-from fedstill.data.raw import encode_labels
+from fedstill.data.loading import PATIENT, SITE, UnsplitExamples, join_notes, prepare_data_set
+from fedstill.data.raw_images import encode_labels
 from fedstill.data.table_files import pop_split_column, read_csv
 from fedstill.models.hugging_face import swap_padding
 from fedstill.tasks import Targets, TaskConfig
@@ -131,7 +131,7 @@ def encode_texts(
     return encode_words(texts, lambda word: word_ids.get(word, UNKNOWN), length), len(words_known) + 2, note
 
 
-def encode_for_vocabulary(
+def encode_texts_for_model(
     texts: Sequence[Text], length: int, vocabulary: int, encoding: str, source: str
 ) -> torch.Tensor:
     """Encode texts for a model with ``vocabulary`` ids: ``(N, length)``.
@@ -267,7 +267,7 @@ def prepare_texts(source: LabeledTexts, config: TextData, name: str, note: str) 
     )
     inputs, targets, columns = torch.from_numpy(ids), torch.from_numpy(source.labels), source.columns
     data = prepare_data_set(
-        ExampleSource(
+        UnsplitExamples(
             name=name,
             targets=source.labels,
             classes=source.classes,

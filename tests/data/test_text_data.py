@@ -18,7 +18,7 @@ from fedstill.data import DataConfig, UserFiles, make_data_config
 from fedstill.data.loading import load
 from fedstill.data.public import PublicConfig, hold_out
 from fedstill.data.splits import Dirichlet, split
-from fedstill.data.text import encode_texts, read_labeled_texts, read_vocabulary, split_words
+from fedstill.data.text_data import encode_texts, read_labeled_texts, read_vocabulary, split_words
 from fedstill.tasks.classification import TextConfig
 
 ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"

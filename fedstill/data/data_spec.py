@@ -1,4 +1,4 @@
-"""The input spec: shapes, classes and normalization that a server declares for all nodes.
+"""The data spec: shapes, classes and normalization that a server declares for all nodes.
 
 Also the memory that examples of a spec need, which nodes check before they read data.
 """
@@ -22,7 +22,7 @@ COPIES = 3  # of a node's data in memory while they are read: raw, converted, an
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class DataSpec:
     """Form of the inputs, labels and outputs of a federation.
 
     Args:
@@ -40,7 +40,7 @@ class InputSpec:
 
     Example::
 
-        InputSpec(ClassificationConfig(), ("cat", "dog"), (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
+        DataSpec(ClassificationConfig(), ("cat", "dog"), (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
     """
 
     task: TaskConfig
@@ -91,21 +91,21 @@ class InputSpec:
         if bool(schema) != are_rows:
             expected = "a table's columns, for rows" if are_rows else f"none, for {self.task.task_class.form}"
             raise ArgumentError("spec.schema", schema.target, expected)
-        if are_rows and (schema.classes, (len(schema.features),)) != (self.classes, self.shape):
+        if are_rows and (schema.classes, (len(schema.feature_names),)) != (self.classes, self.shape):
             expected = f"one of {self.shape[0]} features and classes {', '.join(self.classes)}, as the spec"
             raise ArgumentError("spec.schema", schema.target, expected)
 
     @classmethod
-    def from_data(cls, task: TaskConfig, data: DataSet) -> InputSpec:
+    def from_data(cls, task: TaskConfig, data: DataSet) -> DataSpec:
         """Return the spec of a server's data."""
         part = data.test if len(data.test) else data.train
         shape = tuple(part.inputs.shape[1:])
         return cls(task, data.classes, shape, data.mean, data.std, data.vocabulary, data.schema)
 
     @classmethod
-    def from_schema(cls, task: TaskConfig, schema: Schema) -> InputSpec:
+    def from_schema(cls, task: TaskConfig, schema: Schema) -> DataSpec:
         """Return the spec of table rows, of which only the schema is known."""
-        return cls(task, schema.classes, (len(schema.features),), (), (), 0, schema)
+        return cls(task, schema.classes, (len(schema.feature_names),), (), (), 0, schema)
 
     def make_task(self) -> Task:
         """Return the task for these classes."""
@@ -127,7 +127,7 @@ class InputSpec:
         return table
 
     @classmethod
-    def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> InputSpec:
+    def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> DataSpec:
         """Return the spec described by JSON values.
 
         Args:
@@ -150,11 +150,11 @@ def check_task_allowed(spec: Any, tasks: Collection[str] = ()) -> None:
     TASKS.require_allowed(name, tasks, "task.name", "policy.tasks")
 
 
-def example_bytes(spec: InputSpec) -> int:
+def example_bytes(spec: DataSpec) -> int:
     """Return the bytes of one input and its target.
 
     >>> from fedstill.tasks.classification import ClassificationConfig
-    >>> example_bytes(InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
+    >>> example_bytes(DataSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
     264
     """
     task = spec.make_task()
@@ -195,7 +195,7 @@ def round_up_to_power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def require_memory_for_examples(count: int, spec: InputSpec, max_bytes: int) -> None:
+def require_memory_for_examples(count: int, spec: DataSpec, max_bytes: int) -> None:
     """Check the memory that ``count`` examples need in a spec, rounded by :func:`round_up_to_power_of_two`.
 
     Raises:

@@ -18,11 +18,11 @@ from fedstill.core.errors import ArgumentError, DataError, FedstillError, Memory
 from fedstill.core.seeds import torch_generator
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import Dirichlet, make_data_config, node_data, split, table_files
-from fedstill.data.input_spec import InputSpec
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.tables import check_features, encode_rows, read_schema, read_table_folder, sample_rows
+from fedstill.data.table_data import check_features, encode_rows, read_schema, read_table_folder, sample_rows
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig
 from fedstill.tasks.regression import RegressionConfig
 
@@ -130,7 +130,7 @@ def test_parquet_and_csv_agree(hospitals: Path) -> None:
     alone = of(hospitals / "paris.parquet")
     assert (len(alone.train), alone.name) == (1, "paris")
     parquet.write_table(arrow.table({**columns, "age": [None, 101]}), hospitals / "own.parquet")
-    spec = InputSpec.from_data(TASK, as_csv)
+    spec = DataSpec.from_data(TASK, as_csv)
     with pytest.raises(DataError, match=r"own\.parquet, row 2: column 'age' is 101 \(expected 0 to 100"):
         node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
     parquet.write_table(arrow.table({**columns, "age": [None, 7]}), hospitals / "own.parquet")
@@ -337,8 +337,8 @@ def test_public_rows_are_sampled_or_from_a_table_of_the_same_schema(hospitals: P
 
 def test_node_checks_rows_against_the_servers_schema(hospitals: Path) -> None:
     data = of(hospitals)
-    spec = InputSpec.from_data(TASK, data)
-    assert InputSpec.from_dict(spec.to_dict()) == spec
+    spec = DataSpec.from_data(TASK, data)
+    assert DataSpec.from_dict(spec.to_dict()) == spec
     specific, _ = node_data.load_node_data(NodeDataConfig("csv", "berlin.csv", group="id"), hospitals, spec)
     assert specific.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "what is for testing is left out"
     assert specific.groups is not None
@@ -368,12 +368,12 @@ def test_rejects_node_options_without_effect_on_tables(
 ) -> None:
     config = NodeDataConfig(**{"source": "csv", "path": "berlin.csv", **options})  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=error_text):
-        node_data.load_node_data(config, hospitals, InputSpec.from_data(TASK, of(hospitals)))
+        node_data.load_node_data(config, hospitals, DataSpec.from_data(TASK, of(hospitals)))
 
 
 def test_rejects_specs_without_a_matching_schema(hospitals: Path) -> None:
     data = of(hospitals)
-    spec = InputSpec.from_data(TASK, data)
+    spec = DataSpec.from_data(TASK, data)
     with pytest.raises(ArgumentError, match=r"spec\.schema"):
         replace(spec, schema=Schema())
     with pytest.raises(ArgumentError, match=r"spec\.schema .*one of 6 features"):

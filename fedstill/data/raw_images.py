@@ -25,7 +25,7 @@ from fedstill.core.names import (
     normalize_column,
     normalize_columns,
     normalize_name,
-    parse_count,
+    parse_nonnegative_int,
     sort_class_names,
     strip_decimal_zeros,
     unknown_name_text,
@@ -102,7 +102,7 @@ def raw_images_from_arrays(
 
     Args:
         path: source of the arrays, for errors.
-        arrays: as returned by :meth:`fedstill.data.ArrayData.arrays`.
+        arrays: as returned by :meth:`fedstill.data.ImageArrayData.arrays`.
         targets: class, labels, map or image.
         gaps: see :func:`fedstill.data.images.encode_masks`.
 
@@ -208,7 +208,7 @@ def encode_labels(
     classes = normalize_class_names(classes, f"{source}: classes")
     if not classes:
         whole = {text: strip_decimal_zeros(text) for text in set(labels)}
-        if all(parse_count(text) is not None for text in whole.values()):
+        if all(parse_nonnegative_int(text) is not None for text in whole.values()):
             labels = [whole[text] for text in labels]
         classes = tuple(sort_class_names(set(labels)))
     class_index = {text: number for number, text in enumerate(classes)}
@@ -224,7 +224,7 @@ def encode_labels(
 
 def are_whole_numbers(names: Sequence[str]) -> bool:
     """Return whether all texts are whole numbers from 0, in canonical form."""
-    return all(str(parse_count(text)) == text for text in names)
+    return all(str(parse_nonnegative_int(text)) == text for text in names)
 
 
 def _finding_labels(

@@ -12,7 +12,7 @@ from fedstill.runs.config import PaperMetric
 
 
 @dataclass(frozen=True)
-class OrderAgreement:
+class RankingAgreement:
     """Pairs of methods with published metrics in one setting; pairs that are equal in the paper do not count.
 
     Args:
@@ -33,13 +33,13 @@ class OrderAgreement:
         return f"{self.same_order} of {self.pairs}; significantly different: {significant}"
 
 
-def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMetric]) -> OrderAgreement:
+def compare_ranking(rows: Sequence[ReproducedMetric], published: Sequence[PaperMetric]) -> RankingAgreement:
     """Compare the ranking of methods with the paper's, pair by pair, over the seeds that both methods have.
 
     >>> papers = [PaperMetric(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
     >>> values = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
     >>> rows = [ReproducedMetric("", m, "accuracy", dict(enumerate(v))) for m, v in values.items()]
-    >>> print(compare_order(rows, papers))
+    >>> print(compare_ranking(rows, papers))
     2 of 3; significantly different: 1 of 1
     """
     groups: dict[tuple[str, str], list[tuple[float, ReproducedMetric]]] = {}
@@ -62,4 +62,4 @@ def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMet
     same_order = [gap.mean > 0 if is_above else gap.mean < 0 for is_above, gap in differences]
     significant = [gap.significant for _, gap in differences]
     both = sum(map(bool.__and__, same_order, significant))
-    return OrderAgreement(len(differences), sum(same_order), sum(significant), both)
+    return RankingAgreement(len(differences), sum(same_order), sum(significant), both)
