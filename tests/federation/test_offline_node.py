@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fedstill.cli import main as cli
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.registry import searching_in
 from fedstill.data.input_spec import InputSpec
