@@ -86,8 +86,8 @@ class NodeView:
     def step(self, role: str, loss: torch.Tensor) -> None:
         """Take one optimizer step of the node's network on its own loss.
 
-        A model has an optimizer only inside the ``step`` of :meth:`train`; :meth:`train_on` trains it on given
-        examples. Networks of :meth:`add_module` always have theirs.
+        A model has an optimizer only inside the ``step`` of :meth:`train`; :meth:`train_on` trains it on
+        given examples. Networks of :meth:`add_module` always have theirs.
 
         Args:
             role: role of the network.

@@ -74,11 +74,11 @@ class Keeps(Method):
         return Everything(G, torch.optim.Adam(G.parameters()), Box(), several)
 
     def step(self, server: Server, state: Everything, t: int) -> Mapping[str, float]:
-        for net, adam in ((state.G, state.adam), (state.several["net"], state.several["adam"])):
+        for net, optimizer in ((state.G, state.adam), (state.several["net"], state.several["adam"])):
             loss = net(torch.full((1, net.in_features), t + 1.0)).square().sum()
-            adam.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            adam.step()
+            optimizer.step()
         logits = server.query("predict", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)[
             "logits"
         ]  # (K, 2, classes)
@@ -132,5 +132,5 @@ def test_adam_and_descend_name_what_is_frozen() -> None:
     assert not torch.equal(network.weight, before)
     with pytest.raises(ArgumentError, match=r"loss of descend = 'a tensor without gradient'"):
         descend(optimizer, network(torch.ones(1, 2)).sum().detach())
-    with pytest.raises(ArgumentError, match=r"network of adam = 'Linear' \(expected a network with trainable"):
+    with pytest.raises(ArgumentError, match=r"network of adam = 'Linear' \(expected a network"):
         adam(network.requires_grad_(False), 0.1)
