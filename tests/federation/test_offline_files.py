@@ -80,7 +80,7 @@ def live() -> InProcess:
 
 
 def planned_queries_file() -> Queries:
-    table = {"name": "fedkd", **to_table(CONFIG)}
+    table = to_table(CONFIG)
     plan = RunPlan(
         "queries", table, SPEC, public=public_fingerprint(public_data()), public_note=("made", "by hand")
     )
