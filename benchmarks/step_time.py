@@ -270,7 +270,7 @@ class PlainDistillation:
             L_S.backward()  # type: ignore[no-untyped-call]
             self.s_adam.step()
         self.done += 1
-        return torch.stack([L_gan, L_conf, L_unique, L_mimic, L_balance, L_S]).tolist()
+        return torch.stack([L_gan, L_conf, L_unique, L_balance, L_mimic, L_S]).tolist()
 
 
 class PlainLocal:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from fedstill.core.checkpoint import load_state
-from tests.my_lab_package import SMALL, Lab, write_plates
+from tests.my_lab_package import MY_LAB, ROOT, SMALL, Lab, write_plates
 
 KIND = "my_lab: class logits"
 NODES = {**SMALL["nodes"], "policy": {"kinds": [KIND]}}
@@ -80,6 +83,26 @@ def test_method_by_module_and_name_needs_no_entry_point(lab: Lab) -> None:
     assert by_path["method"] == whole["method"] == "feddistill"  # one name for one class
 
 
+def test_example_of_the_page_passes_its_own_test(lab: Lab) -> None:
+    """Engines agree, and a stopped run resumes, of the method that docs/custom-method.md shows."""
+    words = [
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(lab.here),
+        str(MY_LAB / "test_entropy.py"),
+    ]
+    path = os.pathsep.join(map(str, [lab.installed, ROOT]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", *words], cwd=lab.here, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout
+    assert "2 passed" in run.stdout
+
+
 def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
     assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line
@@ -90,8 +113,8 @@ def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
         "    def queries(self, setting):\n"
         "        for query in super().queries(setting):\n"
         "            sends = {'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE}\n"
-        "            releases = {'mean': payload_kinds.LOGITS}\n"
-        "            yield dataclasses.replace(query, sends=sends, releases=releases, depends_on_records=())\n"
+        "            changes = {'sends': sends, 'releases': {'mean': payload_kinds.LOGITS}}\n"
+        "            yield dataclasses.replace(query, **changes, depends_on_records=())\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
     assert "outputs_only: no liar: logits" in line, "whatever kind it declares"

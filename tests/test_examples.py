@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("file", "page", "max_lines"),
     [
+        ("entropy", "custom-method", 110),
         ("feddistill", "", 100),
         ("dense", "", 150),
         ("plates", "", 60),

@@ -52,7 +52,7 @@ def test_other_method_drops_options_of_preset(tmp_path: Path) -> None:
     options = {
         **SMALL,
         "method.name": "fedkd",
-        "method.epochs": 1,
+        "method.student.epochs": 1,
         "public.name": "noise",
         "public.limit": 16,
     }

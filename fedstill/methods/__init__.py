@@ -1,4 +1,4 @@
-"""Methods, one file each, and the names that a custom method needs (docs/own-method.md).
+"""Methods, one file each, and the names that a custom method needs (docs/custom-method.md).
 
 A method is a frozen dataclass. Its fields are its options, ``queries`` declares the functions that run at the
 nodes, and ``init_state`` and ``step`` run at the server. Files whose names begin with ``_`` hold shared

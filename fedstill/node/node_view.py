@@ -86,6 +86,9 @@ class NodeView:
     def step(self, role: str, loss: torch.Tensor) -> None:
         """Take one optimizer step of the node's network on its own loss.
 
+        A model has an optimizer only inside the ``step`` of :meth:`train`; :meth:`train_on` trains it on
+        given examples. Networks of :meth:`add_module` always have theirs.
+
         Args:
             role: role of the network.
             loss: a scalar, or losses of any shape, whose mean is taken.
@@ -195,6 +198,9 @@ class NodeView:
         lr: float,
     ) -> None:
         """Train the node's model on given examples in place of its own, with a new Adam.
+
+        No mechanism accounts for this training, so that the examples must not depend on the node's records.
+        They can be public data, or inputs and targets that the server sent.
 
         Args:
             x: inputs ``(N, ...)``, the same for all nodes.

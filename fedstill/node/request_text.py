@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import read_table
+from fedstill.core.config_tables import flatten, read_table
 from fedstill.core.hashing import group_digits
 from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip_text, format_bytes, format_count
@@ -52,7 +52,7 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         "run": f"{request.run}, requested {request.requested_at}",
         "server": request.server_name,
         "method": clip_text(
-            ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
+            ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in flatten(method).items())]), 2000
         ),
         "asks": planned_queries,
         "at most": f"{queries}, {bytes_text}",

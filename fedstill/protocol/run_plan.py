@@ -181,9 +181,12 @@ class RunPlan:
         if not isinstance(name, str):
             raise ArgumentError("method.name", name, "a text")
         options = {key: value for key, value in self.method.items() if key != "name"}
-        for key, value in options.items():
-            if isinstance(value, int) and abs(value) > 2**53:  # no size or count is larger
-                raise ArgumentError(f"method.{key}", value, "a number up to 2**53")
+        values = [(f"method.{key}", value) for key, value in options.items()]
+        for path, value in values:  # it grows by the values of nested tables
+            if isinstance(value, Mapping):
+                values.extend((f"{path}.{key}", inner) for key, inner in value.items())
+            elif isinstance(value, int) and abs(value) > 2**53:  # no size or count is larger
+                raise ArgumentError(path, value, "a number up to 2**53")
         return read_table(METHODS[name], options, "method.")
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from scipy.special import ndtr
 from sklearn.datasets import load_digits
 
@@ -154,8 +155,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     """The plan needs the node's folder only; its host charges the same, query by query."""
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
-    method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
-    run, (site,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
+    method = tomli_w.dumps({"method": FEDIOD_OPTIONS})
+    run, (site,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, method)))
     plan = _solve(run, site)
     clinic.ready()
     assert isinstance(

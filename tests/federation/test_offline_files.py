@@ -80,7 +80,7 @@ def live() -> InProcess:
 
 
 def planned_queries_file() -> Queries:
-    table = {"name": "fedkd", **to_table(CONFIG)}
+    table = to_table(CONFIG)
     plan = RunPlan(
         "queries", table, SPEC, public=public_fingerprint(public_data()), public_note=("made", "by hand")
     )
@@ -212,7 +212,7 @@ def step(federation: Any) -> Server:
 
 def test_student_from_files_equals_live_run(world: World) -> None:
     by_file, by_wire = step(world.federation()), step(live())
-    assert torch.equal(by_file.state.targets["z_hat"], by_wire.state.targets["z_hat"])
+    assert torch.equal(by_file.state.z_hat, by_wire.state.z_hat)
     for name, value in by_wire.student.state_dict().items():
         assert torch.equal(by_file.student.state_dict()[name], value), name
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fedstill.cli import main as cli
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.registry import searching_in
 from fedstill.data.data_spec import DataSpec
@@ -54,7 +55,6 @@ batch = 8
 ASKS = 3  # of a file: as many as it has queries
 METHOD = """
 from dataclasses import dataclass
-from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedkd import FedKD
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
     public = PublicData(
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
-    table = {"name": method, **to_table(CONFIG)}
+    table = {**to_table(CONFIG), "name": method}
     plan = RunPlan(path.stem, table, SPEC, public=public_fingerprint(public), public_note=("made", "by hand"))
     *calls, last = CONFIG.planned_queries(public, 4)
     calls.append(replace(last, tensors={**last.tensors, **other}))

@@ -629,8 +629,8 @@ def test_label_histogram_by_hand() -> None:
 
 def test_link_costs_by_hand() -> None:
     meter = LinkCosts()
-    meter.add(1.0, [0.2, 0.4, 0.6], 300)
-    meter.add(0.5, [0.1, 0.1, 0.1], 100)
+    meter.add_round(1.0, [0.2, 0.4, 0.6], 300)
+    meter.add_round(0.5, [0.1, 0.1, 0.1], 100)
     metrics = meter.costs(10.0, 2.0)
     expected = {
         "messages": 2,

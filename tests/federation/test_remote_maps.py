@@ -53,7 +53,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("fediod-maps", {"conditions": "drawn"}), ("asyndgan", {})],
+    [("fediod-maps", {"generator": {"width": 2, "conditions": "drawn"}}), ("asyndgan", {})],
 )
 def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(method, tmp_path, **options)
@@ -109,7 +109,9 @@ def test_remote_nodes_use_equal_perceptual_features(tmp_path: Path, monkeypatch:
     result = live.run()
     assert result["notes"] == metrics["notes"] == []
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert torch.equal(to_vector(live.server.state.generator), to_vector(experiment.server.state.generator))
+    assert torch.equal(
+        to_vector(live.server.state.generator.G), to_vector(experiment.server.state.generator.G)
+    )
 
 
 def test_notes_name_their_nodes(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from torch import nn
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.federation.inprocess import InProcess
-from fedstill.methods._server import Server
+from fedstill.methods._server import Server, adam, descend
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, build_node_side
@@ -73,11 +74,11 @@ class Keeps(Method):
         return Everything(G, torch.optim.Adam(G.parameters()), Box(), several)
 
     def step(self, server: Server, state: Everything, t: int) -> Mapping[str, float]:
-        for net, adam in ((state.G, state.adam), (state.several["net"], state.several["adam"])):
+        for net, optimizer in ((state.G, state.adam), (state.several["net"], state.several["adam"])):
             loss = net(torch.full((1, net.in_features), t + 1.0)).square().sum()
-            adam.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            adam.step()
+            optimizer.step()
         logits = server.query("predict", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)[
             "logits"
         ]  # (K, 2, classes)
@@ -120,3 +121,16 @@ def test_saves_and_restores_whole_state(stop: int, tmp_path: Path) -> None:
     for mine, theirs in ((second.student, whole.student), (second.state.G, whole.state.G)):
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
     assert second.federation.number == whole.federation.number == 4
+
+
+def test_adam_and_descend_name_what_is_frozen() -> None:
+    network = nn.Linear(2, 1)
+    network.bias.requires_grad_(False)
+    optimizer, before = adam(network, 0.1), network.weight.clone()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+    descend(optimizer, network(torch.ones(1, 2)).sum())
+    assert not torch.equal(network.weight, before)
+    with pytest.raises(ArgumentError, match=r"loss of descend = 'a tensor without gradient'"):
+        descend(optimizer, network(torch.ones(1, 2)).sum().detach())
+    with pytest.raises(ArgumentError, match=r"network of adam = 'Linear' \(expected a network"):
+        adam(network.requires_grad_(False), 0.1)

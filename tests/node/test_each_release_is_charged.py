@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstill.data.public import PublicData
-from fedstill.methods import fedmd
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, owner_folder
 from fedstill.node.audit_entries import NODE_DATA
+from fedstill.node.node_view import NodeView
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict
@@ -243,7 +243,7 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     def fails(*about: object) -> torch.Tensor:
         raise RuntimeError("half way")
 
-    monkeypatch.setattr(fedmd, "compute_logits", fails)
+    monkeypatch.setattr(NodeView, "predict", fails)
     call = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"

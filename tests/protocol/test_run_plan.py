@@ -52,7 +52,7 @@ def test_description_ignores_run_name_and_key_order() -> None:
     "change",
     [
         {"method": {**PLAN.method, "steps": 7}},
-        {"method": {**PLAN.method, "critic": {**PLAN.method["critic"], "width": 4}}},
+        {"method": {**PLAN.method, "critic": {"width": 4}}},
         {"spec": replace(SPEC, classes=tuple("abcdefghij"))},
         {"wire": WireConfig(gradients="int8")},
         {"student": "mlp:9"},

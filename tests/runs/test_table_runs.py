@@ -33,7 +33,7 @@ def run(out: Path, *words: str, method: str, model: str = "mlp:16") -> int:
         ("fedavg", "residual-mlp:8", ("--method.rounds", "4")),
         ("fedmd-cg", "mlp:16", ("--method.rounds", "4")),
         ("feddf", "mlp:16", ("--method.rounds", "4", "--method.steps", "5")),
-        ("fedmd", "mlp:16", ("--method.rounds", "6", "--method.student-lr", "0.01")),
+        ("fedmd", "mlp:16", ("--method.rounds", "6", "--method.student.lr", "0.01")),
         (
             "fedkd",
             "mlp:16",
@@ -115,7 +115,7 @@ def test_dp_sgd_trains_tables_and_critics(tmp_path: Path) -> None:
         ((), "asyndgan", "mlp", "it needs images"),
         (("--method.predictions", "2"), "fedkd", "mlp", "rows of a table are never shifted"),
         (("--nodes.local.augment", "shift"), "fedavg", "mlp", "rows cannot be augmented"),
-        (("--method.student-augment", "shift"), "fediod", "mlp", "rows have no direction"),
+        (("--method.student.augment", "shift"), "fediod", "mlp", "rows have no direction"),
         (("--task.name", "classification"), "fedavg", "mlp", "data.name"),
     ],
 )

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
-from annotated_types import Ge, Gt
 
 from fedstill.methods import (
     Method,
@@ -44,15 +42,14 @@ class EntropyFedMD(Method):
     """FedMD with weights by entropy."""
 
     title: ClassVar[str] = "Entropy FedMD"
-    paper: ClassVar[str] = "after Li and Wang, 2019"
     initial_training: ClassVar[None] = None  # nodes train in the rounds
     has_ensemble: ClassVar[bool] = True
 
-    rounds: Annotated[int, Ge(1)] = 10
+    rounds: int = 10
     """Rounds; the local training is divided among them."""
-    sharpness: Annotated[float, Ge(0)] = 1.0
+    sharpness: float = 1.0
     """Nodes are weighted by exp(-sharpness * entropy); 0: equal weights."""
-    digest_lr: Annotated[float, Gt(0)] = 1e-3
+    digest_lr: float = 1e-3
     """Learning rate of nodes and student for the consensus."""
 
     def needs(self) -> Needs:
@@ -76,7 +73,7 @@ class EntropyFedMD(Method):
         """Train toward the consensus, then on the node's own data; return its logits on public inputs."""
         x = node.public.inputs
         if round > 0:  # in the first round there is no consensus yet
-            node.train_on(x, consensus, kl, "digest", round, epochs=1, batch=32, lr=self.digest_lr)
+            node.train_on(x, consensus, self.distance, "digest", round, epochs=1, batch=32, lr=self.digest_lr)
         node.train(Span.part(round, self.rounds))
         return {"logits": node.predict(x)}  # (N, C)
 
@@ -97,7 +94,7 @@ class EntropyFedMD(Method):
         for step, rows in enumerate(order.to(server.device).split(32)):
             with server.compute.step(server.seed, "student", t, step):
                 z = server.student(server.public.inputs[rows]).float()
-                loss = kl(z, state.consensus[rows]).mean()
+                loss = self.distance(z, state.consensus[rows]).mean()
             descend(state.optimizer, loss)
         return {"student": loss.item()}
 
@@ -107,7 +104,6 @@ class EntropyFedMD(Method):
         weights = (-self.sharpness * entropy).softmax(0)  # (K, N), of sum 1 for each input
         return (weights.unsqueeze(2) * z).sum(0)
 
-
-def kl(z: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return KL(target || z) of logits (B, C), for each input: (B,)."""
-    return F.kl_div(z.log_softmax(1), target.log_softmax(1), reduction="none", log_target=True).sum(1)
+    def distance(self, z: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy of logits (B, C) for each input: (B,)."""
+        return -(target.softmax(1) * z.log_softmax(1)).sum(1)

@@ -73,13 +73,11 @@ class FedDistill(Method):
 
     def train_locally(self, node: NodeView, shared: torch.Tensor, round: int) -> Tensors:
         """Train with F(x) close to the shared logits of x's class; return the mean logits of each class."""
-        # In the first round there are no shared logits yet.
-        train_step = self.train_step if round else None
+        train_step = self.train_step if round else None  # in the first round there are no shared logits yet
         node.train(Span.part(round, self.rounds), train_step, given={"shared": shared})
         z = node.predict(node.data.inputs)  # (N, C)
         one_hot = F.one_hot(node.data.targets, node.task.classes).to(z.dtype)  # (N, C)
-        counts = one_hot.sum(0).clamp_min(1).unsqueeze(1)  # (C, 1)
-        return {"mean": one_hot.T @ z / counts}  # (C, C); 0 for absent classes
+        return {"mean": one_hot.T @ z / one_hot.sum(0).clamp_min(1).unsqueeze(1)}  # (C, C); 0 if absent
 
     def train_step(
         self, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor, shared: torch.Tensor
