@@ -62,7 +62,7 @@ def override(config: C, words: list[str], prog: str, also: Sequence[str] = ()) -
     for option in given:
         if option.name not in known:
             check_option_owner(config, option.name, " ".join(option.values))
-            raise _unknown_option(config, option, known, prog, also)
+            raise _unknown_option(config, option, [*known], prog, also)
     table = to_table(config)
     for option in given:
         if _lacks_value(known[option.name], option.values):

@@ -359,7 +359,7 @@ def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: st
 
 @pytest.mark.usefixtures("here")
 def test_an_option_is_blamed_for_itself_and_not_for_its_neighbors(command: Main, runs: Runs) -> None:
-    """``method.batch`` beyond ``method.student.memory`` is refused alone, but fine next to a larger memory."""
+    """``method.batch`` beyond ``method.student.memory`` is refused alone, but not with a larger memory."""
     alone = one_line(command("run", "mine.toml", "--method.batch", "200000"))
     assert alone.startswith("invalid method.student.memory = 100000 (expected ")
     both = ("--method.batch", "200000", "--method.student.memory", "300000")

@@ -144,9 +144,8 @@ def test_critic_learning_rate_follows_cosine_after_resume(how: str) -> None:
             node.load_state_dict(first.state_dict())
             nodes = [node]
         for node in nodes:
-            node.dp_sgd_parameters = (
-                {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))} if how == "private" else {}
-            )
+            parameters = DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))
+            node.dp_sgd_parameters = {"critic": parameters} if how == "private" else {}
             samples = QuerySamples() if how == "captured" else None
             if how == "captured":
                 node.set_learning_rates(["critic"])

@@ -101,8 +101,8 @@ def test_predict_does_not_overwrite_without_flag(
 def test_evaluate_counts_public_training_examples(tmp_path: Path, command: Main) -> None:
     draws, file, out = np.random.default_rng(0), tmp_path / "mine.npz", tmp_path / "run"
     np.savez(file, images=draws.random((200, 8, 8), dtype=np.float32), labels=draws.integers(0, 3, 200))
-    few = "--method.name fedkd --method.student.epochs 1 --nodes.local.epochs 1 --split.nodes 2 --public.name held-out"
-    rest = ("--evaluation.centralized", "false", "--quiet", "--out", out)
+    few = "--method.name fedkd --method.student.epochs 1 --nodes.local.epochs 1 --split.nodes 2"
+    rest = ("--public.name", "held-out", "--evaluation.centralized", "false", "--quiet", "--out", out)
     assert command("run", "demo", "--data", file, *few.split(), *rest)[0] == 0
     overlap = json.loads(command("evaluate", out, "--data", file, "--json")[1])["seen"]
     assert overlap == {
