@@ -25,7 +25,7 @@ engine = { name = "one-by-one", threads = 1 }
 public = { name = "held-out" }
 nodes = { models = ["mlp:8"], local = { epochs = 5.0 } }
 [options.fedkd]
-epochs = 2
+student.epochs = 2
 [options.fedavg]
 rounds = 2
 [leakage]

@@ -133,13 +133,13 @@ def test_fediod_uses_the_median_for_student_and_generator() -> None:
     config = replace(FEDIOD, ensemble="my_lab.robust:median")
     assert isinstance(config, FedIOD)
     one = fediod_world(config)
-    before = [value.clone() for value in one.server.state.generator.parameters()]
+    before = [value.clone() for value in one.server.state.generator.G.parameters()]
     one.server.step()
     x, z = one.server.state.student.replay.sample(config.batch, 0, 0)
     with torch.no_grad():
         responses = torch.stack([node.model(x) for node in one.nodes])
     torch.testing.assert_close(z, reference(responses), rtol=1e-4, atol=1e-5)
-    after = list(one.server.state.generator.parameters())
+    after = list(one.server.state.generator.G.parameters())
     assert all(value.isfinite().all() for value in after)
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 

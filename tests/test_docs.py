@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import fedstill
+from fedstill import methods
 from fedstill.attacks.attack import ATTACKS
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import Registrable
@@ -178,3 +179,20 @@ def test_page_on_files_has_current_versions_and_keys() -> None:
     }
     written = {field.name for field in fields(Result)} - {"metric_values", "absent_keys"}  # no keys
     assert documented_keys == written | {"metric", "task", "needs", "data_digest"}
+
+
+def test_page_on_methods_is_short_and_names_what_exists() -> None:
+    text = (DOCS / "custom-method.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 250
+    server_fields = {field.name for field in fields(methods.Server)}
+    for owner, thing, known in (
+        ("node", methods.NodeView, {"setting"}),
+        ("server", methods.Server, server_fields),
+    ):
+        names = {name for name in re.findall(rf"`{owner}\.(\w+)", text) if name != "toml"}
+        assert len(names) > 5
+        assert not [name for name in names if not hasattr(thing, name) and name not in known]
+    table = text.partition("## Queries")[2].partition("### Kinds")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    documented_fields = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert documented_fields == {field.name for field in fields(methods.Query) if field.init} - {"function"}

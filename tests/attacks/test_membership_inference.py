@@ -115,7 +115,7 @@ def test_shadow_federation_trains_on_its_half(monkeypatch: pytest.MonkeyPatch) -
 
 def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     public = {"name": "held-out", "share": 0.5}
-    plain = {"name": "fedkd", "epochs": 1, "levels": 0, "gamma": float("inf")}
+    plain = {"name": "fedkd", "student": {"epochs": 1}, "levels": 0, "gamma": float("inf")}
     shape = {**HEART, "nodes": {**LOCAL, "policy": {}}, "data": {"name": "digits", "train_limit": 400}}
     again = replay(plain, outputs_only=True, public=public, **shape)
     experiment, transcript = replay_to_end(again, 500)
@@ -159,7 +159,7 @@ def test_members_come_from_contributing_nodes() -> None:
 
 
 def test_public_data_are_no_members() -> None:
-    again = replay({"name": "fedkd", "epochs": 1, "labeled": True}, public={"name": "held-out"})
+    again = replay({"name": "fedkd", "student": {"epochs": 1}, "labeled": True}, public={"name": "held-out"})
     experiment, transcript = replay_to_end(again)
     held = sum(len(part) for part in again.parts)
     assert sum(len(node.data) for node in experiment.nodes) > held, "they stand next to what nodes hold"
@@ -234,7 +234,7 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
 
 
 def test_secure_aggregation_hides_single_responses() -> None:
-    method = {"name": "fedkd", "epochs": 2, "levels": 0, "gamma": float("inf")}
+    method = {"name": "fedkd", "student": {"epochs": 2}, "levels": 0, "gamma": float("inf")}
     again = replay(
         method,
         public={"name": "held-out"},

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.waits
 FEDKD = """
 [method]
 name = "fedkd"
-epochs = 1
+student.epochs = 1
 z_max = 10.0
 [public]
 name = "noise"

@@ -726,7 +726,7 @@ def test_run_begins_after_owner_approval(
     config = from_dict(
         {
             "data": {"name": "digits"},
-            "method": {"name": "fedkd", "epochs": 1},
+            "method": {"name": "fedkd", "student": {"epochs": 1}},
             "public": {"name": "held-out", "limit": 4},
             "engine": {"name": "flare", "startup_kit": str(federation.folder / "admin")},
         }
@@ -743,10 +743,9 @@ def test_run_begins_after_owner_approval(
 
     out = tmp_path / "run"
     out.mkdir()
+    other = replace(config.method, student=replace(config.method.student, epochs=2))
     with pytest.raises(FedstillError) as refused:
-        submit(
-            replace(config, method=replace(config.method, epochs=2)), out, ProgressBar(False), TrackerGroup()
-        )
+        submit(replace(config, method=other), out, ProgressBar(False), TrackerGroup())
     result = str(refused.value)
     assert "east' refuses query 'join' by rule min_records: 5, and this node has fewer" in result
     assert "north' refuses query 'join' by rule approve: run" in result

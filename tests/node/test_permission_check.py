@@ -35,7 +35,7 @@ limit = 32
 [method]
 name = "fedkd"
 z_max = 20.0
-epochs = 2
+student.epochs = 2
 [student]
 model = "mlp:8"
 """
