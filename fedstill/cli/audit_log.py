@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, number
-from fedstill.cli.audit_log_tables import priced, print_entries, print_totals, totals
+from fedstill.cli.audit_log_tables import charge_text, print_entries, print_totals, totals
 from fedstill.cli.console import plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.text_format import json_text
@@ -47,8 +47,9 @@ def _find_log(path: Path) -> _LogFile:
     if not path.is_dir() and log.file.resolve() != path.resolve():
         log = _LogFile(path)
     if not log.file.exists() and audit_file.missing_log_fault(log.file, log.folder) is None:
-        why = "neither a folder nor an audit log" if log.folder is None else "nothing has been charged"
-        raise FedstillError(f"{log.file} is not there: {why}")
+        if log.folder is None:
+            raise FedstillError(f"file not found: {log.file} (expected an audit log, or a folder with one)")
+        raise FedstillError(f"no audit log: {log.file} does not exist, as nothing was released yet")
     return log
 
 
@@ -124,7 +125,7 @@ def export(args: ParsedArgs) -> None:
     if to.suffix != ".jsonl":
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
-        raise ArgumentError("--out", str(to), "a file that is not there yet")
+        raise ArgumentError("--out", str(to), "a file that does not exist")
     with _opened(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
         for entry in audit.entries():
             file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
@@ -150,4 +151,4 @@ def accept(args: ParsedArgs) -> None:
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Accepted: {trouble}.")
     for entry in again:
-        print(f"Charged again to {entry['payer']}, run {entry['run']}: {priced(entry)}.")
+        print(f"Charged again to {entry['payer']}, run {entry['run']}: {charge_text(entry)}.")

@@ -356,7 +356,7 @@ If only the secret is missing, a new one is written. Runs that have begun cannot
         ),
         "check": Command(
             "fedstill.cli.node_check:check",
-            "Check a node's configuration, and show what it would answer and refuse. Trains nothing.",
+            "Check a node's configuration, and show the queries that it would refuse. Trains nothing.",
             ("DIR [RUN.toml|PRESET] [--json]",),
             """
 arguments:

@@ -1,4 +1,4 @@
-"""``fedstill node check``: a node's configuration, its faults, and what it would answer and refuse."""
+"""``fedstill node check``: a node's configuration, its faults, and the queries it would accept and refuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedstill.protocol.queries import Query
     from fedstill.runs.config import RunConfig
 
-LIVE = "the run asks live nodes, again after their first answers, and this one answers files (online = false)"
+LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _outside(file: NodeFile) -> str:
     try:
         require_hour(file.name, file.policy, "join")
     except QueryRefused as refusal:
-        return f"Just now it refuses whatever is asked: {refusal.rule}."
+        return f"At this hour the node refuses every query: {refusal.rule}."
     return ""
 
 
@@ -150,7 +150,7 @@ class _Verdict:
 
     Args:
         rules: by which it would refuse some, by name.
-        objection: why it cannot take part; None: nothing is known objection it.
+        objection: why it cannot take part; None: no reason is known.
         mechanism: its own in the run, where all that leaves can be protected.
     """
 
@@ -245,22 +245,22 @@ def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: FolderCheck) -
 def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> None:
     if run["note"]:
         console.print(f"{run['note']}\n")
-    console.print(f"In {run['run']} ({run['method']}) it would be asked:")
+    console.print(f"Queries of {run['run']} ({run['method']}), and what the node would do:")
     table = columns(None, None, None, gap=1)
     for asked in run["queries"]:
         often = f"x{asked['times']}" if asked["times"] > 1 else ""
         rule = asked["refused by"]
         kinds = ", ".join(asked["answers with"]) or "nothing"
         table.add_row(
-            f"  {asked['query']}", often, f"answers with {kinds}" if rule is None else f"refuses ({rule})"
+            f"  {asked['query']}", often, f"releases {kinds}" if rule is None else f"refuses ({rule})"
         )
     console.print(table)
     if run["why not"] is not None:
         console.print(f"It cannot take part: {run['why not']}.", soft_wrap=True)
     elif found.unreported:
-        console.print("Whether it can take part is not known, as your data were not looked at.")
+        console.print("It is not known if it can take part, as its data were not checked.")
     elif found.faults:
-        console.print("Whether it can take part is not known before the faults are mended.")
+        console.print("It is not known if it can take part. Fix the faults, then check again.")
     else:
         console.print("It can take part.")
     if run["payment"] is not None:
@@ -276,14 +276,14 @@ def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     for name in (*METHODS.builtin, *file.policy.methods):
         verdict = _judged(METHODS[name](), file, found, None, None)
         answered = [query for query in verdict.queries if query not in verdict.rules]
-        parts = [f"answers {', '.join(answered)}"] if answered else []
+        parts = [f"accepts {', '.join(answered)}"] if answered else []
         for rule in dict.fromkeys(verdict.rules.values()):
             asked = ", ".join(query for query, its in verdict.rules.items() if its == rule)
             parts.append(f"refuses {asked} ({rule})")
         if verdict.objection and not verdict.rules:
             parts = [verdict.objection]
         can = "no" if verdict.objection else "yes"
-        does = "; ".join(parts) or "is asked nothing"
+        does = "; ".join(parts) or "gets no queries"
         rows.append({"method": name, "can take part": can, "does": does})
     return rows
 
@@ -310,7 +310,7 @@ def _unfit(
     needs = method.needs()
     limit, total = file.policy.max_queries, sum(query.times for query in queries.values())
     if limit and total > limit:
-        return f"it answers at most {limit} queries, and the run asks {total}"
+        return f"it allows at most {limit} queries, and the run sends {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
     objection = owner_model.unfit_reason(found.model, needs, found.spec, found.compute)

@@ -54,7 +54,7 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
         facts["schema"] = [schema_fact(file)]
     facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
-        facts["link"] = ["none: it answers files of queries"]
+        facts["link"] = ["none: the node responds to files of queries"]
     elif not kit_faults(folder, None):
         kit = StartupKit(folder / KIT_FOLDER)
         until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"

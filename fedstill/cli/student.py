@@ -24,7 +24,7 @@ def predict(args: ParsedArgs) -> None:
     options = reading(args)
     out = args.path("--out", f"{Path(data).stem}-predictions.csv")
     if out.exists() and "--out" not in args:
-        raise FedstillError(f"{out} is there already: --out names another file, or this one to replace it")
+        raise FedstillError(f"{out} exists: --out names another file, or this one to replace it")
     student = load(run, args.get("--model"))
     count = predict(student, data, replace(options, words=student.about.words), out)
     if "--json" in args:

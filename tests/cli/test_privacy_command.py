@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
     """FedAvg takes 0.3 passes over 718 or 719 records, 4 steps of about 64, and each says its size."""
     path = str(write(tmp_path, FEDAVG, '[nodes.privacy]\nmechanism = "dp-sgd"\n'))
     output = stdout_of(capsys, "plan", path, "--noise", "1.5")
-    (records,) = re.findall(r"node node-\d, (\d+) records, would pay for", output)
+    (records,) = re.findall(r"privacy cost of node-\d, (\d+) records", output)
     spent = {Event("gaussian", 1.5, 64 / int(records)): 4, Event("laplace", 10.0): 1}
     for accountant, name in (("pld", "PLD"), ("rdp", "RDP")):
         (reached,) = re.findall(rf"(\S+) \({name}\)", output)
@@ -338,7 +339,7 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = stdout_of(capsys, "plan", str(clinic), "digits-fedkd")
-    assert "node clinic, 200 records, would pay for" in output
+    assert "privacy cost of clinic, 200 records" in output
     assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", output)  # 2 * 200 / 32
     assert re.search(r"predict +- +free \(covered by training\) +1 +0\n", output)
     assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", output)
@@ -361,7 +362,7 @@ def test_data_that_left_without_guarantee_have_nothing_left(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     charge(clinic, PrivacyCost(), guarantee=False)
-    assert "nothing is left: releases without" in stdout_of(
+    assert "nothing is left of the budget, as earlier releases" in stdout_of(
         capsys, "plan", str(clinic), "digits-fedkd", code=2
     )
 
@@ -433,7 +434,7 @@ def test_queries_of_unknown_count_need_given_noise(
     assert "REFUSED: privacy.pate.noise is none, and the number of queries predict is not known" in output
     output = " ".join(stdout_of(capsys, "plan", path, "--noise", "20").split())
     assert re.search(r"predict pate gaussian\(14.14\) any 0\.2\d+ each", output)
-    assert "and what predict costs each time" in output
+    assert "and the charge of predict each time" in output
 
 
 def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,3 +521,13 @@ def test_noise_is_rounded_up_and_never_down() -> None:
     assert cost_from_dict({"laplace(10.0)": 1}) == PrivacyCost({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):
         privacy_plan._levels(1.0, DPSGD(), ["training", "critic"], [])
+
+
+def test_plan_explains_each_column(command: Callable[..., tuple[int, str, str]]) -> None:
+    words = ("digits-fedkd-private", "--epsilon", "3")
+    lines = command("privacy", "plan", *words)[1].splitlines()
+    explained = {line.split(":")[0].strip() for line in lines if re.match(r"  \w[\w, ]*: ", line)}
+    for first in ("node ", "query "):
+        heads = next(line for line in lines if line.strip().startswith(first)).split()
+        columns = set(heads) - {"node", "records", "query"}
+        assert columns <= {name for names in explained for name in names.split(", ")}
