@@ -59,8 +59,8 @@ class ClassConditionalGeneration(TeacherQueryMethod, LabelGeneratorOptions, Inpu
     adversary: NonNegativeFloat = 1.0
     """Weight of the loss that seeks inputs on which student and ensemble differ."""
     models: Literal["queried", "uploaded"] = "queried"
-    """queried: nodes are queried about each x. uploaded: they upload their models once (published), which a
-    policy of outputs only refuses.
+    """Source of the teachers. queried: nodes are queried about each x. uploaded: they upload models once
+    (published), which a policy of outputs only refuses.
     """
 
     def needs(self) -> Needs:

@@ -61,20 +61,20 @@ class CriticOptions(Method):
     batch: PositiveInt = 64
     """Inputs x in a query."""
     critic_width: PositiveInt = 32
-    """Channels of D_k's first convolution (published: 128)."""
+    """Channels of the first convolution of each critic D_k (published: 128)."""
     critic_form: CriticForm = "two-layer"
-    """Architecture of D_k: two strided convolutions with a receptive field of 10 pixels (published for
-    classes), or Isola et al.'s patchgan with 70 pixels (published for label maps), for images of 24 pixels a
-    side or more.
+    """Architecture of the critics: two strided convolutions with a receptive field of 10 pixels (published
+    for classes), or Isola et al.'s patchgan with 70 pixels (published for label maps), for images of 24
+    pixels a side or more.
     """
     gan: NonNegativeFloat = 1.0
     """Weight of L_gan (Eq. 2); 0: the nodes have no critics."""
     gan_form: GANForm = "bce"
-    """L_gan as printed in Eq. 2, or binary cross-entropy with the generator's non-saturating form."""
+    """Loss of the critics: L_gan as printed in Eq. 2, or binary cross-entropy (generator: non-saturating)."""
     critic_lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for each D_k."""
+    """Adam's learning rate for each critic D_k."""
     critic_schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate of D_k: constant, or a cosine to 0 over all its steps (published)."""
+    """Learning rate of the critics: constant, or a cosine to 0 over all its steps (published)."""
     critic_batch: NonNegativeInt = 0
     """Generated inputs of a query that D_k trains on, with as many of the node's own; 0: all (published). A
     critic that trains privately takes all.

@@ -130,13 +130,13 @@ class NoiseGeneratorOptions(Method):
     """Options of a generator G of inputs x from noise w."""
 
     noise: PositiveInt = 100
-    """Values in w, the generator's noise."""
+    """Values in the generator's noise w."""
     generator_width: Annotated[int, Ge(2)] = 64
-    """Channels of G's first convolution (published: 128); of rows of a table, width of its first layer."""
+    """Channels of the generator's first convolution (published: 128); for tables, first layer's width."""
     generator_lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
+    """Adam's learning rate for the generator G, falling on a cosine to generator_lr_end."""
     generator_lr_end: NonNegativeFloat = 1e-4
-    """Learning rate of G's last step."""
+    """Learning rate of the generator's last step."""
 
     def source(self, server: Server) -> Any:
         return NoiseSource(self.noise, server.seed, server.device)

@@ -42,12 +42,13 @@ class ImportanceWeightingMethod(LabelCountQuery, LogitEnsembleMethod, CriticOpti
     """Base class of FedIOD: label counts and, if needed, critics weight the nodes' responses."""
 
     importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"
-    """pi_k(x): counts: Eq. 8 by class counts alone (published code). fakeness: times D_k(x)/E D_k(x') (as
-    printed). realness: times the same ratio of 1 - D_k. odds: data size times D_k's odds that x is the node's
-    own, with ensemble = probs (FedGO). size: data size alone (Table 6, three stars).
+    """Importance weight of a node for an input (pi_k(x), Eq. 8). counts: by class counts alone (published
+    code). fakeness: times D_k(x)/E D_k(x') (as printed). realness: times the same ratio of 1 - D_k. odds:
+    data size times D_k's odds that x is the node's own, with ensemble = probs (FedGO). size: data size alone
+    (Table 6, three stars).
     """
     student_inputs: Literal["remembered", "fresh"] = "remembered"
-    """Inputs of S: remembered queries, or (published code) a fresh query for each step."""
+    """Inputs of the student: remembered queries, or (published code) a fresh query for each step."""
     gan_weights: Literal["size", "average", "expertise"] = "size"
     """Weights of the critics: by data size (pi_k), equal, or by which node holds the classes that x shows (in
     pretraining by data size).

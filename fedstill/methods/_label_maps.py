@@ -62,7 +62,7 @@ class MapGeneratorOptions(Method):
     """Weight of the mean absolute difference of the same two images. With both weights 0 none are compared.
     """
     generator_width: PositiveInt = 64
-    """Channels of G's first convolution (published: 64)."""
+    """Channels of the generator's first convolution (published: 64)."""
 
     def needs(self) -> Needs:
         return Needs(images=True, label_maps=True)

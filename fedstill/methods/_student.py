@@ -34,7 +34,7 @@ class StudentOptions(Method):
     know the classes an input shows, or a custom one.
     """
     tau: PositiveOrInf = 1.0
-    """Temperature of S's distance to the ensemble; inf is its l2 limit (FedIOD Eq. 10)."""
+    """Temperature of the student's distance to the ensemble; inf is its l2 limit (FedIOD Eq. 10)."""
     batch: PositiveInt = 64
     """Inputs x in a query."""
     memory: int = 100_000
@@ -48,9 +48,9 @@ class StudentOptions(Method):
     image), shift-flip (also mirrored half the time), or turn (quarter turns and mirror images).
     """
     student_lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for S, falling on a cosine to student_lr_end."""
+    """Adam's learning rate for the student S, falling on a cosine to student_lr_end."""
     student_lr_end: NonNegativeFloat = 1e-6
-    """Learning rate of S's last step."""
+    """Learning rate of the student's last step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -57,15 +57,15 @@ class AsynDGAN(SampleCountQuery, MapGeneratorOptions, CriticOptions, InputGenera
     batch: PositiveInt = 8
     """Images in a query. With conditions = nodes each node gets as many, of its own maps."""
     critic_width: PositiveInt = 64
-    """Channels of D_j's first convolution (published: 64)."""
+    """Channels of the first convolution of each critic D_j (published: 64)."""
     gan: Annotated[float, Interval(gt=0, lt=inf), "above 0, as there is nothing but critics"] = 1.0
     """Weight of the critics' part in the generator's loss, a mean over patches."""
     generator_lr: NonNegativeFloat = 2e-4
-    """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
+    """Adam's learning rate for the generator G, falling on a cosine to generator_lr_end."""
     generator_lr_end: NonNegativeFloat = 2e-5
-    """Learning rate of G's last step."""
+    """Learning rate of the generator's last step."""
     critic_lr: NonNegativeFloat = 2e-4
-    """Adam's learning rate for each D_j."""
+    """Adam's learning rate for each critic D_j."""
 
     student_steps: PositiveInt = 1000
     """Steps of the task network, after the generator's training."""

@@ -55,7 +55,7 @@ class FedDF(LabelCountQuery, AveragingMethod):
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
 
     steps: NonNegativeInt = 50
-    """N, distillation steps a round; 0 keeps the averages unchanged."""
+    """Distillation steps a round (N); 0 keeps the averages unchanged."""
     batch: PositiveInt = 64
     """Public inputs d in a batch."""
     weights: Literal["equal", "counts"] = "equal"
