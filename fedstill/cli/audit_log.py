@@ -33,7 +33,7 @@ class _LogFile:
 
 
 def _find_log(path: Path) -> _LogFile:
-    from fedstill.node import audit_file, owner_folder
+    from fedstill.node import audit_log_inspection, owner_folder
     from fedstill.node.audit_log import FILE
 
     folder = path if path.is_dir() else path.parent
@@ -41,12 +41,12 @@ def _find_log(path: Path) -> _LogFile:
     if (folder / owner_folder.FILE).is_file():
         file = owner_folder.read_node_file(folder)
         mine = file.privacy.unit(file.data.group)
-        log = _LogFile(audit_file.audit_path(file, folder), folder, file.privacy, mine)
+        log = _LogFile(audit_log_inspection.audit_path(file, folder), folder, file.privacy, mine)
     elif path.is_dir() and not log.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
     if not path.is_dir() and log.file.resolve() != path.resolve():
         log = _LogFile(path)
-    if not log.file.exists() and audit_file.missing_log_fault(log.file, log.folder) is None:
+    if not log.file.exists() and audit_log_inspection.missing_log_fault(log.file, log.folder) is None:
         if log.folder is None:
             raise FedstillError(f"file not found: {log.file} (expected an audit log, or a folder with one)")
         raise FedstillError(f"no audit log: {log.file} does not exist, as nothing was released yet")
@@ -54,11 +54,11 @@ def _find_log(path: Path) -> _LogFile:
 
 
 @contextmanager
-def _opened(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
-    from fedstill.node import audit_file
+def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
+    from fedstill.node import audit_log_inspection
     from fedstill.node.audit_log import AuditLog
 
-    lost = audit_file.missing_log_fault(log.file, log.folder)
+    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
     if lost is not None and not write:
         raise FedstillError(f"{log.file} {lost}: put it back, or `fedstill audit accept` starts a new one")
     if lost is None and not log.file.with_name(f"{log.file.name}.head").exists():
@@ -81,7 +81,7 @@ def show(args: ParsedArgs) -> None:
     at = number("--delta", args.get("--delta") or str(own), float, within, allowed)
 
     console = plain()
-    with _opened(log) as audit:
+    with _open_log(log) as audit:
         entries = list(audit.entries())
         if "--json" in args:
             status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.fault}
@@ -103,7 +103,7 @@ def show(args: ParsedArgs) -> None:
 def verify(args: ParsedArgs) -> None:
     log, count, trouble = _find_log(Path(args.positionals[0])), None, None
     try:
-        with _opened(log) as audit:
+        with _open_log(log) as audit:
             count = sum(1 for _ in audit.entries())
             audit.verify()
     except FedstillError as error:
@@ -126,7 +126,7 @@ def export(args: ParsedArgs) -> None:
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
         raise ArgumentError("--out", str(to), "a file that does not exist")
-    with _opened(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
+    with _open_log(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
         for entry in audit.entries():
             file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
@@ -140,11 +140,11 @@ def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accept(args: ParsedArgs) -> None:
-    from fedstill.node import audit_file
+    from fedstill.node import audit_log_inspection
 
     log = _find_log(Path(args.positionals[0]))
-    lost = audit_file.missing_log_fault(log.file, log.folder)
-    with _opened(log, write=True) as audit:
+    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
+    with _open_log(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.fault or lost
         audit.accept(args.options["--because"][-1], is_lost=lost is not None)

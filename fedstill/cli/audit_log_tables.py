@@ -27,7 +27,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
     shown_rules = dict.fromkeys(
         entry["rule"] for entry in entries if entry["part"] not in (ACCEPTED, REFUSED)
     )
-    rules = {rule: _letters(number) for number, rule in enumerate(shown_rules)}
+    rules = {rule: _number_as_letters(number) for number, rule in enumerate(shown_rules)}
     named = any(entry["payer"] != NODE_DATA for entry in entries)  # a simulation's log has several nodes
     table = columns(
         "entry",
@@ -49,7 +49,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
         to = run if entry["payer"] == NODE_DATA else f"{run}\n{entry['payer']}"
         letters = rules.get(entry["rule"], "")
         charge = "" if entry["part"] == REFUSED else charge_text(entry, "\n")
-        table.add_row(str(entry["entry"]), when, to, _what(entry), letters, charge)
+        table.add_row(str(entry["entry"]), when, to, _entry_description(entry), letters, charge)
     console.print()
     console.print(table)
     for before, after in pairwise(entry["entry"] for entry in entries):
@@ -80,16 +80,16 @@ def _explain(console: Console, kinds: set[str]) -> None:
         console.print(f"  {kind}: {payload_kind(kind).description or 'not declared by any method here'}")
 
 
-def _letters(number: int) -> str:
+def _number_as_letters(number: int) -> str:
     """A, B, ..., Z, AA, AB, ...
 
-    >>> _letters(0), _letters(25), _letters(26)
+    >>> _number_as_letters(0), _number_as_letters(25), _number_as_letters(26)
     ('A', 'Z', 'AA')
     """
-    return (_letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+    return (_number_as_letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
-def _what(entry: Mapping[str, Any]) -> str:
+def _entry_description(entry: Mapping[str, Any]) -> str:
     from fedstill.node.audit_entries import ACCEPTED, REFUSED, RESPONSE_FILE
 
     asked = f"{entry['query']} {entry['number']}" if entry["number"] >= 0 else entry["query"]
@@ -141,7 +141,7 @@ def print_totals(
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
     from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 
-    limited = _limited(privacy)
+    limited = _has_finite_budget(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
     table = columns(*heads, *(["left"] if limited else []), left=2)
     rows = totals(audit, entries, delta, privacy, mine)
@@ -170,7 +170,7 @@ def print_totals(
         console.print(f"Total cost for {payer}: {', '.join(cells) or 'nothing'}{apart}.")
 
 
-def _limited(privacy: PrivacyConfig | None) -> bool:
+def _has_finite_budget(privacy: PrivacyConfig | None) -> bool:
     return privacy is not None and math.isfinite(min(privacy.epsilon, privacy.total_budget[0]))
 
 
@@ -199,7 +199,7 @@ def totals(
             runs.setdefault(payer, []).append(run)
     rows = []
     for payer, names in runs.items():
-        own = privacy if payer == NODE_DATA and _limited(privacy) else None
+        own = privacy if payer == NODE_DATA and _has_finite_budget(privacy) else None
         for run in names if len(names) == 1 and own is None else [*names, ALL_RUNS]:
             found = compute_spent_budget(audit, payer, run, delta, accountant, own, mine)
             rows.append(

@@ -612,7 +612,7 @@ Send FILE and FILE.sig to each node. The nodes run `fedstill offline answer`.
             "fedstill offline make digits-fedkd --method.z_max 20 --out queries.safetensors",
         ),
         "show": Command(
-            "fedstill.cli.offline:show",
+            "fedstill.cli.offline:show_offline_queries",
             "Show what a file of queries requests, and who signed it.",
             ("FILE",),
             """

@@ -45,7 +45,8 @@ def start(args: ParsedArgs) -> None:
     here = flare_kit.node(folder)
     if flare_site.process_id(here) is None:
         print(
-            f"node {here.kit.name} joins {here.target}; Ctrl+C ends it. Its log: {here.log_file}", flush=True
+            f"node {here.kit.node_name} joins {here.target}; Ctrl+C ends it. Its log: {here.log_file}",
+            flush=True,
         )
     sys.exit(flare_site.run(here))
 

@@ -19,7 +19,7 @@ FEW = 20  # classes that are shown one by one
 
 def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, list[str]]:
     """Return lines by topic."""
-    from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
+    from fedstill.cli.node_check_privacy_section import privacy_facts, schema_fact
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES

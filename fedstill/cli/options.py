@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 from fedstill.cli.arguments import ALL_HELP, MissingValue
 from fedstill.core.errors import ArgumentError, UnknownName, closest_name
-from fedstill.core.names import parse_cli_number
+from fedstill.core.name_normalization import parse_cli_number
 
 C = TypeVar("C")
 FEW = 12  # options of a section that are named where another one was given

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.audit_log_tables import events
 from fedstill.cli.console import print_facts, print_table
-from fedstill.cli.node_check_privacy import refusal
+from fedstill.cli.node_check_privacy_section import refusal
 from fedstill.cli.privacy_plan_advice import MODEL, advice
 from fedstill.node.audit_entries import RESPONSE
-from fedstill.node.audit_file import TotalSpent
+from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.privacy_forecast import MAX_STEPS, Forecast, RunLength, round_noise_up
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
@@ -71,7 +71,7 @@ class NodePlan:
 
 def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: Path | None) -> None:
     """Print what was found for the one node of a folder, or for those of a simulation."""
-    most = _speaker(plans)
+    most = _most_limiting_plan(plans)
     console.print(f"{run.name} ({run.method.title}), before anything is trained")
     print_facts(console, _facts(run, plans, most))
     if len(plans) > 1:
@@ -84,7 +84,7 @@ def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: P
 
 def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
     """Return the plan as JSON has it."""
-    most = _speaker(plans)
+    most = _most_limiting_plan(plans)
     return {
         "run": run.name,
         "method": run.method.title,
@@ -108,7 +108,7 @@ def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
     }
 
 
-def _speaker(plans: Sequence[NodePlan]) -> NodePlan:
+def _most_limiting_plan(plans: Sequence[NodePlan]) -> NodePlan:
     """Return the plan of the node with the highest cost, or with the fewest steps."""
     most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
     if most.found == "steps":
@@ -290,14 +290,17 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
     ]
     if endless := budgets["and_each_time"]:
         lines.append(f"and the charge of {', '.join(endless)} each time, as long as the budget allows")
-    facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(budgets["of_the_run"])}
+    facts: dict[str, str | Sequence[str]] = {
+        "whole run": lines,
+        "of the run": _remaining_budget_text(budgets["of_the_run"]),
+    }
     spent = plan.place.spent
     unknown = spent.fault is not None or ((spent.no_guarantee or plan.unlike) and refused)
-    facts["of the data"] = refused if unknown else _left(budgets["of_the_data"])
+    facts["of the data"] = refused if unknown else _remaining_budget_text(budgets["of_the_data"])
     return facts
 
 
-def _left(budget: Mapping[str, Any]) -> str:
+def _remaining_budget_text(budget: Mapping[str, Any]) -> str:
     """Return the rest of a budget after the run, in words."""
     most, reached = budget["epsilon"], budget["epsilon_after"]
     earlier = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, DeployError, closest_name
-from fedstill.core.names import is_run_name
+from fedstill.core.name_normalization import is_run_name
 from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import format_seconds, json_text
 
@@ -65,7 +65,7 @@ def start(args: ParsedArgs) -> None:
     this = flare_kit.server(folder)
     this.kit.require_valid()
     if flare_site.process_id(this) is None:
-        flare_kit.check_port(this)
+        flare_kit.require_free_port(this)
         address = f"{federation['host']}:{federation['port']}"
         print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
     sys.exit(flare_site.run(this))

@@ -119,7 +119,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 if ensemble is None
                 else {
                     **replace_nonfinite(evaluation.compute_metrics(ensemble)),
-                    **self._node_names_unless_all(self._teachers()),
+                    **self._node_names_unless_all(self._ensemble_nodes()),
                 }
             ),
             "centralized": (
@@ -203,7 +203,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         Args:
             node_outputs: outputs of nodes' models on these inputs, as far as known.
         """
-        teachers = self._teachers() if self.side.preview_responses is not None else []
+        teachers = self._ensemble_nodes() if self.side.preview_responses is not None else []
         if self.side.preview_responses is None or not teachers:
             return None
         known_outputs = dict(node_outputs or {})
@@ -228,7 +228,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 parts.append(part)
         return torch.cat(parts)
 
-    def _teachers(self) -> list[Node]:
+    def _ensemble_nodes(self) -> list[Node]:
         """Return the nodes of the ensemble: those that take part and, if weights need label counts, sent
         them."""
         histogram, present = LabelHistogram.find_in(self.server.state), self.server.federation.present

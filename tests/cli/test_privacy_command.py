@@ -18,11 +18,11 @@ from sklearn.datasets import load_digits
 from fedstill.attacks.mechanism_audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
-from fedstill.cli.privacy_plan import _at_node, _simulated, _solve
+from fedstill.cli.privacy_plan import _planned_owner_node, _planned_simulated_nodes, _solve_for_missing_option
 from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
-from fedstill.node import audit_file, owner_folder
+from fedstill.node import audit_log_inspection, owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_run_length, forecast, round_noise_up
@@ -104,8 +104,8 @@ CASES = {
 
 def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNode]]:
     """A run, the plans of its nodes, and where these are; its audit log holds the events of the plans."""
-    run, sites = _simulated("tiny", load_toml(path))
-    plans = {site.name: _solve(run, site) for site in sites}
+    run, sites = _planned_simulated_nodes("tiny", load_toml(path))
+    plans = {site.name: _solve_for_missing_option(run, site) for site in sites}
     experiment, _ = build_simulation(load_toml(path))
     out = path.parent / "out"
     out.mkdir()
@@ -156,8 +156,10 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
     method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
-    run, (site,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
-    plan = _solve(run, site)
+    run, (site,) = _planned_owner_node(
+        clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}"))
+    )
+    plan = _solve_for_missing_option(run, site)
     clinic.ready()
     assert isinstance(
         clinic.say("answer_query", {}, query="count_labels", number=0, differentiable=False), tuple
@@ -168,8 +170,10 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.cost
-    output = audit_file.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
-    assert output == audit_file.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
+    output = audit_log_inspection.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
+    assert output == audit_log_inspection.TotalSpent(
+        cost_to_dict(plan.cost.cost), units=frozenset({"a record"})
+    )
 
 
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:
@@ -263,10 +267,10 @@ def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
 def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
         config = from_dict(toml.parse(TINY + "".join(sections)))
-        run, sites = _simulated("tiny", load_toml(write(tmp_path, *sections)))
+        run, sites = _planned_simulated_nodes("tiny", load_toml(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> PrivacyCost | None:
-            mechanism = privacy_plan._mechanism(run, sites[0], config.nodes.privacy, method, local)
+            mechanism = privacy_plan._build_mechanism(run, sites[0], config.nodes.privacy, method, local)
             return forecast(mechanism).cost
 
         return find_run_length(config.method, config.nodes.local, price).name
@@ -520,7 +524,7 @@ def test_noise_is_rounded_up_and_never_down() -> None:
         assert noise <= up <= noise * 1.001 or up == pytest.approx(noise, rel=1e-9)
     assert cost_from_dict({"laplace(10.0)": 1}) == PrivacyCost({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):
-        privacy_plan._levels(1.0, DPSGD(), ["training", "critic"], [])
+        privacy_plan._noise_by_part(1.0, DPSGD(), ["training", "critic"], [])
 
 
 def test_plan_explains_each_column(command: Callable[..., tuple[int, str, str]]) -> None:

@@ -655,7 +655,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
     (local / "resources.json").write_text(json.dumps(changed))
     begins = "import sys, pathlib; from fedstill.federation import flare_kit, flare_site; "
-    writes = "flare_site._write_location_settings(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
+    writes = "flare_site._write_location_settings(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"
     subprocess.run([sys.executable, "-c", begins + writes, str(tmp_path)], check=True, timeout=60)
     assert {name: (local / name).read_text() for name in written} == written
     merged = json.loads((local / "resources.json").read_text())

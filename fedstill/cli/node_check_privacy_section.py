@@ -8,11 +8,11 @@ from pathlib import Path
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QueryRefused
 from fedstill.core.table_schema import schema_difference
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node import audit_file
-from fedstill.node.audit_file import TotalSpent
+from fedstill.node import audit_log_inspection
+from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import FolderCheck
 from fedstill.node.privacy_forecast import forecast, refusal_reason
@@ -81,7 +81,7 @@ def schema_fact(file: NodeFile) -> str:
 def spec_objection(file: NodeFile, found: FolderCheck, spec: DataSpec) -> str | None:
     """Return how a run's schema or classes differ from the only ones that the owner allows; else None."""
     if file.data.classes and file.data.classes != spec.classes:
-        named = ", ".join(map(clip_text, spec.classes))
+        named = ", ".join(map(to_printable_line, spec.classes))
         return f"its classes are not those of data.classes, in their order: {named}"
     differs = schema_difference(found.schema, spec.schema) if found.schema else ""
     return f"its schema is not that of {file.data.schema}: other {differs}" if differs else None
@@ -162,6 +162,6 @@ def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None
 def _spent(file: NodeFile, folder: Path) -> TotalSpent | None:
     """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
-        return audit_file.read_total_spent(file, folder)
+        return audit_log_inspection.read_total_spent(file, folder)
     except FedstillError:
         return None
