@@ -17,7 +17,7 @@ from fedstill.core.compute import EngineConfig, use_torch_defaults
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError, caller_context
-from fedstill.core.names import TEXT_DTYPE_KINDS, normalize_class_names
+from fedstill.core.name_normalization import TEXT_DTYPE_KINDS, normalize_class_names
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, write_text
 from fedstill.core.table_schema import NO_SCHEMA, Schema

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, plotting, run_figures
-from fedstill.report.compare_points import Point, leakage_scatter, learning_curves, scatter_points
 from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary, MethodCurve
+from fedstill.report.comparison_figure_data import Point, leakage_scatter, learning_curves, scatter_points
 from fedstill.report.plotting import FORMATS
 from fedstill.report.run_files import RunFiles
 

@@ -169,7 +169,7 @@ def test_only_the_owner_chooses_the_mechanism(lab: Lab) -> None:
     lab.node("clinic", toml, (digits.images[:100] * 15).astype(np.uint8), digits.target[:100])
     output = lab("node", "check", "clinic", "small.toml")
     assert "flip, secure randomness; for one training record of this node" in output
-    assert "It can take part.\nIt would pay epsilon 19.9" in output
+    assert "It can take part.\nPrivacy cost: epsilon 19.9" in output
     lab("offline", "make", "small.toml", "--out", "queries.safetensors")
     lab("offline", "answer", "clinic", "queries.safetensors")
     assert f"{PUBLIC} x pure(" in lab("audit", "show", "clinic")

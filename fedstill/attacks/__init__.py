@@ -3,7 +3,7 @@
 Audits of privacy mechanisms (``mechanism_audits``, ``neighboring_datasets``) have an adversary who knows
 all records but one. Attacks on runs start with a replay of a finished run, which gives the ``transcript``
 of its releases. ``attack`` holds their base class, ``attack_runner`` runs those that a ``config`` names,
-and ``leakage`` holds their results for reports. There are four attacks:
+and ``attack_results`` holds their results for reports. There are four attacks:
 
 - ``gradient_inversion``: images whose update is the released one. ``simulated_updates`` computes the update
   of

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedstill.attacks.leakage import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric
+from fedstill.attacks.attack_results import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.options import check_fields
 from fedstill.core.registry import Registrable, Registry

@@ -18,8 +18,8 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fedstill.attacks.attack import Attack, AttackResult, Target
+from fedstill.attacks.attack_results import LEAKAGE_FILE
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import LEAKAGE_FILE
 from fedstill.attacks.transcript import ObservedRelease, load_run, replay_run
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.progress import ProgressBar

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstill.attacks.attack import ATTACKS, Attack
-from fedstill.attacks.leakage import ComparisonColumn
+from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.core.config_tables import read_value, to_table
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import CheckedOptions, NonNegativeInt

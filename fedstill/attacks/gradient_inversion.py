@@ -23,9 +23,9 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.attack import Attack, AttackResult, Target
+from fedstill.attacks.attack_results import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric
 from fedstill.attacks.gradient_matching import DLG, SEARCHES, PixelRange, RecoveredImages, invert, psnr
 from fedstill.attacks.layerwise_inversion import invert_layers
-from fedstill.attacks.leakage import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric
 from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, Schedule, shared_parameter_names
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, StopListening
 from fedstill.core.dataset import TensorData
@@ -283,7 +283,7 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
     victim_data = _sample_victim_data(replayed.parts, count, images, seed)
     other_data = list(replayed.parts) if round else []
     names = [f"victim-{index}" for index in range(len(victim_data))]
-    shape, classes = replayed.shape, len(replayed.data.classes)
+    shape, classes = replayed.input_shape, len(replayed.data.classes)
     victim_models = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
     nodes = len(other_data) + len(victim_data)
     method: Any = run.method

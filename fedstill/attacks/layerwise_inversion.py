@@ -52,7 +52,7 @@ class _ConvolutionBlock(NamedTuple):
     scale: float  # mean of the block's outputs, for noise
 
 
-class _KnownValues(NamedTuple):
+class _KnownBlockTensors(NamedTuple):
     """Known values of a chain of blocks: outputs, output gradients and weight gradients."""
 
     outputs: torch.Tensor  # (B, C, H, W)
@@ -103,7 +103,7 @@ def invert_layers(
     labels = _infer_labels(release, features, deltas)
     weight = release.model.get_parameter(linear_names[0]).detach()
     feature_shape = _outputs(blocks, noise).shape[1:]
-    known = _KnownValues(
+    known = _KnownBlockTensors(
         features.to(weight).view(count, *feature_shape),
         (deltas.to(weight) @ weight).view(count, *feature_shape),
         tuple(release.target[name] for name in convolutions) if has_extractor else (),
@@ -118,7 +118,7 @@ def invert_layers(
 
 
 def _invert_blockwise(
-    blocks: Sequence[_ConvolutionBlock], all_known: _KnownValues, bounds: Bounds, steps: int
+    blocks: Sequence[_ConvolutionBlock], all_known: _KnownBlockTensors, bounds: Bounds, steps: int
 ) -> Candidates:
     """Invert the blocks from the last to the first, and then all at once from that image."""
     low, high = bounds
@@ -137,7 +137,7 @@ def _invert_blockwise(
             blocks[depth], block_input, known.output_gradients * (known.outputs > 0), 100.0
         )
         fires = block_input > 0.02 * previous.scale
-        known = _KnownValues(block_input * fires, input_gradients * fires, all_known.weight_gradients)
+        known = _KnownBlockTensors(block_input * fires, input_gradients * fires, all_known.weight_gradients)
     block_known = known._replace(weight_gradients=all_known.weight_gradients[:2])
     from_first_block = _search_input(
         blocks[:1], center, block_known, bounds, half_range, steps, TV, (1.0, 500.0), output_weight=10.0
@@ -150,7 +150,7 @@ def _invert_blockwise(
 
 
 def _search_images_with_features(
-    blocks: Sequence[_ConvolutionBlock], known: _KnownValues, bounds: Bounds, steps: int
+    blocks: Sequence[_ConvolutionBlock], known: _KnownBlockTensors, bounds: Bounds, steps: int
 ) -> Candidates:
     """Search images with given features, and prefer smooth ones, as features do not determine an image."""
     half, tv = (bounds[1] - bounds[0]) / 2, TV / 10
@@ -318,7 +318,7 @@ def _weights(blocks: Sequence[_ConvolutionBlock]) -> Weights:
 def _mismatch(
     blocks: Sequence[_ConvolutionBlock],
     x: torch.Tensor,
-    known: _KnownValues,
+    known: _KnownBlockTensors,
     sharp: float,
     trust: float = 1.0,
 ) -> torch.Tensor:
@@ -357,7 +357,7 @@ def _input_gradients(
 def _search_input(
     blocks: Sequence[_ConvolutionBlock],
     start: torch.Tensor,
-    known: _KnownValues,
+    known: _KnownBlockTensors,
     bounds: Bounds,
     unit: torch.Tensor,
     steps: int,

@@ -24,7 +24,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.leakage import ComparisonColumn, LeakageMetric, percent_fields
+from fedstill.attacks.attack_results import ComparisonColumn, LeakageMetric, percent_fields
 from fedstill.attacks.membership_scores import (
     ModelFactory,
     RecordLogits,
@@ -503,7 +503,7 @@ def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:
     """Return a factory of untrained networks by seed."""
     data, classes = replayed.data, len(replayed.data.classes)
     return lambda seed: models.build(
-        spec, replayed.shape, classes, seed, "shadow", vocabulary=data.vocabulary
+        spec, replayed.input_shape, classes, seed, "shadow", vocabulary=data.vocabulary
     )
 
 

@@ -37,6 +37,13 @@ import torch
 from annotated_types import Ge
 
 from fedstill.attacks.attack import Attack, AttackResult, Target
+from fedstill.attacks.attack_results import (
+    ComparisonColumn,
+    ImageStrip,
+    ImageTable,
+    LeakageMetric,
+    percent_fields,
+)
 from fedstill.attacks.generative_metrics import (
     Extractor,
     frechet_distance,
@@ -46,7 +53,6 @@ from fedstill.attacks.generative_metrics import (
     pixel_extractor,
 )
 from fedstill.attacks.gradient_matching import PixelRange
-from fedstill.attacks.leakage import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric, percent_fields
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError
 from fedstill.core.options import PositiveInt

@@ -192,7 +192,7 @@ class ReplayedRun:
         return build_setting(self.config, self.data, self.parts, self.public)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def input_shape(self) -> tuple[int, ...]:
         """Shape of an input."""
         return tuple(self.data.test.inputs.shape[1:])
 

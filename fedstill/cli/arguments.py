@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from fedstill.cli.commands import Command, CommandGroup
 from fedstill.core.errors import ArgumentError, UnknownName, closest_name
-from fedstill.core.names import parse_cli_number
+from fedstill.core.name_normalization import parse_cli_number
 
 HELP_FLAGS = ("-h", "--help")
 ALL_HELP = "--help-all"  # help, and then every option of a configuration with its default

@@ -17,8 +17,8 @@ from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, reject_run_of_python_o
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedstill.attacks.attack_results import Leakage
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.attacks.leakage import Leakage
 
 
 def main(args: ParsedArgs) -> None:
@@ -29,8 +29,8 @@ def main(args: ParsedArgs) -> None:
     if (expected_time := duration(folder, len(config.attacks), quick)) and not quiet:
         print(expected_time, file=sys.stderr)
 
+    from fedstill.attacks.attack_results import LEAKAGE_FILE, Leakage
     from fedstill.attacks.attack_runner import run_attacks
-    from fedstill.attacks.leakage import LEAKAGE_FILE, Leakage
     from fedstill.core.config_tables import read_received_dataclass
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
@@ -61,7 +61,7 @@ def _check(folder: Path) -> None:
 
 def duration(folder: Path, attacks: int, quick: bool) -> str:
     """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
-    from fedstill.attacks.leakage import Leakage
+    from fedstill.attacks.attack_results import Leakage
     from fedstill.core.run_writer import read_result
     from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
@@ -89,7 +89,7 @@ def configured(words: list[str], quick: bool = False) -> LeakageConfig:
 
     chosen, spelled = _chosen(words, quick)
     got = override(chosen, spelled, "fedstill attack RUN")
-    attacks = (getattr(got, _field(name)) for name in chosen.attacks)
+    attacks = (getattr(got, _attack_option_prefix(name)) for name in chosen.attacks)
     return LeakageConfig(tuple(attacks), got.seed)
 
 
@@ -108,10 +108,10 @@ def _chosen(words: list[str], quick: bool) -> tuple[Any, list[str]]:
             config = LeakageConfig(
                 tuple(start.get(each.registered_name, each) for each in named.attacks), named.seed
             )
-    fields = {_field(attack.registered_name): attack for attack in config.attacks}
+    fields = {_attack_option_prefix(attack.registered_name): attack for attack in config.attacks}
     for option in given:
         whose = ATTACKS.canonical_name(option.name.rpartition(".")[0])
-        if whose in ATTACKS and _field(whose) not in fields:
+        if whose in ATTACKS and _attack_option_prefix(whose) not in fields:
             reason = f"none, as attack {whose!r} is not among --attacks"
             raise ArgumentError(option.option, " ".join(option.values), reason)
     own = [("attacks", tuple[str, ...]), ("seed", int)]
@@ -119,7 +119,7 @@ def _chosen(words: list[str], quick: bool) -> tuple[Any, list[str]]:
         "Leakage", [*own, *((name, type(each)) for name, each in fields.items())], frozen=True
     )
     now = form(tuple(each.registered_name for each in config.attacks), config.seed, **fields)
-    return now, [_option(word) for word in words]
+    return now, [_with_canonical_attack_name(word) for word in words]
 
 
 def all_options(name: str, args: ParsedArgs) -> str:
@@ -131,12 +131,12 @@ def all_options(name: str, args: ParsedArgs) -> str:
     return f"all options of the attacks ({', '.join(ATTACKS)}):\n\n{listed}"
 
 
-def _field(name: str) -> str:
+def _attack_option_prefix(name: str) -> str:
     """Return the name of an attack in options: ``--my_lab_Guess.NAME`` for ``my_lab:Guess``."""
     return re.sub(r"\W", "_", name)
 
 
-def _option(word: str) -> str:
+def _with_canonical_attack_name(word: str) -> str:
     """Return an option with the canonical name of its attack."""
     from fedstill.attacks.attack import ATTACKS
 
@@ -144,14 +144,14 @@ def _option(word: str) -> str:
         return word
     name, equals, value = word[2:].partition("=")
     whose, dot, option = name.rpartition(".")
-    return f"--{_field(ATTACKS.canonical_name(whose))}{dot}{option}{equals}{value}"
+    return f"--{_attack_option_prefix(ATTACKS.canonical_name(whose))}{dot}{option}{equals}{value}"
 
 
 def print_leakage(found: Leakage, console: Console) -> None:
     """Print ``leakage.json``: its summary, a line for each attack, and the attacks that were not run."""
     from rich.text import Text
 
-    from fedstill.attacks.leakage import skipped_texts
+    from fedstill.attacks.attack_results import skipped_texts
     from fedstill.report.table_formats import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
@@ -170,7 +170,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """Return the rows of the table: attack, target, metrics, and the values without an attack."""
-    from fedstill.attacks.leakage import group_metrics_into_lines
+    from fedstill.attacks.attack_results import group_metrics_into_lines
 
     rows = []
     for attack in found.attacks:

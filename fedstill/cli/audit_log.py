@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, number
-from fedstill.cli.audit_log_tables import priced, print_entries, print_totals, totals
+from fedstill.cli.audit_log_tables import charge_text, print_entries, print_totals, totals
 from fedstill.cli.console import plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.text_format import json_text
@@ -33,7 +33,7 @@ class _LogFile:
 
 
 def _find_log(path: Path) -> _LogFile:
-    from fedstill.node import audit_file, owner_folder
+    from fedstill.node import audit_log_inspection, owner_folder
     from fedstill.node.audit_log import FILE
 
     folder = path if path.is_dir() else path.parent
@@ -41,23 +41,24 @@ def _find_log(path: Path) -> _LogFile:
     if (folder / owner_folder.FILE).is_file():
         file = owner_folder.read_node_file(folder)
         mine = file.privacy.unit(file.data.group)
-        log = _LogFile(audit_file.audit_path(file, folder), folder, file.privacy, mine)
+        log = _LogFile(audit_log_inspection.audit_path(file, folder), folder, file.privacy, mine)
     elif path.is_dir() and not log.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
     if not path.is_dir() and log.file.resolve() != path.resolve():
         log = _LogFile(path)
-    if not log.file.exists() and audit_file.missing_log_fault(log.file, log.folder) is None:
-        why = "neither a folder nor an audit log" if log.folder is None else "nothing has been charged"
-        raise FedstillError(f"{log.file} is not there: {why}")
+    if not log.file.exists() and audit_log_inspection.missing_log_fault(log.file, log.folder) is None:
+        if log.folder is None:
+            raise FedstillError(f"file not found: {log.file} (expected an audit log, or a folder with one)")
+        raise FedstillError(f"no audit log: {log.file} does not exist, as nothing was released yet")
     return log
 
 
 @contextmanager
-def _opened(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
-    from fedstill.node import audit_file
+def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
+    from fedstill.node import audit_log_inspection
     from fedstill.node.audit_log import AuditLog
 
-    lost = audit_file.missing_log_fault(log.file, log.folder)
+    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
     if lost is not None and not write:
         raise FedstillError(f"{log.file} {lost}: put it back, or `fedstill audit accept` starts a new one")
     if lost is None and not log.file.with_name(f"{log.file.name}.head").exists():
@@ -80,7 +81,7 @@ def show(args: ParsedArgs) -> None:
     at = number("--delta", args.get("--delta") or str(own), float, within, allowed)
 
     console = plain()
-    with _opened(log) as audit:
+    with _open_log(log) as audit:
         entries = list(audit.entries())
         if "--json" in args:
             status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.fault}
@@ -102,7 +103,7 @@ def show(args: ParsedArgs) -> None:
 def verify(args: ParsedArgs) -> None:
     log, count, trouble = _find_log(Path(args.positionals[0])), None, None
     try:
-        with _opened(log) as audit:
+        with _open_log(log) as audit:
             count = sum(1 for _ in audit.entries())
             audit.verify()
     except FedstillError as error:
@@ -124,8 +125,8 @@ def export(args: ParsedArgs) -> None:
     if to.suffix != ".jsonl":
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
-        raise ArgumentError("--out", str(to), "a file that is not there yet")
-    with _opened(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
+        raise ArgumentError("--out", str(to), "a file that does not exist")
+    with _open_log(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
         for entry in audit.entries():
             file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
@@ -139,15 +140,15 @@ def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accept(args: ParsedArgs) -> None:
-    from fedstill.node import audit_file
+    from fedstill.node import audit_log_inspection
 
     log = _find_log(Path(args.positionals[0]))
-    lost = audit_file.missing_log_fault(log.file, log.folder)
-    with _opened(log, write=True) as audit:
+    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
+    with _open_log(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.fault or lost
         audit.accept(args.options["--because"][-1], is_lost=lost is not None)
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Accepted: {trouble}.")
     for entry in again:
-        print(f"Charged again to {entry['payer']}, run {entry['run']}: {priced(entry)}.")
+        print(f"Charged again to {entry['payer']}, run {entry['run']}: {charge_text(entry)}.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedstill.node.audit_log import AuditLog
     from fedstill.privacy.config import Accountant, PrivacyConfig
 
-MANY = 6  # prices that are shown of all that was paid
+MANY = 6  # charges that are shown of all
 
 
 def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
@@ -27,15 +27,15 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
     shown_rules = dict.fromkeys(
         entry["rule"] for entry in entries if entry["part"] not in (ACCEPTED, REFUSED)
     )
-    rules = {rule: _letters(number) for number, rule in enumerate(shown_rules)}
+    rules = {rule: _number_as_letters(number) for number, rule in enumerate(shown_rules)}
     named = any(entry["payer"] != NODE_DATA for entry in entries)  # a simulation's log has several nodes
     table = columns(
         "entry",
         "when (UTC)",
         "run, node" if named else "run",
-        "what left",
+        "released",
         "rule",
-        "price",
+        "charge",
         justify="right",
         no_wrap=True,
     )
@@ -47,8 +47,9 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
         when = str(entry["at"])[:19].replace("T", "\n")
         run = entry["run"] if len(entry["run"]) <= 15 else f"{entry['run'][:8]}…"  # the totals have it whole
         to = run if entry["payer"] == NODE_DATA else f"{run}\n{entry['payer']}"
-        letters, price = rules.get(entry["rule"], ""), "" if entry["part"] == REFUSED else priced(entry, "\n")
-        table.add_row(str(entry["entry"]), when, to, _what(entry), letters, price)
+        letters = rules.get(entry["rule"], "")
+        charge = "" if entry["part"] == REFUSED else charge_text(entry, "\n")
+        table.add_row(str(entry["entry"]), when, to, _entry_description(entry), letters, charge)
     console.print()
     console.print(table)
     for before, after in pairwise(entry["entry"] for entry in entries):
@@ -58,7 +59,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
             console.print(f"{lost} lost, and their numbers are not used again.")
     if len(entries) < count:
         console.print(f"These are the last {len(entries)} of {count} entries; --last 0 shows all.")
-    legend = columns("rule", "what is done before it leaves", no_wrap=True)
+    legend = columns("rule", "processing before the release", no_wrap=True)
     for rule, letters in rules.items():
         legend.add_row(letters, rule)
     console.print()
@@ -72,23 +73,23 @@ def _explain(console: Console, kinds: set[str]) -> None:
     from fedstill.protocol.payload_kinds import payload_kind
 
     console.print(
-        "What left is named by the method's query, its number and its part: the answer, or the gradient "
-        "that the server asked back through it. In it are, by kind:"
+        "Each release is named by its query, number and part: the response, or the gradient that the server "
+        "requested through it. Payload kinds:"
     )
     for kind in sorted(kinds):
         console.print(f"  {kind}: {payload_kind(kind).description or 'not declared by any method here'}")
 
 
-def _letters(number: int) -> str:
+def _number_as_letters(number: int) -> str:
     """A, B, ..., Z, AA, AB, ...
 
-    >>> _letters(0), _letters(25), _letters(26)
+    >>> _number_as_letters(0), _number_as_letters(25), _number_as_letters(26)
     ('A', 'Z', 'AA')
     """
-    return (_letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+    return (_number_as_letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
-def _what(entry: Mapping[str, Any]) -> str:
+def _entry_description(entry: Mapping[str, Any]) -> str:
     from fedstill.node.audit_entries import ACCEPTED, REFUSED, RESPONSE_FILE
 
     asked = f"{entry['query']} {entry['number']}" if entry["number"] >= 0 else entry["query"]
@@ -97,13 +98,13 @@ def _what(entry: Mapping[str, Any]) -> str:
     if entry["part"] == REFUSED:
         return f"{asked}, refused: {entry['rule']}"
     if entry["part"] == RESPONSE_FILE:
-        return f"{entry['query']} kept,\nto leave again"
+        return "file of responses,\nmay be released again"
     kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(entry["up"].items()))
     asked = asked if asked == entry["part"] else f"{asked}, {entry['part']}"
     return f"{asked}\n{kinds or 'nothing'}"
 
 
-def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
+def charge_text(entry: Mapping[str, Any], between: str = ", ") -> str:
     """Return the privacy cost of an entry in words."""
     parts = events(entry["cost"])
     if entry["no_guarantee"]:
@@ -113,12 +114,12 @@ def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
     return between.join(parts) or "free"
 
 
-def events(price: Mapping[str, int]) -> list[str]:
+def events(charge: Mapping[str, int]) -> list[str]:
     """Return events with their counts, numbers to four digits."""
-    short = map(shorten_numbers, price)
+    short = map(shorten_numbers, charge)
     return [
         event if times == 1 else f"{times} x {event}"
-        for event, times in zip(short, price.values(), strict=True)
+        for event, times in zip(short, charge.values(), strict=True)
     ]
 
 
@@ -140,7 +141,7 @@ def print_totals(
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
     from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 
-    limited = _limited(privacy)
+    limited = _has_finite_budget(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
     table = columns(*heads, *(["left"] if limited else []), left=2)
     rows = totals(audit, entries, delta, privacy, mine)
@@ -161,15 +162,15 @@ def print_totals(
         console.print(f"Budgets, by {privacy.accountant.upper()}: {'; '.join(describe_budgets(privacy))}.")
     for payer in dict.fromkeys(row["whose"] for row in rows):
         spent = audit.spending(payer, ALL_RUNS)
-        prices, bare = events(spent.total_events), spent.total_no_guarantee
-        cells = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
+        charges, bare = events(spent.total_events), spent.total_no_guarantee
+        cells = [*charges[:MANY], *([f"{len(charges) - MANY} other charges"] if len(charges) > MANY else [])]
         cells += [f"{format_count(bare, 'release')} without guarantee"] if bare else []
         units = sorted(audit.totals.units(payer))
         apart = f", of which units add up to nothing ({', '.join(units)})" if len(units) > 1 else ""
         console.print(f"Total cost for {payer}: {', '.join(cells) or 'nothing'}{apart}.")
 
 
-def _limited(privacy: PrivacyConfig | None) -> bool:
+def _has_finite_budget(privacy: PrivacyConfig | None) -> bool:
     return privacy is not None and math.isfinite(min(privacy.epsilon, privacy.total_budget[0]))
 
 
@@ -183,9 +184,9 @@ def totals(
     """Return the privacy cost of each run, and of all runs (run: None) of a node.
 
     Arguments are those of :func:`print_totals`.
-    Each has ``events`` and how often each was paid for (None: nothing is known, as of an edited entry, or of
-    all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what
-    is left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
+    Each has ``events`` and how often each was charged (None: unknown, as of an edited entry, or of all runs
+    if they were charged for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what is
+    left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, RELEASES
     from fedstill.node.spent_budget import compute_spent_budget
@@ -198,7 +199,7 @@ def totals(
             runs.setdefault(payer, []).append(run)
     rows = []
     for payer, names in runs.items():
-        own = privacy if payer == NODE_DATA and _limited(privacy) else None
+        own = privacy if payer == NODE_DATA and _has_finite_budget(privacy) else None
         for run in names if len(names) == 1 and own is None else [*names, ALL_RUNS]:
             found = compute_spent_budget(audit, payer, run, delta, accountant, own, mine)
             rows.append(

@@ -356,7 +356,7 @@ If only the secret is missing, a new one is written. Runs that have begun cannot
         ),
         "check": Command(
             "fedstill.cli.node_check:check",
-            "Check a node's configuration, and show what it would answer and refuse. Trains nothing.",
+            "Check a node's configuration, and show the queries that it would refuse. Trains nothing.",
             ("DIR [RUN.toml|PRESET] [--json]",),
             """
 arguments:
@@ -612,7 +612,7 @@ Send FILE and FILE.sig to each node. The nodes run `fedstill offline answer`.
             "fedstill offline make digits-fedkd --method.z_max 20 --out queries.safetensors",
         ),
         "show": Command(
-            "fedstill.cli.offline:show",
+            "fedstill.cli.offline:show_offline_queries",
             "Show what a file of queries requests, and who signed it.",
             ("FILE",),
             """

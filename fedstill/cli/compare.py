@@ -93,7 +93,9 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
     prog = f"fedstill compare {' '.join(names)}"
     planned = any(comparison_file.is_file_listing_methods(name) for name in names)
     run = comparison_file.base_run(names, base)  # which also says where modules are looked for
-    options, shared = ({}, args.overrides) if planned else _of_one_method(args.overrides, names, run, prog)
+    options, shared = (
+        ({}, args.overrides) if planned else _split_off_method_options(args.overrides, names, run, prog)
+    )
     words = [*map(in_full, shared), *([] if data is None else ["--data.name", data])]
     changes = changes_of(words, run, args, prog)
     if not planned:
@@ -103,14 +105,14 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
         )
         if "--quiet" not in args:
             run = plan.run_config(plan.planned_runs()[0])
-            _say_what_is_left_out([name for name in names if name != base], run, based=base is not None)
+            _print_ignored_settings([name for name in names if name != base], run, based=base is not None)
         return plan
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
     return comparison_file.read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
-def _say_what_is_left_out(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
+def _print_ignored_settings(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
     """Say of a run's file, and of a preset whose data are others, that its method alone is taken."""
     from fedstill.compare.comparison import table_at
     from fedstill.runs import presets
@@ -127,7 +129,7 @@ def _say_what_is_left_out(names: Sequence[str], run: RunConfig, *, based: bool) 
                 print(note, file=sys.stderr)
 
 
-def _of_one_method(
+def _split_off_method_options(
     words: list[str], names: Sequence[str], base: RunConfig, prog: str
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Options of one method, as ``--fediod.steps 200``, by label; and the other words."""

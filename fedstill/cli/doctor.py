@@ -46,7 +46,7 @@ SHOWN = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics
 
 def doctor(args: ParsedArgs) -> None:
     """Print versions, devices, folders and missing extras."""
-    report = examine()
+    report = installation_facts()
     if "--json" in args:
         print_json(report)
         return
@@ -72,7 +72,7 @@ def doctor(args: ParsedArgs) -> None:
         print_facts(plain(), missing)
 
 
-def examine() -> dict[str, Any]:
+def installation_facts() -> dict[str, Any]:
     """Return versions, devices, threads, data folders, and the missing modules of each extra."""
     import torch
 
@@ -81,7 +81,7 @@ def examine() -> dict[str, Any]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lacking = {
-        extra: {name: why for name in modules if (why := _unusable(name))}
+        extra: {name: why for name in modules if (why := _import_failure_text(name))}
         for extra, (_, modules) in EXTRAS.items()
     }
     return {
@@ -95,7 +95,8 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": cores,
         "data_folders": [
-            f"{_shown(folder)}{'' if folder.is_dir() else ' (not there)'}" for folder in default_folders()
+            f"{_abbreviate_home(folder)}{'' if folder.is_dir() else ' (not there)'}"
+            for folder in default_folders()
         ],
         "free_gb": shutil.disk_usage(Path.cwd()).free / 1e9,
         "missing": {extra: list(names) for extra, names in lacking.items() if names},
@@ -103,7 +104,7 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _unusable(name: str) -> str:
+def _import_failure_text(name: str) -> str:
     """Why a module cannot be imported, which is tried; empty: it can.
 
     A torchvision of another torch, say, is there and fails as it is imported.
@@ -126,7 +127,7 @@ def _missing_modules(names: Sequence[str], broken: Mapping[str, str]) -> str:
     return "; ".join([*([f"missing: {', '.join(gone)}"] if gone else []), *there])
 
 
-def _shown(folder: Path) -> str:
+def _abbreviate_home(folder: Path) -> str:
     """Return a folder with ``~`` for the home folder, since people paste this output in public."""
     home = Path.home()
     return str("~" / folder.relative_to(home)) if folder.is_relative_to(home) else str(folder)

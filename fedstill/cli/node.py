@@ -24,9 +24,9 @@ def init(args: ParsedArgs) -> None:
     file, secret = Path(folder) / owner_folder.FILE, Path(folder) / owner_folder.SECRET
     print(f"Wrote {file} and {secret} (only you may read it).")
     print("Next:")
-    print("  1. say in node.toml where your data are, which model you have and what may leave")
+    print("  1. set in node.toml: data, model, and what may leave")
     kit = Path(folder) / KIT_FOLDER
-    print(f"  2. copy the startup kit that you were given to {kit}; or say online = false and answer files")
+    print(f"  2. copy the startup kit that you were given to {kit}; or set online = false to use files")
     print(f"  3. fedstill node check {folder}")
 
 
@@ -40,12 +40,13 @@ def start(args: ParsedArgs) -> None:
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:
-        allowed = "true to join a federation; `fedstill offline answer` answers files"
+        allowed = "true to join a federation; `fedstill offline answer` responds to files"
         raise ArgumentError("online", False, allowed)
     here = flare_kit.node(folder)
     if flare_site.process_id(here) is None:
         print(
-            f"node {here.kit.name} joins {here.target}; Ctrl+C ends it. Its log: {here.log_file}", flush=True
+            f"node {here.kit.node_name} joins {here.target}; Ctrl+C ends it. Its log: {here.log_file}",
+            flush=True,
         )
     sys.exit(flare_site.run(here))
 
@@ -69,5 +70,5 @@ def status(args: ParsedArgs) -> None:
     print(
         f"The node runs as process {number}; {address} {'is reachable' if reached else 'is not reachable'}."
     )
-    print(f"What became of its link stands in {here.log_file}.")
+    print(f"Log of its connection: {here.log_file}")
     sys.exit(0 if reached else 1)

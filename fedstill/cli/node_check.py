@@ -1,4 +1,4 @@
-"""``fedstill node check``: a node's configuration, its faults, and what it would answer and refuse."""
+"""``fedstill node check``: a node's configuration, its faults, and the queries it would accept and refuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedstill.protocol.queries import Query
     from fedstill.runs.config import RunConfig
 
-LIVE = "the run asks live nodes, again after their first answers, and this one answers files (online = false)"
+LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def check(args: ParsedArgs) -> None:
     from fedstill.node import owner_folder
     from fedstill.runs.config import load
 
-    asking = asked_by(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
+    asking = load_target_run(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
     found = owner_folder.check_folder(folder, known[0], task=known[1])
     if found.file is None:
@@ -66,7 +66,7 @@ def check(args: ParsedArgs) -> None:
         _print(plain(), summary, found)
     if found.faults:
         leave_faulty(folder, found.faults)
-    if outside := _outside(found.file):
+    if outside := _closed_hours_note(found.file):
         print(outside)
     if found.unreported:
         print(f"Not checked: {found.unreported}. Nothing else is wrong.")
@@ -74,7 +74,7 @@ def check(args: ParsedArgs) -> None:
     print("No faults.")
 
 
-def _outside(file: NodeFile) -> str:
+def _closed_hours_note(file: NodeFile) -> str:
     """Return a note if the node refuses everything at this hour; else an empty text."""
     from fedstill.core.errors import QueryRefused
     from fedstill.node.admission import require_hour
@@ -82,7 +82,7 @@ def _outside(file: NodeFile) -> str:
     try:
         require_hour(file.name, file.policy, "join")
     except QueryRefused as refusal:
-        return f"Just now it refuses whatever is asked: {refusal.rule}."
+        return f"At this hour the node refuses every query: {refusal.rule}."
     return ""
 
 
@@ -96,7 +96,7 @@ def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
     sys.exit(2)
 
 
-def asked_by(target: str, config: RunConfig) -> CheckedRun:
+def load_target_run(target: str, config: RunConfig) -> CheckedRun:
     """Return a run with its data spec and public data, if its data are on this machine."""
     from fedstill.data import load as load_data
     from fedstill.data.data_spec import DataSpec
@@ -126,7 +126,7 @@ def _spec_of_schema(config: RunConfig) -> DataSpec | None:
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     from fedstill.cli.node_facts import node_facts
-    from fedstill.node.audit_file import audit_path
+    from fedstill.node.audit_log_inspection import audit_path
     from fedstill.node.permission_check import readable_files_warning
 
     facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
@@ -141,7 +141,7 @@ def _print(console: Console, summary: Mapping[str, Any], found: FolderCheck) -> 
     if "run" in summary:
         _print_run(console, summary["run"], found)
     elif "methods" in summary:
-        _print_methods(console, summary["methods"])
+        _print_method_eligibility(console, summary["methods"])
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Verdict:
 
     Args:
         rules: by which it would refuse some, by name.
-        objection: why it cannot take part; None: nothing is known objection it.
+        objection: why it cannot take part; None: no reason is known.
         mechanism: its own in the run, where all that leaves can be protected.
     """
 
@@ -160,11 +160,11 @@ class _Verdict:
     mechanism: PrivacyMechanism | None
 
 
-def _judged(
+def _judge_method(
     method: Method, file: NodeFile, found: FolderCheck, asking: CheckedRun | None, folder: Path | None
 ) -> _Verdict:
     """Return what a node would do in a run of a method."""
-    from fedstill.cli.node_check_privacy import spec_objection, unprotected
+    from fedstill.cli.node_check_privacy_section import spec_objection, unprotected
     from fedstill.core.compute import Compute
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
@@ -190,8 +190,8 @@ def _judged(
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**SumHistory(folder / SUM_HISTORY_FILE).weighting_conflicts(side, run), **refused}
-    objection = _first_refusal(refused) or _unfit(method, file, found, side.queries, asking)
-    stranger = _stranger(asking.config, file) if asking else None
+    objection = _first_refusal(refused) or _reason_not_to_take_part(method, file, found, side.queries, asking)
+    stranger = _unlisted_plugin_reason(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
         stranger = stranger or spec_objection(file, found, asking.spec)
     can = file.online or not side.queries or (method.one_round and not sums)
@@ -212,7 +212,7 @@ def _judged(
 
 def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     """Return the queries of a run, and the node's decision on each."""
-    from fedstill.cli.node_check_privacy import payment
+    from fedstill.cli.node_check_privacy_section import payment
 
     note = None
     if asking.note:
@@ -220,7 +220,7 @@ def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: FolderCheck) -
         if asking.spec is not None:
             whose = "those of its schema"
         note = f"The run's own data are not here, so shape and classes are {whose} ({asking.note})."
-    verdict = _judged(asking.config.method, file, found, asking, folder)
+    verdict = _judge_method(asking.config.method, file, found, asking, folder)
     protected = verdict.mechanism is not None and verdict.mechanism.protects
     unknown = found.unreported or found.faults
     return {
@@ -245,22 +245,22 @@ def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: FolderCheck) -
 def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> None:
     if run["note"]:
         console.print(f"{run['note']}\n")
-    console.print(f"In {run['run']} ({run['method']}) it would be asked:")
+    console.print(f"Queries of {run['run']} ({run['method']}), and what the node would do:")
     table = columns(None, None, None, gap=1)
     for asked in run["queries"]:
         often = f"x{asked['times']}" if asked["times"] > 1 else ""
         rule = asked["refused by"]
         kinds = ", ".join(asked["answers with"]) or "nothing"
         table.add_row(
-            f"  {asked['query']}", often, f"answers with {kinds}" if rule is None else f"refuses ({rule})"
+            f"  {asked['query']}", often, f"releases {kinds}" if rule is None else f"refuses ({rule})"
         )
     console.print(table)
     if run["why not"] is not None:
         console.print(f"It cannot take part: {run['why not']}.", soft_wrap=True)
     elif found.unreported:
-        console.print("Whether it can take part is not known, as your data were not looked at.")
+        console.print("It is not known if it can take part, as its data were not checked.")
     elif found.faults:
-        console.print("Whether it can take part is not known before the faults are mended.")
+        console.print("It is not known if it can take part. Fix the faults, then check again.")
     else:
         console.print("It can take part.")
     if run["payment"] is not None:
@@ -274,21 +274,21 @@ def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
 
     rows = []
     for name in (*METHODS.builtin, *file.policy.methods):
-        verdict = _judged(METHODS[name](), file, found, None, None)
+        verdict = _judge_method(METHODS[name](), file, found, None, None)
         answered = [query for query in verdict.queries if query not in verdict.rules]
-        parts = [f"answers {', '.join(answered)}"] if answered else []
+        parts = [f"accepts {', '.join(answered)}"] if answered else []
         for rule in dict.fromkeys(verdict.rules.values()):
             asked = ", ".join(query for query, its in verdict.rules.items() if its == rule)
             parts.append(f"refuses {asked} ({rule})")
         if verdict.objection and not verdict.rules:
             parts = [verdict.objection]
         can = "no" if verdict.objection else "yes"
-        does = "; ".join(parts) or "is asked nothing"
+        does = "; ".join(parts) or "gets no queries"
         rows.append({"method": name, "can take part": can, "does": does})
     return rows
 
 
-def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> None:
+def _print_method_eligibility(console: Console, methods: Sequence[Mapping[str, str]]) -> None:
     console.print("In a run of each method, with its default options:")
     rows = [[*summary.values()] for summary in methods]
     print_table(console, ["method", "can take part", "what the node does"], rows, left=3)
@@ -296,7 +296,7 @@ def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> No
     console.print()
 
 
-def _unfit(
+def _reason_not_to_take_part(
     method: Method,
     file: NodeFile,
     found: FolderCheck,
@@ -310,7 +310,7 @@ def _unfit(
     needs = method.needs()
     limit, total = file.policy.max_queries, sum(query.times for query in queries.values())
     if limit and total > limit:
-        return f"it answers at most {limit} queries, and the run asks {total}"
+        return f"it allows at most {limit} queries, and the run sends {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
     objection = owner_model.unfit_reason(found.model, needs, found.spec, found.compute)
@@ -321,7 +321,7 @@ def _unfit(
     return objection
 
 
-def _stranger(config: RunConfig, file: NodeFile) -> str | None:
+def _unlisted_plugin_reason(config: RunConfig, file: NodeFile) -> str | None:
     """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
     for option, chosen in (("methods", config.method), ("tasks", config.task)):
         if not chosen.registry.is_allowed(chosen.registered_name, getattr(file.policy, option)):

@@ -19,7 +19,7 @@ FEW = 20  # classes that are shown one by one
 
 def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, list[str]]:
     """Return lines by topic."""
-    from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
+    from fedstill.cli.node_check_privacy_section import privacy_facts, schema_fact
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
@@ -54,7 +54,7 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
         facts["schema"] = [schema_fact(file)]
     facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
-        facts["link"] = ["none: it answers files of queries"]
+        facts["link"] = ["none: the node responds to files of queries"]
     elif not kit_faults(folder, None):
         kit = StartupKit(folder / KIT_FOLDER)
         until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"

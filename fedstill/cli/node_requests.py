@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import plain, print_facts, print_json, print_table
 from fedstill.core.hashing import group_digits
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 
 if TYPE_CHECKING:
     from fedstill.node.requests import ApprovalRequests
@@ -82,7 +82,7 @@ def log(args: ParsedArgs) -> None:
         sys.exit(2 if fault else 0)
     rows = []
     for line in lines[-LAST:]:
-        who = clip_text(line["actor"]) or "not proven"
+        who = to_printable_line(line["actor"]) or "not proven"
         rows.append([str(line["line"]), line["at"][:19], line["event"], who, describe_log_line(line)])
     if rows:
         print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)

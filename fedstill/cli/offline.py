@@ -29,14 +29,14 @@ def make(args: ParsedArgs) -> None:
 
     path = args.path("--out", "queries.safetensors")
     private = args.path("--key", "server.key")
-    queries = runs.build_queries(config)
+    queries = runs.build_offline_queries(config)
     own = signed_files.load_or_create_key(private)
     sha256 = offline_files.write_queries(path, queries, own)
-    write_text(_recipe(path), f"{COMMAND}{args.command}\n\n{to_toml(config)}")
+    write_text(_config_path_of_queries(path), f"{COMMAND}{args.command}\n\n{to_toml(config)}")
     _print_queries(queries)
     _print_facts(
         {
-            "files": _described(path),
+            "files": _file_and_signature_text(path),
             "SHA-256": sha256,
             "run": group_digits(describe(queries.plan, queries.public).sha256),
             "your key": signed_files.fingerprint(signed_files.public_key_bytes(own)),
@@ -46,7 +46,7 @@ def make(args: ParsedArgs) -> None:
     print(f"  1. send {path} and its .sig file to each node; read out your key's fingerprint by phone")
     print(f"  2. each node runs `fedstill offline answer DIR {path.name}`, and sends its responses back")
     print(f"  3. {_combine_call(path)}")
-    print(f"Step 3 needs {path}, its .sig file and {_recipe(path)}. Keep {private} secret.")
+    print(f"Step 3 needs {path}, its .sig file and {_config_path_of_queries(path)}. Keep {private} secret.")
 
 
 def combine_options(name: str, args: ParsedArgs) -> str:
@@ -54,7 +54,9 @@ def combine_options(name: str, args: ParsedArgs) -> str:
     from fedstill.runs.config import load, load_toml
 
     queries = args.path("--queries")
-    config, where = (load("demo"), "demo") if queries is None else (load_toml(_recipe(queries)), queries)
+    config, where = (
+        (load("demo"), "demo") if queries is None else (load_toml(_config_path_of_queries(queries)), queries)
+    )
     return run_options(config, args.overrides, f"with the values of {where}")
 
 
@@ -64,14 +66,14 @@ def combine(args: ParsedArgs) -> None:
     from fedstill.runs import offline as runs
     from fedstill.runs.config import load_toml
 
-    recipe = _recipe(queries)
+    recipe = _config_path_of_queries(queries)
     if not recipe.is_file():
         raise QueryFileError(f"{recipe} is missing: `fedstill offline make` wrote it next to {queries}")
     asked = load_toml(recipe)
     config = changed(asked, args.overrides, "fedstill offline combine", args.known)
     runs.check_unchanged_options(asked, config)
     folder = out_folder(args, f"runs/{config.name}-seed{config.seed}")
-    known = None if keys is None else _keys(Path(keys))
+    known = None if keys is None else _node_key_fingerprints(Path(keys))
     try:
         responses = [Path(place) for place in args.positionals]
         result = runs.train_from_files(
@@ -87,7 +89,7 @@ def combine(args: ParsedArgs) -> None:
         _print_facts({node["node"]: node["signed_by"] for node in result["files"]["responses"]})
 
 
-def _keys(folder: Path) -> dict[str, str]:
+def _node_key_fingerprints(folder: Path) -> dict[str, str]:
     """Fingerprints of the public keys in a folder, by the name of the node."""
     from fedstill.federation import signed_files
 
@@ -127,7 +129,7 @@ def answer(args: ParsedArgs) -> None:
             "released": ", ".join(f"{kind} {format_bytes(size)}" for kind, size in left.items()) or "nothing",
             "noise": ", ".join(mechanisms) + ("; no guarantee" if mechanisms == ["none"] else ""),
             "cost": reply.cost,
-            "files": _described(reply.path),
+            "files": _file_and_signature_text(reply.path),
             "your key": reply.signer,
         }
     )
@@ -144,7 +146,7 @@ def answer(args: ParsedArgs) -> None:
         print(f"  {number}. {step}")
 
 
-def show(args: ParsedArgs) -> None:
+def show_offline_queries(args: ParsedArgs) -> None:
     from fedstill.core.hashing import group_digits
     from fedstill.federation import offline_files
     from fedstill.protocol.method import METHODS
@@ -165,13 +167,13 @@ def _combine_call(queries: Path) -> str:
     return f"fedstill offline combine responses-*.safetensors --queries {queries.name}"
 
 
-def _described(path: Path) -> str:
+def _file_and_signature_text(path: Path) -> str:
     from fedstill.federation import signed_files
 
     return f"{path} and {signed_files.signature_path(path).name}, {format_bytes(path.stat().st_size)}"
 
 
-def _recipe(queries: Path) -> Path:
+def _config_path_of_queries(queries: Path) -> Path:
     """Return the path of the run's configuration, kept next to its queries."""
     return queries.with_name(queries.name + ".toml")
 

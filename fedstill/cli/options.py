@@ -10,7 +10,7 @@ import io
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from itertools import zip_longest
 from types import UnionType
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 from fedstill.cli.arguments import ALL_HELP, MissingValue
 from fedstill.core.errors import ArgumentError, UnknownName, closest_name
-from fedstill.core.names import parse_cli_number
+from fedstill.core.name_normalization import parse_cli_number
 
 C = TypeVar("C")
 FEW = 12  # options of a section that are named where another one was given
@@ -73,7 +73,7 @@ def override(config: C, words: list[str], prog: str, also: Sequence[str] = ()) -
 
 
 def _unknown_option(
-    config: Any, option: Option, known: Sequence[str], prog: str, also: Sequence[str]
+    config: Any, option: Option, known: Collection[str], prog: str, also: Sequence[str]
 ) -> UnknownName:
     """Return the error of an option that does not exist, with the option that was probably meant."""
     names = [*also, *(f"--{name}" for name in known)]

@@ -1,4 +1,4 @@
-"""``fedstill privacy``: what a run will cost, what prices mean, and whether the mechanisms hold."""
+"""``fedstill privacy cost``: epsilon of noisy releases."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def cost(args: ParsedArgs) -> None:
     from fedstill.privacy.budget import epsilon_text_rounded_up
     from fedstill.privacy.events import Event, PrivacyCost
 
-    price: PrivacyCost = PrivacyCost()
+    total: PrivacyCost = PrivacyCost()
     queue = list(args.positionals)
     while queue:
         event, times = Event.parse(queue.pop(0)), 1
         if queue and "(" not in queue[0]:
             times = number("TIMES", queue.pop(0), int, lambda value: value >= 1, "1 or more")
-        price[event] += times
+        total[event] += times
     names: tuple[Accountant, ...] = ("pld", "rdp")
-    costs = {name: compute_epsilon(price, delta, name) for name in names}
+    costs = {name: compute_epsilon(total, delta, name) for name in names}
     if "--json" in args:
-        events = {str(event): times for event, times in price.items()}
+        events = {str(event): times for event, times in total.items()}
         print_json({"events": events, "delta": delta, "epsilon": costs})
         return
-    for event, times in price.items():
+    for event, times in total.items():
         print(f"{event} x {times}")
     print(
         f"epsilon {epsilon_text_rounded_up(costs['pld'])} (PLD), "

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import plain, print_json
-from fedstill.cli.node_check_privacy import refusal
+from fedstill.cli.node_check_privacy_section import refusal
 from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode, PlannedRun, as_json, show
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node.audit_file import TotalSpent
+from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.privacy_forecast import (
     RunLength,
     charged_noise_tables,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def plan(args: ParsedArgs) -> None:
     """Say what a run will cost one node, or those of a simulation; a refusal is an error."""
-    noise = None if (text := args.get("--noise")) is None else _noise(text)
+    noise = None if (text := args.get("--noise")) is None else _parse_noise(text)
     epsilon = number("--epsilon", args.get("--epsilon"))
     steps = number("--steps", args.get("--steps"), int)
     if epsilon == math.inf and noise is not None and steps is None:
@@ -48,12 +48,16 @@ def plan(args: ParsedArgs) -> None:
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
     config, folder = configured(target, args, "run"), Path(folders[0]) if folders else None
 
-    run, places = _simulated(target, config) if folder is None else _at_node(folder, target, config)
+    run, places = (
+        _planned_simulated_nodes(target, config)
+        if folder is None
+        else _planned_owner_node(folder, target, config)
+    )
     known: dict[int, NodePlan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
     for place in places:
         if place.examples not in known:
-            known[place.examples] = _solve(run, place, epsilon, noise, steps)
+            known[place.examples] = _solve_for_missing_option(run, place, epsilon, noise, steps)
         plans.append(replace(known[place.examples], place=place))
     if "--json" in args:
         print_json(as_json(run, plans))
@@ -64,7 +68,7 @@ def plan(args: ParsedArgs) -> None:
             raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")
 
 
-def _noise(text: str) -> float | dict[str, float]:
+def _parse_noise(text: str) -> float | dict[str, float]:
     """``4.0``, or ``training=4.0,critic=8``."""
     if "=" not in text:
         return float(number("--noise", text))
@@ -78,14 +82,14 @@ def _noise(text: str) -> float | dict[str, float]:
 # --- who takes part -----------------------------------------------------------------------------------
 
 
-def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
+def _planned_owner_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
     """One node as its owner has it."""
-    from fedstill.cli.node_check import asked_by
+    from fedstill.cli.node_check import load_target_run
     from fedstill.data import node_data
-    from fedstill.node import audit_file, owner_folder
+    from fedstill.node import audit_log_inspection, owner_folder
 
     folder = path.parent if path.name == owner_folder.FILE else path
-    file, asking = owner_folder.read_node_file(folder), asked_by(target, config)
+    file, asking = owner_folder.read_node_file(folder), load_target_run(target, config)
     data, spec = node_data.load_node_data(file.data, folder, asking.spec, asking.config.task)
     notes = group_privacy_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
@@ -93,11 +97,11 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
     run = PlannedRun(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
     _require_public(run, asking.note)
-    spent = audit_file.read_total_spent(file, folder)
+    spent = audit_log_inspection.read_total_spent(file, folder)
     return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
 
 
-def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
+def _planned_simulated_nodes(target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.loading import load
@@ -127,7 +131,7 @@ def _require_public(run: PlannedRun, note: str) -> None:
 # --- the third of three -------------------------------------------------------------------------------
 
 
-def _mechanism(
+def _build_mechanism(
     run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, method: Any, local: LocalConfig
 ) -> PrivacyMechanism:
     """The mechanism that the node would have in the run."""
@@ -139,7 +143,7 @@ def _mechanism(
     return PrivacyMechanism(place.name, privacy, side, local, place.examples, setting.task, group=place.group)
 
 
-def _solve(
+def _solve_for_missing_option(
     run: PlannedRun,
     place: PlannedNode,
     epsilon: float | None = None,
@@ -154,11 +158,11 @@ def _solve(
     # With some noise everywhere: what does the run cost at all, and for how long?
     wants = [part for part, table in privacy.noise_option_tables.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
-    first = _mechanism(run, place, noisy, method, local)
+    first = _build_mechanism(run, place, noisy, method, local)
     used = charged_noise_tables(first)
     if noise is not None:
         unknown = [part for part in wants if part in used]
-        privacy = privacy.with_noise(_levels(noise, privacy, used, unknown))
+        privacy = privacy.with_noise(_noise_by_part(noise, privacy, used, unknown))
         noisy = noisy.with_noise({part: privacy.noise_option_tables[part].noise or 1.0 for part in used})
     wants = [part for part in used if privacy.noise_option_tables[part].noise is None]
 
@@ -166,7 +170,7 @@ def _solve(
     if total_cost(first.run_costs()) or steps or finds_steps:
 
         def price(method: Any, local: LocalConfig) -> PrivacyCost | None:
-            return total_cost(_mechanism(run, place, noisy, method, local).run_costs())
+            return total_cost(_build_mechanism(run, place, noisy, method, local).run_costs())
 
         try:
             length = find_run_length(method, local, price)
@@ -174,10 +178,10 @@ def _solve(
             if steps is not None or finds_steps:
                 raise
     if length is not None and (steps is not None or finds_steps):
-        steps = _most(run, place, privacy, length, wants) if steps is None else steps
+        steps = _longest_run_within_epsilon(run, place, privacy, length, wants) if steps is None else steps
         method, local = length.with_length(method, local, steps)
         length = replace(length, value=steps)
-    mechanism = _mechanism(run, place, privacy, method, local)
+    mechanism = _build_mechanism(run, place, privacy, method, local)
     if mechanism.protects and method.needs().trains_on_public:  # as the run itself is refused
         allowed = "none if public data are added to its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
@@ -188,7 +192,7 @@ def _solve(
     return NodePlan(place, mechanism, cost, length, found)
 
 
-def _levels(
+def _noise_by_part(
     given: float | Mapping[str, float], privacy: PrivacyConfig, used: Sequence[str], wants: Sequence[str]
 ) -> dict[str, float]:
     """Noise by part, where one number is that of the one part that is in query."""
@@ -207,7 +211,7 @@ def _levels(
     return {meant[0]: given}
 
 
-def _most(
+def _longest_run_within_epsilon(
     run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, length: RunLength, wants: Sequence[str]
 ) -> int:
     """The longest run within epsilon."""
@@ -215,7 +219,7 @@ def _most(
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
 
     def mechanism_of(steps: int) -> PrivacyMechanism:
-        return _mechanism(run, place, privacy, *length.with_length(run.method, place.local, steps))
+        return _build_mechanism(run, place, privacy, *length.with_length(run.method, place.local, steps))
 
     if total_cost(mechanism_of(1).run_costs()) is None:
         raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")

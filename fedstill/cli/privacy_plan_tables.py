@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.audit_log_tables import events
 from fedstill.cli.console import print_facts, print_table
-from fedstill.cli.node_check_privacy import refusal
+from fedstill.cli.node_check_privacy_section import refusal
 from fedstill.cli.privacy_plan_advice import MODEL, advice
 from fedstill.node.audit_entries import RESPONSE
-from fedstill.node.audit_file import TotalSpent
+from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.privacy_forecast import MAX_STEPS, Forecast, RunLength, round_noise_up
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
@@ -71,7 +71,7 @@ class NodePlan:
 
 def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: Path | None) -> None:
     """Print what was found for the one node of a folder, or for those of a simulation."""
-    most = _speaker(plans)
+    most = _most_limiting_plan(plans)
     console.print(f"{run.name} ({run.method.title}), before anything is trained")
     print_facts(console, _facts(run, plans, most))
     if len(plans) > 1:
@@ -84,7 +84,7 @@ def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: P
 
 def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
     """Return the plan as JSON has it."""
-    most = _speaker(plans)
+    most = _most_limiting_plan(plans)
     return {
         "run": run.name,
         "method": run.method.title,
@@ -108,7 +108,7 @@ def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
     }
 
 
-def _speaker(plans: Sequence[NodePlan]) -> NodePlan:
+def _most_limiting_plan(plans: Sequence[NodePlan]) -> NodePlan:
     """Return the plan of the node with the highest cost, or with the fewest steps."""
     most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
     if most.found == "steps":
@@ -154,7 +154,7 @@ def _steps_note(plans: Sequence[NodePlan]) -> str:
     lengths = {plan.length.value for plan in plans if plan.length is not None}
     if min(lengths) == MAX_STEPS:
         return " or more"
-    return "" if len(lengths) == 1 else f", what every node can pay; one could pay {max(lengths):.10g}"
+    return "" if len(lengths) == 1 else f", within every node's budget; one allows {max(lengths):.10g}"
 
 
 def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
@@ -171,22 +171,44 @@ def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
         for plan in plans
     ]
     steps = ["steps"] if plans[0].found == "steps" and plans[0].length is not None else []
-    print_table(console, ["node", "records", *parts, *steps, "epsilon", "by RDP"], rows, left=1)
+    print_table(console, ["node", "records", *parts, *steps, "PLD", "RDP"], rows, left=1)
+    _explain(
+        console,
+        {
+            **dict.fromkeys(parts, "noise multiplier of the options with this name"),
+            **dict.fromkeys(steps, "longest run within the budget"),
+            "PLD, RDP": "epsilon spent by the run, by each accountant; both are upper bounds",
+        },
+    )
+
+
+def _explain(console: Console, columns: Mapping[str, str]) -> None:
+    """Print a line on each column of a table."""
+    print_facts(console, {f"{column}:": text for column, text in columns.items()})
 
 
 def _print_lines(console: Console, plan: NodePlan) -> None:
-    console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
+    console.print(f"privacy cost of {plan.place.name}, {plan.place.examples:,} records, by query")
     rows = []
     for line in _lines(plan):
-        times, price, alone = line["times"], line["events"], line["epsilon"]
+        times, charge, alone = line["times"], line["events"], line["epsilon"]
         free = "free (covered by training)" if _is_covered_by_training(plan, line) else "free"
-        cost_text = "no guarantee" if price is None else "\n".join(events(price)) or free
+        cost_text = "no guarantee" if charge is None else "\n".join(events(charge)) or free
         often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
-        each = " each" if times is None and price else ""
+        each = " each" if times is None and charge else ""
         what = line["query"] if line["part"] == RESPONSE else f"{line['query']}, {line['part']}"
         noise = "-" if line["for"] in ("other", "nothing") else line["for"]
         rows.append([what, noise, cost_text, often, f"{epsilon_text_rounded_up(alone)}{each}"])
-    print_table(console, ["query", "noise", "price", "times", "alone"], rows, left=3)
+    print_table(console, ["query", "noise", "charge", "times", "epsilon"], rows, left=3)
+    _explain(
+        console,
+        {
+            "noise": "options of the mechanism whose noise protects the query; -: no noise",
+            "charge": "privacy cost of one release or training step",
+            "times": "how often it is charged in the run",
+            "epsilon": "epsilon of this query alone; the values do not add up to the run's",
+        },
+    )
 
 
 def _is_covered_by_training(plan: NodePlan, line: Mapping[str, Any]) -> bool:
@@ -199,28 +221,28 @@ def _lines(plan: NodePlan) -> list[dict[str, Any]]:
     """Return each release with its epsilon alone: of all times, or of one if their number is unknown."""
     config, rows = plan.mechanism.config, []
     for line in plan.cost.lines:
-        price = alone = None
+        charge = alone = None
         if line.cost is not None:
-            price = cost_to_dict(line.cost)
+            charge = cost_to_dict(line.cost)
             times = PrivacyCost({event: count * max(line.times, 1) for event, count in line.cost.items()})
             alone = compute_epsilon(times, config.delta, config.accountant)
-        rows.append(_line(line.label, line.charged_to, price, line.times, alone, line.part))
-    paid = {line.label for line in plan.cost.lines}
+        rows.append(_line(line.label, line.charged_to, charge, line.times, alone, line.part))
+    charged = {line.label for line in plan.cost.lines}
     for name, query in plan.mechanism.side.queries.items():
-        if name not in paid:
+        if name not in charged:
             rows.append(_line(name, "nothing", {}, query.times, 0.0))
     return rows
 
 
 def _line(
     what: str,
-    pays: str,
-    price: Mapping[str, int] | None,
+    charged_to: str,
+    charge: Mapping[str, int] | None,
     times: int,
     alone: float | None,
     part: str = RESPONSE,
 ) -> dict[str, Any]:
-    row = {"query": what, "part": part, "for": pays, "events": price}
+    row = {"query": what, "part": part, "for": charged_to, "events": charge}
     return {**row, "times": times or None, "epsilon": alone}
 
 
@@ -267,15 +289,18 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
         f"{epsilon_text_rounded_up(budgets['epsilon_rdp'])} (RDP)"
     ]
     if endless := budgets["and_each_time"]:
-        lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
-    facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(budgets["of_the_run"])}
+        lines.append(f"and the charge of {', '.join(endless)} each time, as long as the budget allows")
+    facts: dict[str, str | Sequence[str]] = {
+        "whole run": lines,
+        "of the run": _remaining_budget_text(budgets["of_the_run"]),
+    }
     spent = plan.place.spent
     unknown = spent.fault is not None or ((spent.no_guarantee or plan.unlike) and refused)
-    facts["of the data"] = refused if unknown else _left(budgets["of_the_data"])
+    facts["of the data"] = refused if unknown else _remaining_budget_text(budgets["of_the_data"])
     return facts
 
 
-def _left(budget: Mapping[str, Any]) -> str:
+def _remaining_budget_text(budget: Mapping[str, Any]) -> str:
     """Return the rest of a budget after the run, in words."""
     most, reached = budget["epsilon"], budget["epsilon_after"]
     earlier = (

@@ -41,9 +41,9 @@ def reproduce(args: ParsedArgs) -> None:
     if "--plan" in args:
         return print(_plan(entry, scale, seeds, _changes(entry.reproduction_with_runs, scale, args)), end="")
     only = args.options.get("--only", [])
-    before = _before(entry, scale, seeds, only) if only and "--record" in args else None
+    before = _existing_record(entry, scale, seeds, only) if only and "--record" in args else None
     folder = Path(args.get("--out") or ROOT)
-    record = _made(entry, scale, seeds, args, folder)
+    record = _run_missing_and_read_metrics(entry, scale, seeds, args, folder)
     if before is not None:
         asked = entry.comparison(scale).planned_runs(only)
         record = before.with_updated_rows(record, only, {(place.setting, place.label) for place in asked})
@@ -89,7 +89,9 @@ def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str,
     return f"{text}# arguments of {entry.about.program}\n{arguments}"
 
 
-def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> ReproductionRecord:
+def _existing_record(
+    entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]
+) -> ReproductionRecord:
     """The record to which rows of these names are added."""
     record = entry.record(scale)
     if record is None:
@@ -112,7 +114,7 @@ def _list() -> None:
         recorded = [
             f"{'' if scale == SMALL_SCALE else f'{scale}: '}{record.date}, "
             f"{format_count(len(record.seeds), 'seed')}"
-            f"{_order(entry, record)}"
+            f"{_count_pairs_in_paper_order(entry, record)}"
             for scale, record in records.items()
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
@@ -125,7 +127,7 @@ def _list() -> None:
     print("The data's form: docs/tasks.md")
 
 
-def _order(entry: Reproduction, record: ReproductionRecord) -> str:
+def _count_pairs_in_paper_order(entry: Reproduction, record: ReproductionRecord) -> str:
     """Return how many pairs of methods are in the paper's order, where it has values."""
     from fedstill.report.reproduction_ranking import compare_ranking
 
@@ -154,7 +156,7 @@ def _records(entry: Reproduction) -> dict[str, ReproductionRecord]:
     return {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
 
 
-def _made(
+def _run_missing_and_read_metrics(
     entry: Reproduction, scale: str, seeds: int | None, args: ParsedArgs, folder: Path
 ) -> ReproductionRecord:
     """Run what is missing, and return its metrics."""

@@ -18,7 +18,7 @@ def schema(args: ParsedArgs) -> None:
         raise ArgumentError("--target", "", "the column that is to be learned")
     out = args.path("--out", files[0].parent / "schema.toml")
     if out.exists():
-        raise ArgumentError("--out", str(out), "a file that is not there yet")
+        raise ArgumentError("--out", str(out), "a file that does not exist")
 
     from fedstill.core.run_writer import write_text
     from fedstill.data.schema_draft import draft_schema, find_rare_categories, similar_category_notes

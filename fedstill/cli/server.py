@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, DeployError, closest_name
-from fedstill.core.names import is_run_name
+from fedstill.core.name_normalization import is_run_name
 from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import format_seconds, json_text
 
@@ -43,8 +43,8 @@ def init(args: ParsedArgs) -> None:
     print(f"A federation of {len(nodes)} nodes, in {folder}.")
     print(f"The server opens port {port} of {host}; the nodes open none.")
     print()
-    print(f"Its authority is {StartupKit(admin).authority_fingerprint}: a node may let in nobody else")
-    print("(policy.allowed_servers), if you read that out to its owner.")
+    print(f"Its authority is {StartupKit(admin).authority_fingerprint}. Read it out to the nodes' owners:")
+    print("with policy.allowed_servers a node accepts no other server.")
     print()
     print("Give each node its startup kit, over a channel that you trust: it holds the node's private key.")
     for node in nodes:
@@ -65,7 +65,7 @@ def start(args: ParsedArgs) -> None:
     this = flare_kit.server(folder)
     this.kit.require_valid()
     if flare_site.process_id(this) is None:
-        flare_kit.check_port(this)
+        flare_kit.require_free_port(this)
         address = f"{federation['host']}:{federation['port']}"
         print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
     sys.exit(flare_site.run(this))
@@ -140,7 +140,7 @@ def renew(args: ParsedArgs) -> None:
     provision.renew_certificates(folder)
     until = StartupKit(folder / "server").valid_until
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
-    print(f"The server takes its own when it is started again: fedstill server stop {folder}")
+    print(f"Restart the server to use them: fedstill server stop {folder}")
 
 
 def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -> None:

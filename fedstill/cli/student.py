@@ -12,7 +12,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.text_format import format_count
 
 if TYPE_CHECKING:
-    from fedstill.data.new_data import NewDataOptions
+    from fedstill.data.new_data import EvaluationDataOptions
 
 
 def predict(args: ParsedArgs) -> None:
@@ -24,7 +24,7 @@ def predict(args: ParsedArgs) -> None:
     options = reading(args)
     out = args.path("--out", f"{Path(data).stem}-predictions.csv")
     if out.exists() and "--out" not in args:
-        raise FedstillError(f"{out} is there already: --out names another file, or this one to replace it")
+        raise FedstillError(f"{out} exists: --out names another file, or this one to replace it")
     student = load(run, args.get("--model"))
     count = predict(student, data, replace(options, words=student.about.words), out)
     if "--json" in args:
@@ -58,18 +58,18 @@ def evaluate(args: ParsedArgs) -> None:
 def export(args: ParsedArgs) -> None:
     """The student in another tool's form, with its preprocessing, compared; and its card."""
     from fedstill.report.model_card import CARD_FILE, model_card
-    from fedstill.student.export import export, format_of
+    from fedstill.student.export import export, export_format_by_name
     from fedstill.student.student_model import load
 
     run, kind = Path(args.positionals[0]), str(args.get("--format"))
-    default_name = format_of(kind).name  # before the run is read: a wrong format is seen at once
+    default_name = export_format_by_name(kind).name  # before the run is read: a wrong format is seen at once
     student = load(run, args.get("--model"))
     folder = run if run.is_dir() else run.parent
     out = args.path("--out", folder / default_name)
     apart = export(student, kind, out)
     card = None
     if (folder / "result.json").exists():
-        use = format_of(kind).use.format(file=out.name, inputs=student.preprocessing.input_name)
+        use = export_format_by_name(kind).use.format(file=out.name, inputs=student.preprocessing.input_name)
         card = out / CARD_FILE if out.is_dir() else out.with_name(f"{out.name}.md")
         card.write_text(model_card(folder, student.preprocessing.description, use), encoding="utf-8")
     if "--json" in args:
@@ -82,12 +82,12 @@ def export(args: ParsedArgs) -> None:
         print(f"Model card: {card}")
 
 
-def reading(args: ParsedArgs) -> NewDataOptions:
+def reading(args: ParsedArgs) -> EvaluationDataOptions:
     """Return how data are read, by the options."""
-    from fedstill.data.new_data import NewDataOptions
+    from fedstill.data.new_data import EvaluationDataOptions
 
     channels = tuple(number("--channels", each, int) for each in args.options.get("--channels", ()))
-    return NewDataOptions(
+    return EvaluationDataOptions(
         root=args.get("--root") or "",
         fit="--fit" in args,
         label=args.get("--label") or "label",

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedstill.attacks.leakage import Leakage
+from fedstill.attacks.attack_results import Leakage
 from fedstill.compare.comparison_file import (
     COMPARISON_FILE,
     Comparison,
@@ -145,15 +145,15 @@ def read_results(out: Path, comparison: Comparison) -> dict[str, Mapping[str, An
 
 def read_not_run(out: Path) -> Mapping[str, str]:
     """Return why runs of a comparison could not run, by folder."""
-    return _read_reasons(out / NOT_RUN_FILE)
+    return _read_string_mapping(out / NOT_RUN_FILE)
 
 
 def read_not_attacked(out: Path) -> Mapping[str, str]:
     """Return why finished runs of a comparison could not be attacked, by folder."""
-    return _read_reasons(out / NOT_ATTACKED_FILE)
+    return _read_string_mapping(out / NOT_ATTACKED_FILE)
 
 
-def _read_reasons(file: Path) -> Mapping[str, str]:
+def _read_string_mapping(file: Path) -> Mapping[str, str]:
     if not file.exists():
         return {}
     reasons: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
@@ -200,7 +200,7 @@ def _check_runs(
         modules. The fingerprints reveal replaced files when a comparison is resumed.
     """
     refused: dict[str, str] = {}
-    fingerprints, seen = dict(_read_reasons(out / FINGERPRINTS_FILE)), set[str]()
+    fingerprints, seen = dict(_read_string_mapping(out / FINGERPRINTS_FILE)), set[str]()
     unfinished = [planned for planned in all_runs if not (out / planned.folder / "result.json").exists()]
     for module, (file, code) in _user_modules(comparison, all_runs).items():
         if fingerprints.setdefault(module, code) != code:

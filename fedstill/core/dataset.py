@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fedstill.core.errors import DataError, by_caller
-from fedstill.core.names import normalize_columns
+from fedstill.core.name_normalization import normalize_columns
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import brief_repr
 

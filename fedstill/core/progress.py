@@ -23,7 +23,7 @@ from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import write_text
 from fedstill.core.safe_console import SafeConsole
-from fedstill.core.text_format import clip_text, format_seconds
+from fedstill.core.text_format import format_seconds, to_printable_line
 
 logger = logging.getLogger("fedstill.server")
 
@@ -178,7 +178,7 @@ class ProgressSnapshot:
             min(max(count, 0), MAX_COUNT)
             for count in (snapshot.done, snapshot.total, snapshot.phase_start_count)
         )
-        phase, note = clip_text(snapshot.phase), clip_text(snapshot.note)
+        phase, note = to_printable_line(snapshot.phase), to_printable_line(snapshot.note)
         return replace(snapshot, phase=phase, note=note, done=done, total=total, phase_start_count=first)
 
     def to_json(self) -> str:
@@ -224,11 +224,12 @@ class ProgressSnapshot:
         if not self.waiting_for:
             return ""
         seconds = (time.time() if now is None else now) - self.updated_at
-        return f"waits for {clip_text(', '.join(self.waiting_for))} for {format_seconds(max(seconds, 0.0))}"
+        names = to_printable_line(", ".join(self.waiting_for))
+        return f"waits for {names} for {format_seconds(max(seconds, 0.0))}"
 
     def excluded_text(self) -> str:
         """Describe the excluded nodes; empty if there are none."""
-        return f"continues without {clip_text(', '.join(self.excluded))}" if self.excluded else ""
+        return f"continues without {to_printable_line(', '.join(self.excluded))}" if self.excluded else ""
 
     def describe(self, now: float | None = None) -> str:
         """Describe the snapshot in one line.
@@ -349,7 +350,7 @@ class ProgressFile(ProgressBar):
         if isinstance(error, Exception | KeyboardInterrupt):
             message = "unexpected error"
             if isinstance(error, FedstillError | OSError):
-                message = clip_text(str(error), 2000)
+                message = to_printable_line(str(error), 2000)
             elif isinstance(error, KeyboardInterrupt):
                 message = "interrupted; continue with --resume"
             self._snapshot, self._next = replace(self._snapshot, error=message), -math.inf

@@ -50,7 +50,7 @@ class StartupKit:
         return content
 
     @property
-    def name(self) -> str:
+    def node_name(self) -> str:
         """Name of the node."""
         return str(self.flare_setting("client", "client", "fqsn"))
 

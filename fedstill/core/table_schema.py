@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.names import normalize_name, strip_decimal_zeros
+from fedstill.core.name_normalization import normalize_name, strip_decimal_zeros
 from fedstill.core.text_format import brief_repr
 
 MAX_FEATURES = 100_000  # features
@@ -202,7 +202,7 @@ class Schema:
         return bool(self.columns)
 
     @property
-    def target_type(self) -> Literal["category", "number", "time until an event"]:
+    def target_kind(self) -> Literal["category", "number", "time until an event"]:
         """Kind of the target."""
         return "time until an event" if self.event else self.target_column.type
 

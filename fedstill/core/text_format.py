@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from fedstill.core.names import parse_number
+from fedstill.core.name_normalization import parse_number
 
 NOT_MEASURED = "not measured"
 MAX_SHOWN = 1e300  # larger numbers, NaN and infinity are not shown
@@ -148,12 +148,12 @@ def more_suffix(count: int) -> str:
     return f" ({count - 1} more such)" if count > 1 else ""
 
 
-def clip_text(value: object, max_length: int = 300) -> str:
+def to_printable_line(value: object, max_length: int = 300) -> str:
     """Return a value as one printable line of limited length.
 
-    >>> clip_text("two\\nlines, \\x1b[31mred")
+    >>> to_printable_line("two\\nlines, \\x1b[31mred")
     'two lines, [31mred'
-    >>> clip_text("0123456789", 8)
+    >>> to_printable_line("0123456789", 8)
     '01234...'
     """
     text = str(value)
@@ -186,13 +186,13 @@ def brief(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"<{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}>"
     if isinstance(value, Mapping):
-        return clip_text(f"<{', '.join(map(str, value))}>", MAX_VALUE_LENGTH)
+        return to_printable_line(f"<{', '.join(map(str, value))}>", MAX_VALUE_LENGTH)
     if isinstance(value, tuple | list):
         if len(value) > MAX_ITEMS:
             return f"<{type(value).__name__} of {len(value)}>"
         items = ", ".join(map(brief, value))
         return f"({items}{',' if len(value) == 1 else ''})" if isinstance(value, tuple) else f"[{items}]"
-    return clip_text(repr(value), MAX_VALUE_LENGTH)
+    return to_printable_line(repr(value), MAX_VALUE_LENGTH)
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import AXES, DataSet
 from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded
-from fedstill.core.names import normalize_class_names
+from fedstill.core.name_normalization import normalize_class_names
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.models.interface import Interface
 from fedstill.tasks import TASKS, Task, TaskConfig

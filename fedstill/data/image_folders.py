@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
-from fedstill.core.names import normalize_name, sort_class_names
+from fedstill.core.name_normalization import normalize_name, sort_class_names
 from fedstill.core.text_format import format_shape
 from fedstill.data.images import (
     encode_masks,
@@ -159,10 +159,11 @@ def read_class_folders(
     """Read images by class, from one folder per class.
 
     Folders are ``<class>/*``, or ``train/<class>/*``, ``test/<class>/*`` and optionally ``val/<class>/*``,
-    including subfolders. Classes are folder names, sorted by :func:`fedstill.core.names.sort_class_names`;
-    folders of equal name are one class. Files without an image suffix are skipped. ``cases.csv`` may have
-    metadata (:func:`fedstill.data.table_files.read_case_table`); there, an image has its relative path
-    without suffix as name: ``cat/1``. Arguments: see :func:`fedstill.data.user_data.read_raw_images`.
+    including subfolders. Classes are folder names, sorted by
+    :func:`fedstill.core.name_normalization.sort_class_names`; folders of equal name are one class. Files
+    without an image suffix are skipped. ``cases.csv`` may have metadata
+    (:func:`fedstill.data.table_files.read_case_table`); there, an image has its relative path without
+    suffix as name: ``cat/1``. Arguments: see :func:`fedstill.data.user_data.read_raw_images`.
 
     Raises:
         DataError: names the folder or file that cannot be used.

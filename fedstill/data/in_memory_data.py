@@ -17,7 +17,13 @@ from torch.utils import data as torch_data
 
 from fedstill.core.dataset import Column, as_tensor, normalize
 from fedstill.core.errors import DataError
-from fedstill.core.names import TEXT_DTYPE_KINDS, normalize_column, normalize_name, to_name, unknown_name_text
+from fedstill.core.name_normalization import (
+    TEXT_DTYPE_KINDS,
+    normalize_column,
+    normalize_name,
+    to_name,
+    unknown_name_text,
+)
 from fedstill.data.config import MEAN, STD
 from fedstill.data.images import has_pil_images, is_pil_image, to_array
 from fedstill.data.raw_images import as_image_array, encode_labels
@@ -175,11 +181,11 @@ def hugging_face_tensors(
         raise DataError(f"{label} is a Hugging Face data set (expected tensors for task {task.name})")
     feature_types = {key: type(feature).__name__ for key, feature in data.features.items()}
     label_columns = {key for key, kind in feature_types.items() if kind == "ClassLabel"}
-    target_column = _find_column(
+    target_column = _only_candidate_column(
         label, "targets", {key for key in feature_types if key in HF_TARGET_COLUMNS}, label_columns
     )
     image_columns = {key for key, kind in feature_types.items() if kind == "Image" and key != target_column}
-    input_column = _find_column(
+    input_column = _only_candidate_column(
         label, "inputs", {key for key in feature_types if key in HF_INPUT_COLUMNS}, image_columns
     )
     if len(data) == 0:
@@ -195,7 +201,7 @@ def hugging_face_tensors(
     return normalize_pixels(inputs, label, mean, std), targets
 
 
-def _find_column(label: str, role: str, *choices: set[str]) -> str:
+def _only_candidate_column(label: str, role: str, *choices: set[str]) -> str:
     for names in reversed(choices):
         if len(names) == 1:
             return next(iter(names))

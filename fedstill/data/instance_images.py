@@ -20,7 +20,7 @@ import torch
 from fedstill.core import timing
 from fedstill.core.dataset import CaseIndex, DataSet, TensorData, normalize
 from fedstill.core.errors import DataError
-from fedstill.core.names import normalize_name
+from fedstill.core.name_normalization import normalize_name
 from fedstill.core.options import Share
 from fedstill.data.config import MEAN, STD, DataConfig, Side
 from fedstill.data.image_folders import find_image_files

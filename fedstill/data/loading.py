@@ -21,7 +21,7 @@ import torch
 
 from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, normalize
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
-from fedstill.core.names import normalize_name, similar_names_note
+from fedstill.core.name_normalization import normalize_name, similar_names_note
 from fedstill.core.registry import USER_CODE_ERRORS, first_line
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig, check_supports_task

@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.dataset import CaseIndex, Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import normalize_name
+from fedstill.core.name_normalization import normalize_name
 from fedstill.data import text_data
 from fedstill.data.config import DATA, make_data_config
 from fedstill.data.data_spec import DataSpec
@@ -45,7 +45,7 @@ from fedstill.data.user_data import UserFiles, detect_format, find_data_path, re
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewDataOptions:
+class EvaluationDataOptions:
     """Options for reading new data.
 
     Args:
@@ -71,7 +71,7 @@ class NewDataOptions:
 # --- with labels --------------------------------------------------------------------------------------------
 
 
-def load_labeled(name: str, spec: DataSpec, options: NewDataOptions) -> TensorData:
+def load_labeled(name: str, spec: DataSpec, options: EvaluationDataOptions) -> TensorData:
     """Load examples with labels in a student's spec: all at a path, or the test part of a named data set.
 
     Columns ``patient`` and ``site`` define their cases; slides are cases too. Each table of a folder is a
@@ -129,7 +129,7 @@ def load_labeled(name: str, spec: DataSpec, options: NewDataOptions) -> TensorDa
     return _check(_select_sites(data, columns, options.sites), spec, label)
 
 
-def _load_named(name: str, spec: DataSpec, options: NewDataOptions) -> TensorData:
+def _load_named(name: str, spec: DataSpec, options: EvaluationDataOptions) -> TensorData:
     """Return the test part of a named data set."""
     data = load(
         make_data_config(name, **({"root": options.root} if options.root else {})),
@@ -176,7 +176,7 @@ def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[
 # --- without labels -----------------------------------------------------------------------------------------
 
 
-def load_unlabeled(name: str, spec: DataSpec, options: NewDataOptions) -> tuple[list[str], Any]:
+def load_unlabeled(name: str, spec: DataSpec, options: EvaluationDataOptions) -> tuple[list[str], Any]:
     """Load inputs without labels, and a name for each.
 
     Images come from an ``.npz`` with ``images``, an image file, a folder of images (recursively), or a csv
@@ -206,12 +206,12 @@ def load_unlabeled(name: str, spec: DataSpec, options: NewDataOptions) -> tuple[
     return names, torch.cat([_map_pixels(stack, unnormalized, options, label) for stack in images])
 
 
-def _map_pixels(images: Images, spec: DataSpec, options: NewDataOptions, label: str) -> torch.Tensor:
+def _map_pixels(images: Images, spec: DataSpec, options: EvaluationDataOptions, label: str) -> torch.Tensor:
     return map_images_to_spec(select_channels(images, options.channels), options.fit, spec, label)
 
 
 def _read_image_stacks(
-    path: Path, spec: DataSpec, options: NewDataOptions
+    path: Path, spec: DataSpec, options: EvaluationDataOptions
 ) -> tuple[list[str], Sequence[Images]]:
     """Return names, and stacks of images of equal form."""
     if path.suffix == ".npz":
@@ -237,7 +237,9 @@ def _read_image_stacks(
     return _row_numbers(len(pixels)), [reshape_pixel_rows(pixels, path, spec.shape)]
 
 
-def _decode_files(files: Sequence[tuple[Path, str]], spec: DataSpec, options: NewDataOptions) -> list[Images]:
+def _decode_files(
+    files: Sequence[tuple[Path, str]], spec: DataSpec, options: EvaluationDataOptions
+) -> list[Images]:
     """Decode image files, one by one if they are converted, as for the task."""
     if not options.fit:
         return [read_image_stack(files)]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
-from fedstill.core.names import normalize_name
+from fedstill.core.name_normalization import normalize_name
 from fedstill.core.registry import first_line
 from fedstill.core.text_format import format_shape
 from fedstill.data.images import encode_masks, resize_images
@@ -202,7 +202,7 @@ def list_cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
     return case_files
 
 
-def has_volumes(folder: Path) -> bool:
+def contains_nifti_files(folder: Path) -> bool:
     """Return whether a NIfTI file is in a folder or below it."""
     return any(_nifti_stem(file) is not None for file in folder.rglob("*"))
 

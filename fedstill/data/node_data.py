@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalize
 from fedstill.core.errors import ArgumentError, DataError, UnknownInputFormatError
-from fedstill.core.names import (
+from fedstill.core.name_normalization import (
     normalize_class_names,
     normalize_name,
     parse_nonnegative_int,
@@ -168,7 +168,7 @@ def load_node_data(
     """
     may_be_rows = task is None or task.task_class.form == "rows"
     if spec is None and may_be_rows and (schema := read_node_schema(config, folder)):
-        spec = DataSpec.from_schema(task or TASKS[TASK_BY_TARGET[schema.target_type]](), schema)
+        spec = DataSpec.from_schema(task or TASKS[TASK_BY_TARGET[schema.target_kind]](), schema)
     if spec is not None or task is not None:
         return _load_data_and_spec(config, folder, spec, task or CLASSIFICATION, max_bytes)
     find_path(config, folder)

@@ -19,7 +19,7 @@ import torch
 
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
-from fedstill.core.names import (
+from fedstill.core.name_normalization import (
     TEXT_DTYPE_KINDS,
     normalize_class_names,
     normalize_column,
@@ -58,7 +58,7 @@ class RawImages:
         note: remark for readers of a result.
         classes_declared: False if classes were counted from the largest label.
 
-    Names of classes and columns are normalized (:mod:`fedstill.core.names`).
+    Names of classes and columns are normalized (:mod:`fedstill.core.name_normalization`).
 
     Raises:
         DataError: two classes or two columns have the same name.
@@ -194,7 +194,7 @@ def encode_labels(
         names: one label per example.
         source: start of error messages.
         classes: class names in order. If empty, all labels that occur, sorted by
-            :func:`fedstill.core.names.sort_class_names`; if all are whole numbers, 1.0 equals 1.
+            :func:`fedstill.core.name_normalization.sort_class_names`; if all are whole numbers, 1.0 equals 1.
 
     Raises:
         DataError: a label is empty, stands for a missing value (``nan``, ``NA``, ``none``), or is not a

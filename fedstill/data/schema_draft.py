@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import (
+from fedstill.core.name_normalization import (
     has_decimal_comma,
     normalize_name,
     parse_number,

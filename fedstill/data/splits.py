@@ -22,7 +22,7 @@ from annotated_types import Interval
 
 from fedstill.core.dataset import Column, TensorData, check_labels
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import normalize_name, parse_number
+from fedstill.core.name_normalization import normalize_name, parse_number
 from fedstill.core.options import PositiveInt
 from fedstill.core.registry import Registrable, Registry
 from fedstill.data.stratified_sampling import Ints, label_units, require_no_gaps, stratification_labels
@@ -79,7 +79,7 @@ class SplitConfig(Registrable, ABC):
         if isinstance(column := getattr(self, "column", None), str):
             object.__setattr__(self, "column", normalize_name(column))
 
-    def node_values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
+    def distinct_node_values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
         """Return the column value that each node stands for, in node order; None if nodes have no such value.
 
         Args:
@@ -592,7 +592,7 @@ class ByColumn(SplitConfig):
             raise ArgumentError("split.minimum", self.minimum, f"at most {smallest}, as {reason}")
         return assignment
 
-    def node_values(self, columns: Mapping[str, Column]) -> Sequence[str]:
+    def distinct_node_values(self, columns: Mapping[str, Column]) -> Sequence[str]:
         """Return the values of the column, sorted."""
         return [str(value) for value in np.unique(columns[self.column]).tolist()]
 

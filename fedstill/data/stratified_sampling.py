@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import similar_names, spelling_difference, strip_decimal_zeros, to_name
+from fedstill.core.name_normalization import similar_names, spelling_difference, strip_decimal_zeros, to_name
 from fedstill.core.seeds import derive
 from fedstill.core.table_schema import EMPTY_CELLS
 

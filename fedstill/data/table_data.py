@@ -24,9 +24,15 @@ from fedstill.core import toml
 from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import has_decimal_comma, normalize_columns, normalize_name, parse_number, to_name
+from fedstill.core.name_normalization import (
+    has_decimal_comma,
+    normalize_columns,
+    normalize_name,
+    parse_number,
+    to_name,
+)
 from fedstill.core.table_schema import EMPTY_CELLS, Schema, SchemaColumn, first_duplicate
-from fedstill.core.text_format import clip_text, more_suffix
+from fedstill.core.text_format import more_suffix, to_printable_line
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import PATIENT, SITE, UnsplitExamples, prepare_data_set
 from fedstill.data.stratified_sampling import Ints, hash_groups, reject_misspelled_columns, require_unit_names
@@ -228,7 +234,9 @@ def _parse_cells(
         invalid_rows = [row for row, number in enumerate(parsed) if number is None]
         if invalid_rows:
             text = _cell_text(cells[column.name][invalid_rows[0]])
-            shown = clip_text(text if column.type == "number" else repr(text), 60) if text else "nothing"
+            shown = (
+                to_printable_line(text if column.type == "number" else repr(text), 60) if text else "nothing"
+            )
             has_comma = column.type == "number" and has_decimal_comma(text)
             hint = ", with a decimal point and no comma" if has_comma else ""
             problem = f"column {column.name!r} is {shown} (expected {column.allowed_values}{hint})"
@@ -475,8 +483,8 @@ def prepare_table(table: EncodedRows, config: DataConfig, task: TaskConfig, name
     """
     schema, data = table.schema, table.data
     expected = {"number": "number", "time": "time until an event"}.get(task.task_class.kind, "category")
-    if schema.target_type != expected:
-        problem = f"target {schema.target!r} of the schema is a {schema.target_type}"
+    if schema.target_kind != expected:
+        problem = f"target {schema.target!r} of the schema is a {schema.target_kind}"
         hint = ", by event = in the schema" if task.task_class.kind == "time" else ""
         raise DataError(f"{name}: {problem} (expected a {expected} for task {task.registered_name}{hint})")
     data_set = prepare_data_set(

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import ArgumentError, DataError, format_option
-from fedstill.core.names import (
+from fedstill.core.name_normalization import (
     has_decimal_comma,
     normalize_class_names,
     normalize_columns,
@@ -32,7 +32,7 @@ from fedstill.core.names import (
 )
 from fedstill.core.registry import first_line
 from fedstill.core.table_schema import EMPTY_CELLS, first_duplicate
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.data.images import read_image_stack
 from fedstill.data.raw_images import Images, RawImages, encode_labels, require_full_scale
 from fedstill.data.stratified_sampling import Ints
@@ -308,7 +308,7 @@ def parse_pixel_row(cells: Sequence[str], label: str, hint: str = "") -> npt.NDA
     invalid = next((cell for cell in suspicious if parse_number(cell) is None), None)
     if invalid is not None:
         expected = f"numbers, or a column of image files{hint}"
-        raise DataError(f"{label} has {clip_text(repr(invalid), 60)} (expected {expected})")
+        raise DataError(f"{label} has {to_printable_line(repr(invalid), 60)} (expected {expected})")
     return np.array(cells, dtype=np.float32)
 
 

@@ -24,7 +24,7 @@ from annotated_types import Interval
 
 from fedstill.core.dataset import Column, DataSet, TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import normalize_class_names, normalize_columns
+from fedstill.core.name_normalization import normalize_class_names, normalize_columns
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import PATIENT, SITE, UnsplitExamples, join_notes, prepare_data_set
 from fedstill.data.raw_images import encode_labels

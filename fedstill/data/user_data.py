@@ -20,7 +20,7 @@ from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.image_folders import read_class_folders, read_map_folder
 from fedstill.data.instance_images import InstanceImage, read_instance_images
 from fedstill.data.loading import prepare_images
-from fedstill.data.nifti import has_volumes, read_volumes
+from fedstill.data.nifti import contains_nifti_files, read_volumes
 from fedstill.data.raw_images import RawImages, raw_images_from_arrays, read_npz
 from fedstill.data.table_files import CsvColumns, read_class_csv, read_finding_csv, tabular_hint
 from fedstill.tasks import Targets, TaskConfig
@@ -126,7 +126,7 @@ def detect_format(path: Path, targets: Targets) -> str:
         return path.suffix.removeprefix(".")
     if targets == "labels":
         raise DataError(f"{path}: is a folder (expected an .npz or a csv for findings)")
-    return "nifti" if "nifti" in FORMATS[targets] and has_volumes(path) else "folder"
+    return "nifti" if "nifti" in FORMATS[targets] and contains_nifti_files(path) else "folder"
 
 
 # --- reading ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fedstill.core.errors import (
     QueryRefused,
     combine_refusals,
 )
-from fedstill.core.text_format import brief_repr, clip_text
+from fedstill.core.text_format import brief_repr, to_printable_line
 from fedstill.federation.autograd import DifferentiableQueryState, FederatedQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.response_checks import (
@@ -219,7 +219,7 @@ class Federation(SumAggregation):
         Raises:
             NodeFault: too few nodes remain.
         """
-        left, reason = len(self.present) - (node not in self.excluded), clip_text(reason)
+        left, reason = len(self.present) - (node not in self.excluded), to_printable_line(reason)
         since_query = self.number if since_query is None else since_query
         self.events.append({"node": node, "number": since_query, "event": "excluded", "reason": reason})
         self.excluded[node] = ExcludedNode(since_query, reason, may_rejoin)

@@ -24,7 +24,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 
 from fedstill.core.errors import DeployError
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.federation.connection_log import ServerConnection, update_connection_on_replies
 from fedstill.federation.flare_kit import CLIENT, Site
 from fedstill.federation.flare_lost_nodes import LostNodeMonitor
@@ -92,7 +92,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
         """Write to the security log that the server refused this node."""
         with contextlib.suppress(SecurityLogError):
             asker = self._site.kit.authority_fingerprint
-            self._security.write("certificate", asker, f"not let in: {clip_text(why)}")
+            self._security.write("certificate", asker, f"not let in: {to_printable_line(why)}")
 
     def _clean_up_job(self, job: str) -> None:
         """Log the end of a job and delete its files in the kit; its run is in ``runs/``."""
@@ -101,7 +101,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
         try:
             for config in (self._site.kit.folder / job).glob("app_*/config/config_fed_server.json"):
                 (program,) = json.loads(config.read_text())["components"]
-                logger.info("the job of run %s is over", clip_text(program["args"]["run"]))
+                logger.info("the job of run %s is over", to_printable_line(program["args"]["run"]))
         finally:  # also if the job's files are malformed
             shutil.rmtree(self._site.kit.folder / job, ignore_errors=True)
 
@@ -136,8 +136,10 @@ def refusal_reply(reason: str | None, security: SecurityLog, kit: StartupKit) ->
     if reason is None:
         return None
     with contextlib.suppress(SecurityLogError):  # it stands in node.log
-        security.record_refusal(kit.authority_fingerprint, f"a node does not do that: {clip_text(reason)}")
-    logger.warning("refused the server %s", clip_text(reason))
+        security.record_refusal(
+            kit.authority_fingerprint, f"a node does not do that: {to_printable_line(reason)}"
+        )
+    logger.warning("refused the server %s", to_printable_line(reason))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
 
 
@@ -170,4 +172,6 @@ def install_job_request_filter(site: str, folder: Path) -> None:
     for cell in cells:
         cell.add_incoming_request_filter("*", "*", filtered)
     if CoreCell.ALL_CELLS and not cells:
-        raise DeployError(f"none of this process's connections is {clip_text(site)}'s: none would be guarded")
+        raise DeployError(
+            f"none of this process's connections is {to_printable_line(site)}'s: none would be guarded"
+        )

@@ -93,7 +93,7 @@ def is_reachable(address: str) -> bool:
         return False
 
 
-def check_port(site: Site) -> None:
+def require_free_port(site: Site) -> None:
     """Refuse to start a server whose port is taken, as FLARE would retry for ever without a message.
 
     Raises:

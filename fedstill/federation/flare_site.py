@@ -25,7 +25,7 @@ from typing import IO, Any, NoReturn
 
 from fedstill.core.errors import DeployError
 from fedstill.core.private_files import is_locked, lock_file
-from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, node, server
+from fedstill.federation.flare_kit import CLIENT, SERVER, Site, node, require_free_port, server
 from fedstill.federation.flare_permissions import require_minimal_kit, write_json, write_node_permissions
 from fedstill.federation.provision import require_flare
 from fedstill.node.security_log import SecurityLog, process_user_name
@@ -55,7 +55,7 @@ def run(site: Site) -> NoReturn:
     os.umask(0o077)  # files of this process and its jobs are readable by the owner only
     _require_valid_kit(site)
     lock = _lock(site)
-    check_port(site)
+    require_free_port(site)
     end_jobs(site)  # of a site that was killed
     _write_location_settings(site)
     until = f"{site.kit.valid_until:%Y-%m-%d}"
@@ -79,7 +79,7 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
     _require_valid_kit(site)
     if (number := process_id(site)) is not None:
         raise DeployError(f"{site.folder} runs already, as process {number}")
-    check_port(site)
+    require_free_port(site)
     environment = _environment(options.pop("env", None) or os.environ)
     words = [sys.executable, "-u", "-m", "fedstill.federation.flare_site", site.role, str(site.folder)]
     process = subprocess.Popen(words, env=environment, **options)
@@ -182,7 +182,7 @@ def _command(site: Site) -> list[str]:
     words += ["--set", "secure_train=true", "config_folder=config", "org=fedstill"]
     if site.role == SERVER:
         return words
-    return [*words, f"uid={site.kit.name}", f"heart_beat_interval={site.heartbeat}"]
+    return [*words, f"uid={site.kit.node_name}", f"heart_beat_interval={site.heartbeat}"]
 
 
 def _write_location_settings(site: Site) -> None:

@@ -24,7 +24,7 @@ from fedstill.federation.offline_files import (
     read_queries,
     unpack_responses,
 )
-from fedstill.node import audit_file, owner_folder
+from fedstill.node import audit_log_inspection, owner_folder
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, RESPONSE, RESPONSE_FILE, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import policy_refusal
@@ -132,7 +132,7 @@ def _answer_queries(
         _release_responses(service, plan, queries_file, stored, report)
     header, replies = _stored_responses(service, queries_file, stored)
     signed_files.write(path, pack_responses(header, replies), key)
-    spent = audit_file.read_total_spent(service.file, folder)
+    spent = audit_log_inspection.read_total_spent(service.file, folder)
     mixed = "no total: some runs were charged per record and some per group"
     total_cost = (
         mixed
@@ -220,7 +220,7 @@ def _stored_responses(
     policy = service.file.policy
     rules = {name: policy_refusal(policy, query) for name, query in queries_file.query_declarations().items()}
     blob, run = stored.read_bytes(), stored.parent.name
-    with closing(audit_file.open_audit(service.file, service.folder)) as audit:
+    with closing(audit_log_inspection.open_audit(service.file, service.folder)) as audit:
         audit.require_sound()
         objections = {name: rule for name, rule in rules.items() if rule is not None}
         _check_refusals(service, objections, policy.max_queries or None, queries_file.calls, audit, run)

@@ -22,7 +22,7 @@ from fedstill.core.errors import (
     QueryRefused,
     RunFolderError,
 )
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.node.audit_entries import MAX_COUNT
 from fedstill.node.replies import MAX_ITEMS, NOT_JOINED, NodeStatus, ReleaseCost, ReleaseReply
 from fedstill.privacy.events import cost_from_dict, cost_to_dict
@@ -124,13 +124,13 @@ def parse_reply(kind: type[T], body: Mapping[str, Any]) -> T:
             kind, _truncate_or_refuse(body, "all of it", MAX_DEPTH), Path("its reply")
         )
     except RunFolderError as error:
-        raise DataError(clip_text(str(error))) from error
+        raise DataError(to_printable_line(str(error))) from error
 
 
 def _truncate_or_refuse(value: Any, name: str, deep: int) -> Any:
     """Truncate texts; refuse too many entries, too deep nesting and too large numbers."""
     if isinstance(value, str):
-        return clip_text(value, MAX_TEXT)
+        return to_printable_line(value, MAX_TEXT)
     if isinstance(value, Mapping | list):
         if len(value) > MAX_ITEMS:
             raise DataError(f"its reply: {name} has {len(value)} entries (expected {MAX_ITEMS})")
@@ -138,13 +138,13 @@ def _truncate_or_refuse(value: Any, name: str, deep: int) -> Any:
             raise DataError(f"its reply: {name} lies deeper than {MAX_DEPTH} lists and tables")
     if isinstance(value, Mapping):
         return {
-            clip_text(key, MAX_TEXT): _truncate_or_refuse(each, clip_text(key, 40), deep - 1)
+            to_printable_line(key, MAX_TEXT): _truncate_or_refuse(each, to_printable_line(key, 40), deep - 1)
             for key, each in value.items()
         }
     if isinstance(value, list):
         return [_truncate_or_refuse(each, name, deep - 1) for each in value]
     if isinstance(value, int | float) and not abs(value) <= MAX_COUNT:  # NaN too is not below anything
         raise DataError(
-            f"its reply: {name} is {clip_text(repr(value), 60)} (expected numbers up to {MAX_COUNT})"
+            f"its reply: {name} is {to_printable_line(repr(value), 60)} (expected numbers up to {MAX_COUNT})"
         )
     return value

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import DeployError
-from fedstill.core.names import is_run_name
+from fedstill.core.name_normalization import is_run_name
 from fedstill.federation import flare_kit, flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.federation.run_status import has_running_job, run_status_line

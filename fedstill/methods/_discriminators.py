@@ -35,21 +35,23 @@ class Discriminators(CheckedOptions):
     section: ClassVar[str] = "method.critic"
 
     width: PositiveInt = 32
-    """Channels of D_k's first convolution (published: 128)."""
+    """Channels of the first convolution of each critic D_k (published: 128)."""
     form: Literal["two-layer", "patchgan"] = "two-layer"
-    """Architecture of D_k: two strided convolutions with a receptive field of 10 pixels (published for
-    classes), or Isola et al.'s patchgan with 70 pixels (published for label maps), for images of 24 pixels a
-    side or more.
+    """Architecture of the critics: two strided convolutions with a receptive field of 10 pixels (published
+    for classes), or Isola et al.'s patchgan with 70 pixels (published for label maps), for images of 24
+    pixels a side or more.
     """
     loss: GANLoss = "bce"
-    """L_gan as printed in Eq. 2, or binary cross-entropy with the generator's non-saturating form."""
+    """Adversarial loss: L_gan as printed in Eq. 2 (eq2), or binary cross-entropy with the generator's
+    non-saturating form (bce).
+    """
     lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for each D_k."""
+    """Adam's learning rate for each critic."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate of D_k: constant, or a cosine to 0 over all its steps (published)."""
+    """Schedule of the critics' learning rate: constant, or a cosine to 0 over all its steps (published)."""
     batch: NonNegativeInt = 0
-    """Generated inputs of a query that D_k trains on, with as many of the node's own; 0: all (published). A
-    critic that trains privately takes all.
+    """Generated inputs of a query that a critic trains on, with as many of the node's own; 0: all
+    (published). A critic that trains privately takes all.
     """
 
     def add_to(self, node: Node, task: Task, steps: int, *, judges_pairs: bool = False) -> None:

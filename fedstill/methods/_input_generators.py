@@ -121,13 +121,15 @@ class InputGenerator(CheckedOptions):
     takes_labels: ClassVar[bool] = False
 
     noise: PositiveInt = 100
-    """Values in w, the generator's noise."""
+    """Values in the generator's noise w."""
     width: Annotated[int, Ge(2)] = 64
-    """Channels of G's first convolution (published: 128); of rows of a table, width of its first layer."""
+    """Channels of the generator's first convolution (published: 128); of rows of a table, width of its first
+    layer.
+    """
     lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for G, falling on a cosine to lr_end."""
+    """Adam's learning rate for the generator, falling on a cosine to lr_end."""
     lr_end: NonNegativeFloat = 1e-4
-    """Learning rate of G's last step."""
+    """Learning rate of the generator's last step."""
 
     def sends(self, task: Task, *, is_judged: bool) -> Mapping[str, PayloadKind]:
         """Return the payload kinds of the tensors that are sent with x: none."""

@@ -69,11 +69,11 @@ class MapGenerator(CheckedOptions):
     """Weight of the mean absolute difference of the same two images. With both weights 0 none are compared.
     """
     width: PositiveInt = 64
-    """Channels of G's first convolution (published: 64)."""
+    """Channels of the generator's first convolution (published: 64)."""
     lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for G, falling on a cosine to lr_end."""
+    """Adam's learning rate for the generator, falling on a cosine to lr_end."""
     lr_end: NonNegativeFloat = 1e-4
-    """Learning rate of G's last step."""
+    """Learning rate of the generator's last step."""
 
     def compares_images(self, task: Task) -> bool:
         """Return whether nodes compare generated images with their own."""

@@ -39,9 +39,9 @@ class ReplayTraining(CheckedOptions):
     image), shift-flip (also mirrored half the time), or turn (quarter turns and mirror images).
     """
     lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate for S, falling on a cosine to lr_end."""
+    """Adam's learning rate for the student, falling on a cosine to lr_end."""
     lr_end: NonNegativeFloat = 1e-6
-    """Learning rate of S's last step."""
+    """Learning rate of the student's last step."""
 
     def check_memory(self, batch: int) -> None:
         """Check that one query of ``batch`` inputs fits into the replay memory.

@@ -68,7 +68,7 @@ class CoDream(Method):
     dream_lr: PositiveFloat = 0.05
     """Adam's learning rate for dreams, in units of the normalized inputs."""
     bn: NonNegativeFloat = 10.0
-    """Weight of R_bn; 0: nodes release nothing about their batch norm."""
+    """Weight of the batch norm regularizer (R_bn); 0: nodes release nothing about their batch norm."""
     adversary: NonNegativeFloat = 1.0
     """Weight of R_adv."""
     weights: Literal["counts", "equal"] = "equal"

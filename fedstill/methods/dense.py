@@ -78,11 +78,11 @@ class DENSE(Method):
     """Combination of the logits in D: logits, as in the paper, log_probs, probs, consensus, or a custom one.
     """
     bn: NonNegativeFloat = 1.0
-    """lambda_1, weight of L_BN; 0: nodes release nothing about their batch norm."""
+    """Weight of the stability loss (lambda_1, L_BN); 0: nodes release nothing about their batch norm."""
     adversary: NonNegativeFloat = 0.5
-    """lambda_2, weight of L_div."""
+    """Weight of the transferability loss (lambda_2, L_div)."""
     tau: PositiveOrInf = 1.0
-    """Temperature of L_div and of the distillation."""
+    """Temperature of the transferability loss (L_div) and of the distillation."""
 
     generator: LabelGenerator = field(default_factory=LabelGenerator)
     """The generator G."""

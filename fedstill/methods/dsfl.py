@@ -80,7 +80,7 @@ class DSFL(Method):
     """SCARLET's sharpening in place of T's: the mean to the power of beta, normalized; 1 is the mean itself.
     0: T's."""
     cache_rounds: NonNegativeInt = 0
-    """D, SCARLET's cache: for so many rounds a label is used again if its example is sampled, and neither
+    """Rounds for which a label is cached (D in SCARLET): if its example is sampled again, it is neither
     queried nor sent. 0: no cache, every label is of its round.
     """
     distill_epochs: NonNegativeInt = 1

@@ -59,7 +59,7 @@ class FedDF(FedAvg):
     linear: ClassVar[bool] = False  # each x_k is a teacher
 
     steps: NonNegativeInt = 50
-    """N, distillation steps a round; 0 keeps the averages unchanged."""
+    """Distillation steps a round (N); 0 keeps the averages unchanged."""
     batch: PositiveInt = 64
     """Public inputs d in a batch."""
     weights: Literal["equal", "counts"] = "equal"

@@ -90,35 +90,41 @@ class FedIOD(Method):
     know the classes an input shows, or a custom one.
     """
     importance: Importance = "counts"
-    """pi_k(x): counts: Eq. 8 by class counts alone (published code). fakeness: times D_k(x)/E D_k(x') (as
-    printed). realness: times the same ratio of 1 - D_k. odds: data size times D_k's odds that x is the node's
-    own, with ensemble = probs (FedGO). size: data size alone (Table 6, three stars).
+    """Importance weight of a node for an input (pi_k(x), Eq. 8). counts: by class counts alone (published
+    code). fakeness: times D_k(x)/E D_k(x') (as printed). realness: times the same ratio of 1 - D_k. odds:
+    data size times D_k's odds that x is the node's own, with ensemble = probs (FedGO). size: data size alone
+    (Table 6, three stars).
     """
     gan: NonNegativeFloat = 1.0
-    """Weight of L_gan (Eq. 2); 0: the nodes have no critics, unless importance needs them."""
+    """Weight of the adversarial loss (L_gan, Eq. 2); 0: the nodes have no critics, unless importance needs
+    them.
+    """
     gan_weights: Literal["size", "average", "expertise"] = "size"
-    """Weights of the critics in L_gan: by data size (pi_k), equal, or by which node holds the classes that x
+    """Weights of the critics in the adversarial loss: by data size (pi_k), equal, or by which node holds the classes that x
     shows (in pretraining by data size).
     """
     conf: NonNegativeFloat = 0.2
-    """Weight of L_conf (Eq. 3)."""
+    """Weight of the confidence loss (L_conf, Eq. 3)."""
     unique: Finite = 0.2
-    """Weight of L_unique (Eq. 5); below 0 G seeks inputs on which nodes agree, as in the published code."""
+    """Weight of the uniqueness loss (L_unique, Eq. 5); below 0 the generator seeks inputs on which nodes
+    agree, as in the published code.
+    """
     mimic: NonNegativeFloat = 0.02
-    """Weight of L_mimic in the generator's loss (Eq. 10)."""
+    """Weight of the mimic loss in the generator's loss (L_mimic, Eq. 10)."""
     tau: PositiveOrInf = 1.0
-    """Temperature of L_mimic, S's distance to the ensemble; inf is its l2 limit (Eq. 10)."""
+    """Temperature of the student's distance to the ensemble; inf is its l2 limit (Eq. 10)."""
     balance: NonNegativeFloat = 10.0
     """Weight of the class balance, in the published code but not in the paper."""
     label_shift: bool = False
-    """Correct responses for the class shares of the nodes' own data before S trains on them; for tasks with
-    classes. Beyond the paper.
+    """Correct responses for the class shares of the nodes' own data before the student trains on them; for
+    tasks with classes. Beyond the paper.
     """
     student_inputs: Literal["replayed", "fresh"] = "replayed"
-    """Inputs that S trains on: replayed queries, or (published code) a fresh query for each step."""
+    """Inputs that the student trains on: replayed queries, or (published code) a fresh query for each step."""
     backpropagate: bool = True
-    """Backpropagate losses through the nodes. false: they return outputs only, and G trains on S (and on
-    losses that do not need the nodes), for models without gradients, or gates that withhold them.
+    """Backpropagate losses through the nodes. false: they return outputs only, and the generator trains
+    on the student (and on losses that do not need the nodes), for models without gradients, or gates that
+    withhold them.
     """
     directions: NonNegativeInt = 0
     """With backpropagate = false: random directions for finite differences of the responses (FedZGE's q;

@@ -109,19 +109,19 @@ class FedKD(Method):
     length_options: ClassVar[tuple[str, ...]] = ("predictions",)
 
     levels: Annotated[int, Interval(ge=0, lt=2**32 - 1), "1 or more, up to 4294967294, or 0 (none)"] = 200
-    """S, the quantizer's levels (Eq. 4): up to 254 a logit is one byte. 0: no quantizer, logits are released
-    as float32."""
+    """Levels of the quantizer (S in Eq. 4): up to 254 a logit is one byte. 0: no quantizer, logits are
+    released as float32."""
     gamma: PositiveOrInf = 10.0
-    """Noise Lap(1 / gamma) that the server adds to each ensembled logit (Eq. 2). It hides nothing from the
-    server and has no epsilon; inf is none. The paper's 1 needs many public examples (it has 50,000) or logits
-    trained without label smoothing. For noise at the nodes see nodes.privacy.
+    """Inverse scale of the noise Lap(1 / gamma) which the server adds to ensembled logits (Eq. 2). It hides
+    nothing from the server and has no epsilon; inf is none. The paper's 1 needs many public examples (it has
+    50,000) or logits trained without label smoothing. For noise at the nodes see nodes.privacy.
     """
     z_max: NonNegativeFloat = 0.0
     """Bound of the logits, fixed in advance; 0: the nodes release their largest logit, and all use the
     maximum of these, as in the paper.
     """
     weights: Literal["counts", "equal"] = "counts"
-    """omega_k^c: a node's share of the examples of class c (Eq. 1), or 1 / K."""
+    """Class weights of the nodes (omega_k^c): shares of each class's examples (Eq. 1), or 1 / K."""
     ensemble: Ensemble = "logits"
     """Combination of the logits: logits (Eq. 2), log_probs, probs, consensus, or a custom one."""
     tau: PositiveOrInf = math.inf
@@ -132,7 +132,7 @@ class FedKD(Method):
     of the image. The student trains on the same images.
     """
     labeled: bool = False
-    """Table 4: public labels are known, and public examples join every node's local training."""
+    """Use public labels: public examples join every node's local training (Table 4)."""
 
     student: StudentTraining = field(default_factory=StudentTraining)
     """The training of the student; the paper's learning rate is constant."""

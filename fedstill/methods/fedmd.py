@@ -73,7 +73,7 @@ class FedMD(Method):
     initial_rounds: NonNegativeInt = 10
     """Local training before the first round, in parts as long as a round's."""
     rounds: PositiveInt = 10
-    """P, rounds; the local training (nodes.local.epochs) is divided into initial_rounds + rounds parts."""
+    """Rounds (P); the local training (nodes.local.epochs) is divided into initial_rounds + rounds parts."""
     subset: PositiveInt = 5000
     """Examples of d_j, sampled in each round; at most all public ones."""
     weights: Literal["equal", "counts"] = "equal"

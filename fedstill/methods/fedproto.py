@@ -71,7 +71,7 @@ class FedProto(Method):
     nodes skip that part of their local training.
     """
     lam: NonNegativeFloat = 1.0
-    """lambda, weight of the mean squared distance of an example's features to its class's prototype."""
+    """Weight (lambda) of the mean squared distance of an example's features to its class's prototype."""
     features: NonNegativeInt = 0
     """Values of a prototype: means over neighboring features, so that networks with different numbers of
     features can take part. 0: the features themselves, which must be equally many at all nodes.

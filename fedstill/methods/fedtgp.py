@@ -58,7 +58,7 @@ class FedTGP(FedProto):
     tau: NonNegativeFloat = 100.0
     """Largest margin."""
     server_epochs: PositiveInt = 100
-    """S, passes of the server over the nodes' prototypes."""
+    """Passes of the server over the nodes' prototypes (S)."""
     server_batch: PositiveInt = 10
     """Prototypes in a batch."""
     server_lr: NonNegativeFloat = 1e-2

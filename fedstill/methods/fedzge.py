@@ -67,7 +67,7 @@ class FedZGE(Method):
     batch: PositiveInt = 64
     """Inputs x in a step; a query has 1 + q times as many."""
     directions: PositiveInt = 10
-    """q, random directions in which each input is moved."""
+    """Random directions in which each input is moved (q)."""
     epsilon: PositiveFloat = 1e-3
     """Smoothing parameter: length of these moves, in units of the normalized inputs. Models with piecewise
     constant outputs, such as forests, need more (0.5).
@@ -79,11 +79,11 @@ class FedZGE(Method):
     tau: PositiveOrInf = 5.0
     """Temperature of the student's distance to the ensemble, in L_adv and in its training; times tau^2."""
     adversary: NonNegativeFloat = 0.04
-    """beta_1, weight of L_adv (published: 1 without the factor tau^2, which is the same)."""
+    """Weight of the adversarial loss (beta_1, L_adv; published: 1 without the factor tau^2, the same)."""
     diversity: NonNegativeFloat = 1.0
-    """beta_2, weight of L_div."""
+    """Weight of the diversity loss (beta_2, L_div)."""
     balance: NonNegativeFloat = 1.0
-    """beta_3, weight of L_info."""
+    """Weight of the information loss (beta_3, L_info)."""
 
     generator: LabelGenerator = field(default_factory=LabelGenerator)
     """The generator G."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.core.names import normalize_name
+from fedstill.core.name_normalization import normalize_name
 
 MIN_PROBABILITY = 1e-6  # smaller probabilities count as this: a forest's 0 is not infinite certainty
 

@@ -18,7 +18,7 @@ from torch import nn
 from fedstill import models
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.hashing import fingerprint
-from fedstill.core.names import to_name
+from fedstill.core.name_normalization import to_name
 from fedstill.core.registry import first_line, searching_in
 from fedstill.models import predictors
 from fedstill.models.class_map import ClassMap, ClassMappedModel

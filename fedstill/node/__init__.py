@@ -2,7 +2,7 @@
 service.
 
 - Service: ``node_service`` serves messages; ``session`` is one run, with files in ``run_folder`` and
-  ``public_cache``. ``request_handler`` receives queries, computes responses (on a GPU with
+  ``public_data_cache``. ``request_handler`` receives queries, computes responses (on a GPU with
   ``handler_runner``) and releases them through the ``gate``, and so with ``input_gradients``. ``exchanges``
   keeps recent responses, ``replies`` holds the other replies to a server.
 - Owner: ``owner_folder`` with ``node_file``, ``startup_kit_faults`` and ``kit_identity``; ``policy`` with
@@ -15,8 +15,8 @@ service.
 - Privacy: ``protection`` sets up a node's ``run_mechanism``, with ``noise_calibration`` and
   ``run_budgets``; ``privacy_forecast`` computes the cost of a run beforehand.
 - Audit log: ``audit_log`` writes each release before it is handed over, as ``audit_entries``, with
-  ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_file`` finds it in the owner's
-  folder, ``spent_budget`` computes its epsilon.
+  ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_log_inspection`` finds it in the
+  owner's folder, ``spent_budget`` computes its epsilon.
 - Secure aggregation: ``sum_encoder`` converts releases, ``sum_masks`` masks them, ``masked_handler``
   responds under masks, and ``sum_history`` records earlier sums.
 

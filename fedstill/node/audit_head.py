@@ -53,13 +53,13 @@ class AuditLogHead:
 
 
 def write_audit_head(path: Path, number: int, hash_: str, rows: Iterable[str]) -> None:
-    """Replace the head in a file; the old one stays if that fails (OSError). ``rows`` as :func:`head_row`
-    makes them.
+    """Replace the head in a file; the old one stays if that fails (OSError). ``rows`` as
+    :func:`format_head_total` makes them.
     """
     write_head(path, number, hash_, f',"totals":[{",".join(rows)}]')
 
 
-def head_row(payer: str, run: str, counts: Mapping[str, int]) -> str:
+def format_head_total(payer: str, run: str, counts: Mapping[str, int]) -> str:
     """Return one total as the text of a head."""
     return json.dumps([payer, run, counts], separators=(",", ":"))
 

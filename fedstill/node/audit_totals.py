@@ -160,7 +160,7 @@ class EntryTotals:
         """Yield the totals as texts. Only the rows of changed runs are computed again."""
         for names, text in self._head_rows.items():
             if not text:
-                self._head_rows[names] = audit_head.head_row(*names, self.events[names])
+                self._head_rows[names] = audit_head.format_head_total(*names, self.events[names])
         return self._head_rows.values()
 
     def has_charged(self, run: str) -> bool:

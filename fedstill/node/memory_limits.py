@@ -33,7 +33,7 @@ COPIES_IN_TRAINING = 4  # per parameter: weight, gradient and two moments of Ada
 OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
 
 
-def memory_limit(limit: int | None, device: torch.device) -> int:
+def allowed_memory_bytes(limit: int | None, device: torch.device) -> int:
     """Return the bytes that a run may take on a device under policy ``max_memory``; 0 is no limit."""
     if limit is not None:
         return limit

@@ -26,16 +26,16 @@ from fedstill.core.errors import (
 )
 from fedstill.core.hashing import fingerprint
 from fedstill.core.registry import searching_in
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.core.version import __version__
 from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
-from fedstill.node.memory_limits import limit_process_memory, memory_limit
+from fedstill.node.memory_limits import allowed_memory_bytes, limit_process_memory
 from fedstill.node.message_limits import enforce_limits
-from fedstill.node.public_cache import PublicDataCache
+from fedstill.node.public_data_cache import PublicDataCache
 from fedstill.node.refusal_text import public_text
 from fedstill.node.refusals import Refusals
 from fedstill.node.replies import (
@@ -119,7 +119,7 @@ class NodeService:
     def limit_process_memory(self) -> None:
         """Limit the memory of this process, from now on, to the policy's ``max_memory``."""
         device = self.compute.device
-        limit_process_memory(memory_limit(self.file.policy.max_memory, device), device)
+        limit_process_memory(allowed_memory_bytes(self.file.policy.max_memory, device), device)
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class NodeService:
             try:
                 with enforce_limits(self.name, "message"):
                     header, tensors = unpack(message, 0)
-                with enforce_limits(self.name, clip_text(header.get("operation"))):
+                with enforce_limits(self.name, to_printable_line(header.get("operation"))):
                     body, released = self._serve(header, tensors)
                     return self._reply(body, released, start)
             except Exception as error:  # the node keeps serving, and the reply holds public text only
@@ -317,7 +317,7 @@ class NodeService:
     def _record_expected_refusals(self, session: Session, run: str) -> None:
         """Log the refusals that the status announces, since the server will not send these queries."""
         for query, rule in session.rules_by_refused_query().items():
-            logger.warning("run %s: %s will be refused: %s", run, query, clip_text(rule, 1000))
+            logger.warning("run %s: %s will be refused: %s", run, query, to_printable_line(rule, 1000))
             self.refusals.record_in_security_log(
                 self.server_fingerprint, query, QueryRefused(self.name, query, rule), run
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstill.node import audit_file, owner_folder
+from fedstill.node import audit_log_inspection, owner_folder
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, RELEASES
 from fedstill.node.audit_log import AuditLog
@@ -73,10 +73,13 @@ def read_overview(folder: Path) -> Overview:
     file = owner_folder.read_node_file(folder)
     releases: dict[tuple[str, str], DailyReleases] = {}
     costs: dict[str, SpentBudget] = {}
-    fault, entries = audit_file.missing_log_fault(audit_file.audit_path(file, folder), folder), 0
-    if fault is None and audit_file.audit_path(file, folder).exists():
+    fault, entries = (
+        audit_log_inspection.missing_log_fault(audit_log_inspection.audit_path(file, folder), folder),
+        0,
+    )
+    if fault is None and audit_log_inspection.audit_path(file, folder).exists():
         try:
-            with closing(audit_file.open_audit(file, folder, read_only=True)) as audit:
+            with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
                 entries, fault = _add_entries(audit, releases), audit.fault
                 costs = _run_costs(audit, file.privacy, file.privacy.unit(file.data.group))
         except AuditError as error:

@@ -25,7 +25,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.models import PREDICTION_ONLY
-from fedstill.node.audit_file import audit_path, read_total_spent, unwritable_reason
+from fedstill.node.audit_log_inspection import audit_path, read_total_spent, unwritable_reason
 from fedstill.node.gate import policy_refusal
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_name_and_weights, load_perceptual, make_model

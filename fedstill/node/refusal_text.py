@@ -12,7 +12,7 @@ from fedstill.core.errors import (
     QueryRefused,
     RunFolderError,
 )
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.node.audit_database import AuditError
 from fedstill.node.security_log import SecurityLogError
 
@@ -49,4 +49,4 @@ def is_internal(error: Exception) -> bool:
 
 def refusal_rule(error: Exception) -> str:
     """Return the reason of a refusal for a log line: the policy's rule, or the public text."""
-    return clip_text(error.rule if isinstance(error, QueryRefused) else public_text(error))
+    return to_printable_line(error.rule if isinstance(error, QueryRefused) else public_text(error))

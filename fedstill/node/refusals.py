@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedstill.core.errors import NodeDataError, QueryRefused
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.refusal_text import is_internal, public_text, refusal_rule
@@ -44,11 +44,11 @@ class Refusals:
             session: the current run.
         """
         text = " ".join(str(error).split()) or type(error).__name__
-        query = clip_text(header.get("query") or header.get("operation") or "message")
+        query = to_printable_line(header.get("query") or header.get("operation") or "message")
         number = header.get("number")
         query_number = number if type(number) is int and abs(number) < MAX_NUMBER else -1
         label = f"{query} (number {query_number})" if query_number >= 0 else query
-        self._log(f"refused {label}: {clip_text(text, 1000)}")
+        self._log(f"refused {label}: {to_printable_line(text, 1000)}")
         if header.get("operation") in ("answer_query", "compute_gradients") and session is not None:
             key = (session.plan.run, query, query_number, refusal_rule(error))
             is_new = key not in self._recorded and len(self._recorded) < MAX_REFUSALS
@@ -56,9 +56,13 @@ class Refusals:
                 self._recorded.add(key)
                 record_in_audit_log(session, query, query_number, error)
         if isinstance(error, QueryRefused) or header.get("operation") == "join":
-            self.record_in_security_log(server, query, error, clip_text(header.get("run") or ""))
+            self.record_in_security_log(server, query, error, to_printable_line(header.get("run") or ""))
         kind = NodeDataError if is_internal(error) else type(error)
-        body: dict[str, Any] = {"kind": kind.__name__, "text": clip_text(public_text(error)), "query": query}
+        body: dict[str, Any] = {
+            "kind": kind.__name__,
+            "text": to_printable_line(public_text(error)),
+            "query": query,
+        }
         for name in ("rule", "number"):
             if hasattr(error, name):
                 body[name] = getattr(error, name)

@@ -9,7 +9,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.config_tables import flatten, read_table
 from fedstill.core.hashing import group_digits
 from fedstill.core.table_schema import Schema
-from fedstill.core.text_format import clip_text, format_bytes, format_count
+from fedstill.core.text_format import format_bytes, format_count, to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import rules_by_refused_query
@@ -43,15 +43,18 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
     )
     shape = " x ".join(map(str, spec["shape"]))
     schema = read_table(Schema, spec["schema"])
-    classes = clip_text(", ".join(map(clip_text, spec["classes"])), 2000)
-    columns = [f"{clip_text(column.name)}: {clip_text(column.allowed_values)}" for column in schema.columns]
-    target_text = f"; target {clip_text(schema.target)}" if schema else ""
-    public_text = f"{clip_text(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
+    classes = to_printable_line(", ".join(map(to_printable_line, spec["classes"])), 2000)
+    columns = [
+        f"{to_printable_line(column.name)}: {to_printable_line(column.allowed_values)}"
+        for column in schema.columns
+    ]
+    target_text = f"; target {to_printable_line(schema.target)}" if schema else ""
+    public_text = f"{to_printable_line(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     return {
         "state": request.state,
         "run": f"{request.run}, requested {request.requested_at}",
         "server": request.server_name,
-        "method": clip_text(
+        "method": to_printable_line(
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in flatten(method).items())]), 2000
         ),
         "asks": planned_queries,
@@ -90,4 +93,4 @@ def describe_log_line(line: Mapping[str, Any]) -> str:
     if line.get("server"):
         subject = f"{subject} of {line['server']}"
     sha256 = group_digits(str(line.get("description", ""))[:16])
-    return "; ".join(clip_text(part) for part in (subject, str(line["reason"]), sha256) if part)
+    return "; ".join(to_printable_line(part) for part in (subject, str(line["reason"]), sha256) if part)

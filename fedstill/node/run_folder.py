@@ -17,7 +17,7 @@ from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import QueryRefused, RunFolderError
 from fedstill.core.run_writer import read_object
-from fedstill.node import audit_file
+from fedstill.node import audit_log_inspection
 from fedstill.node.node_file import NodeFile
 from fedstill.node.security_log import log_size_bytes
 from fedstill.protocol.run_plan import PLAN_FILE
@@ -49,7 +49,7 @@ class RunFolder:
         self.path, self.saved_at = folder / RUNS / run, time.monotonic()
         self._salt = secrets.token_hex(16)  # for a new run
         self._folder, self._node, self._policy = folder, file.name, file.policy
-        self._audit = audit_file.audit_path(file, folder)
+        self._audit = audit_log_inspection.audit_path(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
         self._other_bytes = sum(
             _bytes_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path

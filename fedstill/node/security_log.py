@@ -28,7 +28,7 @@ from typing import Any, Literal
 from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
 from fedstill.core.hashing import chain_hash, read_head, write_head
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 
 FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
 MAX_FILE_BYTES = 1_000_000
@@ -69,10 +69,10 @@ class SecurityLog:
         """
         line = {
             "event": event,
-            "actor": clip_text(actor, MAX_LETTERS),
-            "reason": clip_text(reason, MAX_LETTERS),
+            "actor": to_printable_line(actor, MAX_LETTERS),
+            "reason": to_printable_line(reason, MAX_LETTERS),
         }
-        line |= {name: clip_text(value, MAX_LETTERS) for name, value in details.items() if value}
+        line |= {name: to_printable_line(value, MAX_LETTERS) for name, value in details.items() if value}
         with self._locked():
             self._append(line)
 
@@ -109,7 +109,7 @@ class SecurityLog:
             changed = {name: value for name, value in current.items() if recorded.get(name) != value}
             if changed or recorded.keys() - current.keys():
                 changes = ", ".join(f"{name} = {value}" for name, value in changed.items())
-                reason = clip_text(changes, MAX_LETTERS) if recorded else "first start"
+                reason = to_printable_line(changes, MAX_LETTERS) if recorded else "first start"
                 self._append(
                     {"event": "policy", "actor": process_user_name(), "reason": reason, "policy": current}
                 )

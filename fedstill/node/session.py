@@ -28,13 +28,13 @@ from fedstill.core.errors import (
 )
 from fedstill.core.registry import USER_CODE_ERRORS, first_line
 from fedstill.core.run_writer import lock_folder
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.models.predictors import file_fingerprint, return_nan_on_failure
-from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
+from fedstill.node import audit_log_inspection, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.gate import Gate
@@ -111,7 +111,7 @@ class Session:
         if self.approved is not None and self.run_folder.begun_by not in (None, self.server):
             reason = "another server began it: start a new run"
             raise NodeFault(file.name, "join", f"run {plan.run!r} exists here, but {reason}")
-        self._max_memory = memory_limits.memory_limit(file.policy.max_memory, compute.device)
+        self._max_memory = memory_limits.allowed_memory_bytes(file.policy.max_memory, compute.device)
         method = plan.make_method()
         self.task = spec.make_task()
         try:
@@ -136,7 +136,7 @@ class Session:
             raise
         except FedstillError as error:
             raise NodeDataError(str(error)) from error
-        self.audit = audit_file.open_audit(file, folder)
+        self.audit = audit_log_inspection.open_audit(file, folder)
         resources.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, NODE_DATA)
         gate.approved = self.approved
@@ -278,7 +278,7 @@ class Session:
         """
         query = self.side.queries.get(name)
         if query is None:
-            raise ArgumentError("query", clip_text(name), f"one of {', '.join(self.side.queries)}")
+            raise ArgumentError("query", to_printable_line(name), f"one of {', '.join(self.side.queries)}")
         if not self.training.is_done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
         rule = self.rules_by_refused_query().get(name)

@@ -35,8 +35,8 @@ def kit_faults(folder: Path, name: str | None) -> list[str]:
         if not faults:
             kit.require_valid()
         kit.server_address("client")
-        if name not in (None, kit.name):
-            faults.append(str(ArgumentError("name", name, f"{kit.name!r}, as the startup kit has it")))
+        if name not in (None, kit.node_name):
+            faults.append(str(ArgumentError("name", name, f"{kit.node_name!r}, as the startup kit has it")))
     except DeployError as error:
         faults.append(str(error))
     return faults

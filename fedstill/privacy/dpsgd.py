@@ -201,7 +201,7 @@ def clipped_sum_and_loss(
         if not finite.all():
             gradients = [torch.where(finite.unsqueeze(1), g, 0.0) for g in gradients]
         for parameter, g in zip(sums, gradients, strict=True):
-            parameter += _weighted_row_sums(factors.unsqueeze(1), g)[0]
+            parameter += _sum_rows_over_batch(factors.unsqueeze(1), g)[0]
     return torch.cat(sums), losses / len(inputs)
 
 
@@ -245,11 +245,11 @@ def _linear_clipped_sum_and_loss(
         if not (finite := norms.isfinite()).all():
             r, f = (torch.where(finite.unsqueeze(1), tensor, 0.0) for tensor in (r, f))
         r = r * clip_factors(norms, clip).unsqueeze(1)
-        sums = [_weighted_row_sums(r, f).flatten(), *([r.sum(0)] if has_bias else [])]
+        sums = [_sum_rows_over_batch(r, f).flatten(), *([r.sum(0)] if has_bias else [])]
     return torch.cat(sums), losses.sum().item() / len(f)
 
 
-def _weighted_row_sums(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _sum_rows_over_batch(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Sums ``(k, n)`` of rows ``(B, n)`` with weights (B, k), in float64."""
     total = weights.new_zeros(weights.shape[1], rows.shape[1])
     chunk = max(MAX_FLOAT64_NUMBERS // max(rows.shape[1], 1), 1)

@@ -251,7 +251,7 @@ class TeacherEnsemble(nn.Module):
         z = torch.stack(
             [teacher(_ClippedGradient.apply(x, clip)).float() for teacher in self.teachers]  # type: ignore[no-untyped-call]
         )  # (m, B, classes)
-        share: torch.Tensor = _VoteShares.apply(z, self.voting)  # type: ignore[no-untyped-call]
+        share: torch.Tensor = _VotesOverAllTeachers.apply(z, self.voting)  # type: ignore[no-untyped-call]
         return self.sharpness * share
 
     def set_abstaining_teachers(self, shards: Sequence[torch.Tensor]) -> None:
@@ -263,7 +263,7 @@ class TeacherEnsemble(nn.Module):
         return f"sharpness={self.sharpness}, clip={self.clip}"
 
 
-class _VoteShares(torch.autograd.Function):
+class _VotesOverAllTeachers(torch.autograd.Function):
     """Share of votes for each class, ``(B, classes)``, with the gradient of the mean softmax.
 
     Takes logits ``(m, B, classes)`` and a mask of the voting teachers ``(m,)``. The forward pass computes

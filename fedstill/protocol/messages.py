@@ -15,7 +15,7 @@ from annotated_types import Interval, MaxLen
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError
 from fedstill.core.options import CheckedOptions
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.protocol.secure_aggregation import SumNumber, SumRequest
 
 MAX_NUMBER = 2**31  # upper bound of query numbers
@@ -206,7 +206,7 @@ def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
     except ArgumentError as error:  # a long value would push the expected one out of the message
         if len(repr(error.value)) <= MAX_QUOTED:
             raise
-        raise ArgumentError(error.name, clip_text(error.value, MAX_QUOTED), error.expected) from error
+        raise ArgumentError(error.name, to_printable_line(error.value, MAX_QUOTED), error.expected) from error
 
 
 def _read(message_type: type[T], header: Mapping[str, Any]) -> T:

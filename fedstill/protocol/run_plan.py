@@ -22,7 +22,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import check_run_name
+from fedstill.core.name_normalization import check_run_name
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import check_features

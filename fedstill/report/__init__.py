@@ -1,11 +1,11 @@
 """Results of runs and comparisons for people: HTML pages, tables and figures.
 
-``run_files`` loads the files of a run, ``result`` and ``result_parts`` its result. ``table_formats`` defines
-one table for terminal, page, CSV, LaTeX and Markdown. ``model_scores``, ``run_tables``, ``privacy_section``,
-``leakage_section`` and ``communication_time`` make the tables of a run. ``compare_reader`` reads a comparison
-into its ``compare_summary``; ``compare_table``, ``compare_points`` and ``compare_csv`` make its tables,
-``compare_files`` writes all files. ``significance`` and ``paired_difference`` compare methods with confidence
-intervals.
+``run_files`` loads the files of a run, ``result`` and ``result_records`` its result. ``table_formats``
+defines one table for terminal, page, CSV, LaTeX and Markdown. ``model_scores``, ``run_tables``,
+``privacy_section``, ``leakage_section`` and ``communication_time`` make the tables of a run.
+``compare_reader`` reads a comparison into its ``compare_summary``; ``compare_table``,
+``comparison_figure_data`` and ``compare_csv`` make its tables, ``compare_files`` writes all files.
+``significance`` and ``paired_difference`` compare methods with confidence intervals.
 
 ``run_page`` and ``compare_page`` fill the templates. ``run_progress``, ``runs_page`` and ``node_page`` are
 live pages, which ``page_server`` shows to browsers on this machine. ``plotting`` defines the style of

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.leakage import ComparisonColumn
+from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.report import plotting
-from fedstill.report.compare_points import Point, format_budget, sorted_budgets
 from fedstill.report.compare_summary import MethodCurve
 from fedstill.report.compared_method import Spread
+from fedstill.report.comparison_figure_data import Point, format_budget, sorted_budgets
 from fedstill.report.plotting import CARD, FAINT, MUTED, PAPER_WIDTH, is_color_repeated, method_color
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fedstill.attacks.leakage import Leakage, skipped_texts
+from fedstill.attacks.attack_results import Leakage, skipped_texts
 from fedstill.core.text_format import format_bytes
-from fedstill.report import compare_figures, compare_points, plotting
+from fedstill.report import compare_figures, comparison_figure_data, plotting
 from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compare_table import budget_table, full_table, leakage_notes, needs_text, releases_text
 from fedstill.report.compared_method import ComparedMethod, Spread
@@ -78,7 +78,7 @@ def _lead(summary: ComparisonSummary) -> str:
 
 
 def _leakage_variables(summary: ComparisonSummary) -> dict[str, Any]:
-    scatter = compare_points.leakage_scatter(summary)
+    scatter = comparison_figure_data.leakage_scatter(summary)
     points, column = scatter.points, scatter.column
     largest = max((point.bytes for point in points), default=0.0)
     sizes = [round(share * largest) for share in (1, 0.1, 0.01)] if largest > 0 else []
@@ -108,7 +108,10 @@ def _traffic_disk(byte_count: float, largest: float) -> Markup:
 
 def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> dict[str, Any]:
     title, best = setting.metric.title, setting.significantly_best_labels(setting.metric)
-    points, curves = compare_points.scatter_points(setting), compare_points.learning_curves(setting)
+    points, curves = (
+        comparison_figure_data.scatter_points(setting),
+        comparison_figure_data.learning_curves(setting),
+    )
     return {
         "name": setting.name,
         "context": setting.context,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import ComparisonColumn
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, released_kinds
 from fedstill.core.text_format import format_count, join_names

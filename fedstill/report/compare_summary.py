@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstill.attacks.leakage import ComparisonColumn
+from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.core.text_format import join_names
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.report.compared_method import LOCAL_PREFIX, ComparedMethod, Spread
-from fedstill.report.metric_text import format_value, lowercase_title
+from fedstill.report.metric_text import format_value_without_unit, lowercase_title
 from fedstill.report.privacy_section import run_guarantee
 from fedstill.report.result import ACCURACY
 from fedstill.report.significance import MIN_SEEDS, RunScore, SeedDifference, compare_paired_runs
@@ -125,7 +125,7 @@ def _advantage_text(metric: Metric, difference: SeedDifference) -> str:
     advantage, half_width = _advantage(metric, difference), difference.half_width or 0.0
     # Adding 0.0 turns -0.0 into 0.0.
     mean, low, high = (
-        format_value(metric, round(x, metric.digits) + 0.0)
+        format_value_without_unit(metric, round(x, metric.digits) + 0.0)
         for x in (advantage, advantage - half_width, advantage + half_width)
     )
     return f"{mean} [{low}, {high}]"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedstill.attacks.leakage import ComparisonColumn
+from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.core.text_format import format_bytes
-from fedstill.report.compare_points import format_budget, sorted_budgets
 from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compared_method import LOCAL_PREFIX, ComparedMethod, Spread
+from fedstill.report.comparison_figure_data import format_budget, sorted_budgets
 from fedstill.report.metric_text import format_difference, format_header, lowercase_title
 from fedstill.report.table_formats import NO_VALUE, Cell, Column, Row, Table
 

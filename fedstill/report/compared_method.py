@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedstill.attacks.leakage import ComparisonColumn, Leakage
+from fedstill.attacks.attack_results import ComparisonColumn, Leakage
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.privacy_section import run_guarantee, weakest_guarantee
-from fedstill.report.result import MetricStats, Result
+from fedstill.report.result import MetricOverNodes, Result
 from fedstill.report.run_files import MetricsLog
 from fedstill.report.significance import Resamples
 
@@ -103,7 +103,7 @@ class FinishedRun:
         if model in ("local", "standalone"):
             on_shares = model == "local" and key == result.metric.key and not name.endswith(ALL_TESTS_SUFFIX)
             stats = result.local if model == "local" else result.standalone
-            return stats.get("share" if on_shares else key, MetricStats()).mean
+            return stats.get("share" if on_shares else key, MetricOverNodes()).mean
         return (result.ensemble if model == "ensemble" else result.centralized).get(key)
 
 
@@ -158,7 +158,7 @@ class ComparedMethod:
         """Return mean and deviation of a metric as text; one seed has deviation over nodes."""
         spread = self.spread(metric)
         if spread is not None and self.spread_is_over_nodes and not metric.startswith(LOCAL_PREFIX):
-            spread = Spread(spread.mean, self.runs[0].result.local.get(metric, MetricStats()).std)
+            spread = Spread(spread.mean, self.runs[0].result.local.get(metric, MetricOverNodes()).std)
         return None if spread is None else spread.text(digits)
 
     @property

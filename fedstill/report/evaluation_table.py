@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedstill.core.text_format import format_count
-from fedstill.report.metric_text import format_header, format_value
+from fedstill.report.metric_text import format_header, format_value_without_unit
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.tasks.task import Metric
 
@@ -25,11 +25,13 @@ def evaluation_table(evaluation: Mapping[str, Any], metrics: tuple[Metric, ...])
     def row(name: str, scores: Mapping[str, Any], highlight: bool = False) -> Row:
         values = [scores["metrics"][metric.key] for metric in metrics]
         texts = [
-            None if value is None else format_value(metric, value)
+            None if value is None else format_value_without_unit(metric, value)
             for metric, value in zip(metrics, values, strict=True)
         ]
         ends = scores["interval"]
-        interval = None if ends is None else " to ".join(format_value(metrics[0], end) for end in ends)
+        interval = (
+            None if ends is None else " to ".join(format_value_without_unit(metrics[0], end) for end in ends)
+        )
         cells = [f"{scores['examples']:,}", texts[0], interval, *texts[1:]]
         return Row(name, [Cell(text) for text in cells], highlight=highlight)
 

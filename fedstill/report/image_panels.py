@@ -29,7 +29,7 @@ from fedstill.report.png import (
     outline_codes,
 )
 from fedstill.report.result import Result
-from fedstill.report.result_parts import Case
+from fedstill.report.result_records import Case
 from fedstill.report.run_files import Array, is_image_stack, read_tensors
 
 IMAGES_FILE = "pictures.safetensors"
@@ -119,7 +119,7 @@ def build_image_section(folder: Path, result: Result) -> dict[str, Any] | None:
         "more": max(0, max(len(case.models) for case in result.pictures) - MAX_MODELS),
         "colored": kind != "image" and any(len(images.background) == 3 for images in cases),
         "scale": image_tag(
-            indexed_image_url(np.arange(256, dtype=np.uint8)[None], _error_colors()),
+            indexed_image_url(np.arange(256, dtype=np.uint8)[None], _error_colormap()),
             "color scale from no error to the largest error",
         ),
         "max_error": f"{100 * max_error:.1f}%",
@@ -216,9 +216,9 @@ def _reconstruction_view(images: _CaseImages, max_error: float) -> dict[str, Any
     names = ["truth", "measured, zero-filled", *images.models]
     shown = zip(names, (images.truth, images.background, *images.predictions), strict=True)
     errors = zip(names[1:], _error_maps(images), strict=True)
-    urls = [(name, image_url(_to_bytes(image), MAX_IMAGE_PIXELS)) for name, image in shown]
+    urls = [(name, image_url(_to_uint8(image), MAX_IMAGE_PIXELS)) for name, image in shown]
     error_urls = [
-        (name, indexed_image_url(_to_bytes(error / (max_error or 1.0)), _error_colors()))
+        (name, indexed_image_url(_to_uint8(error / (max_error or 1.0)), _error_colormap()))
         for name, error in errors
     ]
     return {
@@ -228,12 +228,12 @@ def _reconstruction_view(images: _CaseImages, max_error: float) -> dict[str, Any
     }
 
 
-def _to_bytes(image: Array) -> npt.NDArray[np.uint8]:
+def _to_uint8(image: Array) -> npt.NDArray[np.uint8]:
     return np.clip(image.astype(np.float32) * 255, 0, 255).round().astype(np.uint8)
 
 
-def _error_colors() -> npt.NDArray[np.uint8]:
+def _error_colormap() -> npt.NDArray[np.uint8]:
     """Return 256 colors ``(256, 3)`` of rising brightness, from no error to the largest."""
     from matplotlib import colormaps
 
-    return _to_bytes(colormaps["inferno"](np.arange(256))[:, :3])
+    return _to_uint8(colormaps["inferno"](np.arange(256))[:, :3])

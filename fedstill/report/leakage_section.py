@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.attacks.leakage import (
+from fedstill.attacks.attack_results import (
     AttackMetricsLine,
     AttackReport,
     ComparisonColumn,
@@ -98,7 +98,7 @@ def _table(
     by_metric = {name: [line.metrics[name] for line in table if name in line.metrics] for name in metrics}
     shared_baselines = {name: _shared_baseline(rows) for name, rows in by_metric.items()}
     best = _strongest_by_column([row for line in table for row in line.metrics.values()], columns)
-    guess = _chance_value(by_metric[metrics[0]], columns)
+    chance_level = _chance_level(by_metric[metrics[0]], columns)
     has_attacks = any(line.attack for line in table)
     rows = []
     for line in table:
@@ -107,7 +107,11 @@ def _table(
             row = line.metrics.get(name)
             baseline = "" if row is None or shared_baselines[name] else row.baseline
             cells.append(Cell(NO_VALUE) if row is None else _cell(row, baseline, row in best))
-        cells += [] if guess is None else [Cell(_bar(line.metrics.get(metrics[0]), guess), style="bar")]
+        cells += (
+            []
+            if chance_level is None
+            else [Cell(_bar(line.metrics.get(metrics[0]), chance_level), style="bar")]
+        )
         rows.append(Row(line.attack if has_attacks else display_text(line.target), cells))
     headers = [f"{name[:1].upper()}{name[1:]}" for name in metrics]
     shown = [*([Column("Target", "")] if has_attacks else []), *map(Column, headers)]
@@ -115,8 +119,8 @@ def _table(
         *([Cell("")] if has_attacks else []),
         *(Cell(baseline) for baseline in shared_baselines.values()),
     ]
-    if guess is not None:
-        shown.append(Column(f"{headers[0]}, 0 to 100%; random guessing: {guess:g}%", ""))
+    if chance_level is not None:
+        shown.append(Column(f"{headers[0]}, 0 to 100%; random guessing: {chance_level:g}%", ""))
         baselines.append(Cell(""))
     footer = [Row("Baseline without attack", baselines)] if any(shared_baselines.values()) else []
     caption = f"{title}: {', '.join(headers)}"
@@ -145,7 +149,7 @@ def _strongest_by_column(
     return best
 
 
-def _chance_value(rows: Sequence[LeakageMetric], columns: Mapping[str, ComparisonColumn]) -> float | None:
+def _chance_level(rows: Sequence[LeakageMetric], columns: Mapping[str, ComparisonColumn]) -> float | None:
     guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
     return None if None in guesses else guesses[0]
 

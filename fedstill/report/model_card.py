@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstill.attacks.leakage import Leakage
+from fedstill.attacks.attack_results import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section
 from fedstill.report.model_scores import interval_label, metrics_table
 from fedstill.report.result import RESULT_FILE, Result
-from fedstill.report.result_parts import NodeRecord
+from fedstill.report.result_records import NodeRecord
 from fedstill.report.run_text import run_sentence
 from fedstill.report.table_formats import Cell, Column, Row, Table, markdown
 

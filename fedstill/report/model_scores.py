@@ -18,11 +18,11 @@ from fedstill.report.metric_text import (
     format_header,
     format_spread,
     format_spread_without_unit,
-    format_value,
+    format_value_without_unit,
     lowercase_title,
 )
-from fedstill.report.result import MAIN_MODELS, MetricStats, Result
-from fedstill.report.result_parts import IntervalsRecord
+from fedstill.report.result import MAIN_MODELS, MetricOverNodes, Result
+from fedstill.report.result_records import IntervalsRecord
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
 from fedstill.tasks.task import Metric
 
@@ -61,7 +61,7 @@ class ModelScores:
 
     name: str
     description: str
-    stats: tuple[MetricStats, ...]
+    stats: tuple[MetricOverNodes, ...]
     is_main: bool = False
     interval: tuple[float, ...] | None = None
 
@@ -120,7 +120,7 @@ def list_model_scores(result: Result) -> list[ModelScores]:
 
 def interval_text(metric: Metric, ends: tuple[float, ...] | None) -> str:
     """Return the ends of an interval in the metric's digits, as "90.1 to 93.2"; empty if None."""
-    return "" if ends is None else " to ".join(format_value(metric, end) for end in ends)
+    return "" if ends is None else " to ".join(format_value_without_unit(metric, end) for end in ends)
 
 
 def interval_label(result: Result) -> str:
@@ -129,14 +129,14 @@ def interval_label(result: Result) -> str:
     return "" if intervals is None else f"{intervals.level}% interval over {intervals.cases:,} test cases"
 
 
-def _single_model_stats(result: Result, record: Mapping[str, Any]) -> tuple[MetricStats, ...]:
-    return tuple(MetricStats(mean=finite_number_at_keys(record, metric.key)) for metric in result.metrics)
+def _single_model_stats(result: Result, record: Mapping[str, Any]) -> tuple[MetricOverNodes, ...]:
+    return tuple(MetricOverNodes(mean=finite_number_at_keys(record, metric.key)) for metric in result.metrics)
 
 
 def _scores_over_nodes(
-    result: Result, name: str, description: str, record: Mapping[str, MetricStats]
+    result: Result, name: str, description: str, record: Mapping[str, MetricOverNodes]
 ) -> ModelScores:
-    stats = tuple(record.get(metric.key, MetricStats()) for metric in result.metrics)
+    stats = tuple(record.get(metric.key, MetricOverNodes()) for metric in result.metrics)
     return ModelScores(name, _append_node_names(result, description, stats[0].nodes), stats)
 
 

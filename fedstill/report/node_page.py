@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill.core.hashing import group_digits, parse_fingerprint
-from fedstill.core.text_format import clip_text, format_bytes, format_count
+from fedstill.core.text_format import format_bytes, format_count, to_printable_line
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import describe_log_line, describe_request
@@ -121,7 +121,7 @@ def _release_table(node: Overview) -> Table:
         kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(sums.bytes_by_kind.items()))
         no_guarantee = f"{sums.no_guarantee:,}" if sums.no_guarantee else "none"
         texts = (f"{len(sums.queries):,}", kinds or "nothing", no_guarantee, f"{sums.refused:,}")
-        rows.append(Row(clip_text(run), list(map(Cell, texts)), day))
+        rows.append(Row(to_printable_line(run), list(map(Cell, texts)), day))
     columns = [
         Column("Queries"), Column("Released", ""), Column("Without guarantee"), Column("Refused queries")
     ]  # fmt: skip
@@ -130,7 +130,7 @@ def _release_table(node: Overview) -> Table:
 
 def _cost_table(node: Overview) -> Table:
     rows = [
-        Row(clip_text(run) or "all runs", [Cell(_spent(cost)), Cell(_remaining(cost))])
+        Row(to_printable_line(run) or "all runs", [Cell(_spent(cost)), Cell(_remaining(cost))])
         for run, cost in node.costs.items()
     ]
     columns = [Column("Epsilon spent"), Column("Remaining")]
@@ -149,8 +149,8 @@ def _security_log_table(node: Overview) -> Table:
     rows = []
     for line in node.security_lines:
         cells = [
-            Cell(clip_text(line["event"])),
-            Cell(clip_text(line["actor"]) or "not authenticated"),
+            Cell(to_printable_line(line["event"])),
+            Cell(to_printable_line(line["actor"]) or "not authenticated"),
             Cell(describe_log_line(line)),
         ]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))

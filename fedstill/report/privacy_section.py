@@ -17,7 +17,7 @@ from fedstill.privacy.budget import epsilon_text_rounded_down
 from fedstill.privacy.events import cost_from_dict
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.result import Result
-from fedstill.report.result_parts import NodePrivacy
+from fedstill.report.result_records import NodePrivacy
 from fedstill.report.run_files import AuditTotals, NodeTraffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import bytes_markup

@@ -17,11 +17,11 @@ from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import finite_number_at_keys
 from fedstill.protocol.payload_kinds import KNOWN_KINDS, PayloadKind
-from fedstill.report import result_parts as parts
-from fedstill.report.result_parts import MetricStats
+from fedstill.report import result_records as parts
+from fedstill.report.result_records import MetricOverNodes
 from fedstill.tasks.task import Metric
 
-__all__ = ["ACCURACY", "MAIN_MODELS", "MetricStats", "Result"]
+__all__ = ["ACCURACY", "MAIN_MODELS", "MetricOverNodes", "Result"]
 
 RESULT_FILE = "result.json"
 ACCURACY = Metric("accuracy", "Accuracy")
@@ -74,8 +74,8 @@ class Result:
     nodes: tuple[parts.NodeRecord, ...] = ()
     student: parts.StudentRecord = field(default_factory=parts.StudentRecord)
     metric_values: Mapping[str, float | None] = field(default_factory=dict)
-    local: Mapping[str, MetricStats] = field(default_factory=dict)
-    standalone: Mapping[str, MetricStats] = field(default_factory=dict)
+    local: Mapping[str, MetricOverNodes] = field(default_factory=dict)
+    standalone: Mapping[str, MetricOverNodes] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralized: Mapping[str, float | None] = field(default_factory=dict)
     cases: parts.CaseScores | None = None

@@ -11,7 +11,7 @@ from fedstill.federation.node_order import natural_sort_key
 from fedstill.report import plotting
 from fedstill.report.model_scores import CENTRALIZED, ENSEMBLE, LOCAL_MODELS, STANDALONE, list_model_scores
 from fedstill.report.plotting import ACCENT, CARD, MUTED, PAPER_WIDTH, Curve
-from fedstill.report.result_parts import ConfidenceBin
+from fedstill.report.result_records import ConfidenceBin
 from fedstill.report.run_files import RunFiles
 
 if TYPE_CHECKING:

@@ -26,17 +26,17 @@ from fedstill.report import (
     run_figures,
     run_progress,
     run_tables,
-    table_columns,
+    tabular_data_section,
 )
 from fedstill.report.metric_text import (
     format_difference,
     format_spread,
-    format_value,
+    format_value_without_unit,
     format_with_unit,
     lowercase_title,
 )
 from fedstill.report.model_scores import LOCAL_MODELS, interval_label, interval_text, list_model_scores
-from fedstill.report.result import RESULT_FILE, MetricStats, Result
+from fedstill.report.result import RESULT_FILE, MetricOverNodes, Result
 from fedstill.report.run_files import RunFiles
 from fedstill.report.run_text import run_facts, run_sentence
 from fedstill.report.table_formats import Fact
@@ -107,7 +107,7 @@ def render_run_page(folder: Path, nonce: str = "") -> str:
 
 def _template_variables(run: RunFiles) -> dict[str, Any]:
     folder, result, log = run.folder, run.result, run.metrics
-    config, columns = folder / "config.toml", table_columns.columns_table(folder, result)
+    config, columns = folder / "config.toml", tabular_data_section.columns_table(folder, result)
     samples, curve = image_panels.generated_samples(folder), run_figures.read_learning_curve(run)
     label_counts = LABEL_COUNTS.get(result.kind, LABEL_COUNTS[""])
     local = run_figures.local_losses(run)
@@ -186,9 +186,11 @@ def _tiles(result: Result) -> list[Fact]:
 def _gain_text(result: Result) -> Fact:
     """Return the gain over standalone training; without a standalone baseline, the local models' metric."""
     metric, first = result.metric, list_model_scores(result)[0]
-    stats, standalone = first.stats[0], result.standalone.get(result.metric.key, MetricStats()).mean
+    stats, standalone = first.stats[0], result.standalone.get(result.metric.key, MetricOverNodes()).mean
     if result.evaluated_model == "nodes" or (standalone is None and first.name == LOCAL_MODELS):
-        note = "" if stats.std is None else f"\u00b1 {format_value(metric, stats.std)} over nodes"
+        note = (
+            "" if stats.std is None else f"\u00b1 {format_value_without_unit(metric, stats.std)} over nodes"
+        )
         return Fact(
             "Local models", None if stats.mean is None else format_with_unit(metric, stats.mean), note
         )

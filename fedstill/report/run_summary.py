@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.text_format import clip_text, format_bytes, format_count, format_seconds
+from fedstill.core.text_format import format_bytes, format_count, format_seconds, to_printable_line
 from fedstill.report.metric_text import format_spread, format_with_unit, lowercase_title
 from fedstill.report.model_scores import list_model_scores
 from fedstill.report.privacy_section import describe_privacy
@@ -34,7 +34,7 @@ def run_summary(metrics: Mapping[str, Any], folder: Path | None) -> str:
         f"privacy: {describe_privacy(result) or 'not measured'}",
         "files: none (pass out= to keep results and a report)" if folder is None else f"files: {folder}",
     ]
-    return "\n  ".join(clip_text(line, 2 * MAX_LINE) for line in lines)
+    return "\n  ".join(to_printable_line(line, 2 * MAX_LINE) for line in lines)
 
 
 def comparison_summary(
@@ -56,4 +56,4 @@ def comparison_summary(
         lines.append(f"and {len(by_label) - MAX_METHODS} more")
     if not_run:
         lines.append(f"not run: {', '.join(not_run)}")
-    return "\n  ".join(clip_text(line, MAX_LINE) for line in lines)
+    return "\n  ".join(to_printable_line(line, MAX_LINE) for line in lines)

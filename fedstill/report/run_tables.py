@@ -11,10 +11,15 @@ from markupsafe import Markup
 
 from fedstill.core.text_format import format_percent
 from fedstill.report.bars import bar
-from fedstill.report.metric_text import format_header, format_spread, format_value, format_with_unit
+from fedstill.report.metric_text import (
+    format_header,
+    format_spread,
+    format_value_without_unit,
+    format_with_unit,
+)
 from fedstill.report.model_scores import ModelScores, interval_text, list_model_scores
-from fedstill.report.result import MAIN_MODELS, MetricStats, Result
-from fedstill.report.result_parts import NodeRecord, StudentRecord
+from fedstill.report.result import MAIN_MODELS, MetricOverNodes, Result
+from fedstill.report.result_records import NodeRecord, StudentRecord
 from fedstill.report.run_files import AuditTotals, NodeTraffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import bytes_markup
@@ -67,7 +72,7 @@ def site_tables(result: Result) -> list[Table]:
         for model, by_site in models.items():
             if by_site is not None:
                 values = [by_site.get(site, {}).get(metric.key) for site in sites.names]
-                cells = [Cell(_format_known(format_value, metric, value)) for value in values]
+                cells = [Cell(_format_known(format_value_without_unit, metric, value)) for value in values]
                 rows.append(Row(model, cells, highlight=model == result.main_model_name))
         header = format_header(metric, units=True)
         tables.append(Table(f"{header} of each model on the test data of each site", header, columns, rows))
@@ -266,4 +271,4 @@ def is_standalone_and_local_values(result: Result) -> tuple[bool, Sequence[float
     standalone = result.standalone.get(result.metric.key)
     if standalone is not None:
         return True, standalone.per_node
-    return not result.local, result.local.get(result.metric.key, MetricStats()).per_node
+    return not result.local, result.local.get(result.metric.key, MetricOverNodes()).per_node

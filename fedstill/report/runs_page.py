@@ -11,7 +11,7 @@ from markupsafe import Markup
 from fedstill.core.errors import RunFolderError
 from fedstill.core.private_files import is_locked
 from fedstill.core.progress import PROGRESS_FILE
-from fedstill.core.text_format import NOT_MEASURED, clip_text, format_seconds
+from fedstill.core.text_format import NOT_MEASURED, format_seconds, to_printable_line
 from fedstill.federation.server_status import ServerStatus
 from fedstill.report import live_page, run_page
 from fedstill.report.bars import bar
@@ -75,7 +75,7 @@ def render_server_page(server: ServerStatus, nonce: str) -> str:
     """Return the HTML page of a federation's server: connected nodes and runs."""
     runs = {run.folder.name: (run.folder, run.status_line) for run in server.runs[:MAX_RUNS]}
     rows = [
-        Row(clip_text(name), [Cell(f"{format_seconds(seconds)} ago")])
+        Row(to_printable_line(name), [Cell(f"{format_seconds(seconds)} ago")])
         for name, seconds in sorted(server.nodes.items())
     ]
     lead = (
@@ -112,7 +112,7 @@ def _runs_table(runs: Mapping[str, tuple[Path, str]]) -> Table:
 
 
 def _row(name: str, folder: Path, state: str) -> Row:
-    link = Markup('<a href="{}{}">{}</a>').format(RUN_PREFIX, quote(name, safe=""), clip_text(name))
+    link = Markup('<a href="{}{}">{}</a>').format(RUN_PREFIX, quote(name, safe=""), to_printable_line(name))
     try:
         state = state or run_state(folder)
         if (folder / RESULT_FILE).exists():
@@ -137,6 +137,10 @@ def _row(name: str, folder: Path, state: str) -> Row:
             Cell(run.time_left) if run.time_left and is_running else EMPTY_CELL,
             Cell(run.message_round_time) if run.message_round_time else EMPTY_CELL,
         ]
-        return Row(link, [Cell(run.note.run_info.get("title", "")), Cell(clip_text(state, 500)), *cells])
+        return Row(
+            link, [Cell(run.note.run_info.get("title", "")), Cell(to_printable_line(state, 500)), *cells]
+        )
     except RunFolderError as error:
-        return Row(clip_text(name), [EMPTY_CELL, Cell(clip_text(str(error))), *[EMPTY_CELL] * 4])
+        return Row(
+            to_printable_line(name), [EMPTY_CELL, Cell(to_printable_line(str(error))), *[EMPTY_CELL] * 4]
+        )

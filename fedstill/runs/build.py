@@ -134,7 +134,7 @@ def build_setting(
         privacies=[config.nodes.privacy] * len(parts),
         perceptual=config.nodes.perceptual,
         model_names=specs,
-        split_values=config.split.node_values(_columns_to_split(config, data)) or (),
+        split_values=config.split.distinct_node_values(_columns_to_split(config, data)) or (),
     )
 
 

@@ -14,12 +14,12 @@ from nvflare.collab import collab
 from fedstill.core import toml
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.hashing import group_digits
-from fedstill.core.names import check_run_name
+from fedstill.core.name_normalization import check_run_name
 from fedstill.core.private_files import lock_file
 from fedstill.core.progress import PROGRESS_FILE, ProgressFile, ProgressSnapshot
 from fedstill.core.registry import add_search_folders
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.federation import server_rules
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment_variable
 from fedstill.federation.flare_lost_nodes import subscribe_to_lost_nodes
@@ -77,7 +77,7 @@ class ServerProgram:
     def _drop_node(self, node: str) -> None:
         """Stop waiting for a node that FLARE does not let back into this job."""
         if self._link is not None:
-            logger.warning("%s is connected, but its process for this run has ended", clip_text(node))
+            logger.warning("%s is connected, but its process for this run has ended", to_printable_line(node))
             self._link.drop_node(node)
 
     def _run_in_folder(self, folder: Path, results_folder: Path) -> None:
@@ -113,7 +113,7 @@ class ServerProgram:
 
     def _write_stop_reason(self, folder: Path, error: Exception) -> None:
         """Write the reason why a run stopped."""
-        reason = {"error": type(error).__name__, "text": clip_text(error, MAX_ERROR_LENGTH)}
+        reason = {"error": type(error).__name__, "text": to_printable_line(error, MAX_ERROR_LENGTH)}
         logger.error("run %s stopped: %s", self.run_name, reason["text"])
         write_text(folder / STOPPED, json.dumps(reason) + "\n")
 

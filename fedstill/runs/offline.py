@@ -42,7 +42,7 @@ LATER_OPTIONS = (
 )
 
 
-def build_queries(config: RunConfig) -> Queries:
+def build_offline_queries(config: RunConfig) -> Queries:
     """Return all queries of a run, without training.
 
     Raises:
@@ -160,7 +160,7 @@ def check_unchanged_options(original: RunConfig, config: RunConfig) -> None:
 
 def _require_same_queries(config: RunConfig, given: Queries, path: Path) -> None:
     """Refuse a run with other queries."""
-    own_queries, method = build_queries(config), config.method
+    own_queries, method = build_offline_queries(config), config.method
     for name, value in given.plan.method.items():
         own = own_queries.plan.method.get(name)
         if own != value and name not in method.server_only_options:

@@ -41,7 +41,7 @@ def collect_warnings(
         weak_privacy_warning(privacy),
         missing_classes_warning(setting.task, setting.parts, classes),
         *duplicate_inputs_warnings(setting.test, setting.public, setting.parts),
-        reshaped_public_warning(setting.public),
+        warn_reshaped_public(setting.public),
         unscaled_images_warning(setting.task, setting.mean, setting.std, setting.parts),
         probabilities_as_logits_warning(setting.task, model_outputs),
         non_finite_outputs_warning(model_outputs),
@@ -123,7 +123,7 @@ def input_hashes(inputs: torch.Tensor) -> list[bytes]:
     return [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
 
 
-def reshaped_public_warning(public: PublicData | None) -> str | None:
+def warn_reshaped_public(public: PublicData | None) -> str | None:
     """Warn about public images that were converted to the shape of the private ones."""
     return (
         f"public data {public.name} are {public.conversion}"

@@ -13,7 +13,7 @@ from fedstill import models
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller
-from fedstill.core.names import normalize_name
+from fedstill.core.name_normalization import normalize_name
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import check_features

@@ -121,7 +121,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 if ensemble is None
                 else {
                     **replace_nonfinite(evaluation.compute_metrics(ensemble)),
-                    **self._node_names_unless_all(self._teachers()),
+                    **self._node_names_unless_all(self._ensemble_nodes()),
                 }
             ),
             "centralized": (
@@ -205,7 +205,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         Args:
             node_outputs: outputs of nodes' models on these inputs, as far as known.
         """
-        teachers = self._teachers() if self.side.preview_response is not None else []
+        teachers = self._ensemble_nodes() if self.side.preview_response is not None else []
         if not teachers:
             return None
         known_outputs = dict(node_outputs or {})
@@ -243,7 +243,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 responses.setdefault(name, []).append(tensor)
         return {name: torch.stack(tensors) for name, tensors in responses.items()}
 
-    def _teachers(self) -> list[Node]:
+    def _ensemble_nodes(self) -> list[Node]:
         """Return the nodes of the ensemble: those that take part and, if weights need label counts, sent
         them."""
         histogram, present = LabelHistogram.find_in(self.server.state), self.server.federation.present

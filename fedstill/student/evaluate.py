@@ -21,7 +21,7 @@ from fedstill.core.run_writer import RunWriter, read_object
 from fedstill.core.text_format import replace_nonfinite
 from fedstill.core.version import __version__
 from fedstill.data.loading import load
-from fedstill.data.new_data import NewDataOptions, load_labeled
+from fedstill.data.new_data import EvaluationDataOptions, load_labeled
 from fedstill.runs.build import describe_cases, split_data
 from fedstill.runs.config import load_toml
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
@@ -31,7 +31,7 @@ from fedstill.runs.student_file import read
 
 
 def evaluate(
-    run: str | Path, data: str, how: NewDataOptions | None = None, model: nn.Module | str | None = None
+    run: str | Path, data: str, how: EvaluationDataOptions | None = None, model: nn.Module | str | None = None
 ) -> dict[str, Any]:
     """Evaluate the student of a run on other data.
 
@@ -50,9 +50,9 @@ def evaluate(
         FedstillError: there is no student, or the data do not fit it.
     """
     network, about = read(run, model)
-    reading = how or NewDataOptions()
+    reading = how or EvaluationDataOptions()
     if about.words and not reading.words:
-        reading = NewDataOptions(**{**asdict(reading), "words": about.words})
+        reading = EvaluationDataOptions(**{**asdict(reading), "words": about.words})
     test = load_labeled(data, about.spec_or_error, reading)
     task, compute = about.spec_or_error.make_task(), Compute(EngineConfig())
     evaluation = Evaluation(task, test.to(compute.device), compute, 0)

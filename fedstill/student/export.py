@@ -21,7 +21,7 @@ import torch
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.registry import first_line
 from fedstill.core.seeds import torch_generator
-from fedstill.student.student_model import PortableStudent, StudentModel, describe_export
+from fedstill.student.student_model import PortableStudent, StudentModel, export_metadata
 
 TEST_INPUTS = 8  # inputs for the comparison
 TOLERANCE = 1e-4  # relative to the largest output, for another order of summation
@@ -76,7 +76,7 @@ def export(student: StudentModel, kind: str, out: Path) -> float:
 
 
 def _write_and_compare(student: StudentModel, kind: str, out: Path) -> float:
-    export_format, portable = format_of(kind), PortableStudent(student).eval()
+    export_format, portable = export_format_by_name(kind), PortableStudent(student).eval()
     x = student.preprocessing.sample(TEST_INPUTS, torch_generator(0, "export"))
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -101,7 +101,7 @@ def _write_and_compare(student: StudentModel, kind: str, out: Path) -> float:
     return difference
 
 
-def format_of(kind: str) -> Format:
+def export_format_by_name(kind: str) -> Format:
     """Return a format by name.
 
     Raises:
@@ -202,5 +202,5 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _metadata(student: StudentModel) -> dict[str, str]:
-    description: dict[str, Any] = describe_export(student)
+    description: dict[str, Any] = export_metadata(student)
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in description.items()}

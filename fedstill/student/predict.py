@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fedstill.core.errors import MethodRefused
 from fedstill.core.text_format import csv_cell
-from fedstill.data.new_data import NewDataOptions, load_unlabeled
+from fedstill.data.new_data import EvaluationDataOptions, load_unlabeled
 from fedstill.runs.predictions import survival_label
 from fedstill.student.student_model import StudentModel
 
 DECISION_THRESHOLD = 0.5  # labels of this probability or more are predicted
 
 
-def predict(student: StudentModel, data: str, reading: NewDataOptions, out: Path) -> int:
+def predict(student: StudentModel, data: str, reading: EvaluationDataOptions, out: Path) -> int:
     """Write the predictions of a student for new data, and return the number of examples.
 
     A line has the name of the example (its file, or its number from 0), the prediction, and the probability

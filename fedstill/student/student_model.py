@@ -1,7 +1,7 @@
 """A student with its preprocessing, as a torch module that takes raw inputs: pixels, cells or token ids.
 
-Subclasses of :class:`RawInputs` are the preprocessing. They convert raw inputs to inputs of the network, and
-check which are valid. :class:`PortableStudent` is the form for exports.
+Subclasses of :class:`RawInputConverter` are the preprocessing. They convert raw inputs to inputs of the
+network, and check which are valid. :class:`PortableStudent` is the form for exports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedstill.runs.student_file import StudentFile, read
 ROUNDING = 1e-3  # tolerance for pixels outside of 0..1, as averages have rounding errors
 
 
-class RawInputs(nn.Module, ABC):
+class RawInputConverter(nn.Module, ABC):
     """Preprocessing of inputs of one kind.
 
     Attributes:
@@ -62,7 +62,7 @@ class RawInputs(nn.Module, ABC):
         """Sample random inputs, to compare two forms of one model."""
 
 
-class RawPixels(RawInputs):
+class RawPixels(RawInputConverter):
     """Preprocessing of images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``.
 
     In Python ``(N, H, W)`` is accepted for one channel.
@@ -89,7 +89,7 @@ class RawPixels(RawInputs):
         return (pixels.amin(1) >= -ROUNDING) & (pixels.amax(1) <= 1 + ROUNDING)
 
     def prepare(self, inputs: Any) -> torch.Tensor:
-        """See :meth:`RawInputs.prepare`."""
+        """See :meth:`RawInputConverter.prepare`."""
         if has_pil_images(inputs):
             inputs = as_image_array(Path("images"), {"images": to_array(inputs, self.input_name)})
         x = as_tensor(inputs, self.input_name)
@@ -118,7 +118,7 @@ class RawPixels(RawInputs):
         return torch.rand(count, *self.shape, generator=generator)
 
 
-class RawRows(RawInputs):
+class RawRows(RawInputConverter):
     """Preprocessing of table rows ``(N, columns)``, with columns in the order of the schema.
 
     A number is in its own unit, a category is its index in the schema, and NaN is a missing cell.
@@ -165,7 +165,7 @@ class RawRows(RawInputs):
         return inside | (x.isnan() & self.may_be_empty)  # NaN is in no range
 
     def prepare(self, inputs: Any) -> torch.Tensor:
-        """See :meth:`RawInputs.prepare`. DataFrames and mappings need the schema's column names."""
+        """See :meth:`RawInputConverter.prepare`. DataFrames and mappings need the schema's column names."""
         if is_data_frame(inputs):
             inputs = {str(name): list(inputs[name]) for name in inputs.columns}
         if isinstance(inputs, Mapping):
@@ -194,7 +194,7 @@ class RawRows(RawInputs):
         return torch.where(is_missing & self.may_be_empty, torch.nan, cells)
 
 
-class RawTexts(RawInputs):
+class RawTexts(RawInputConverter):
     """Preprocessing of texts: token ids ``(N, L)`` int64, 0 for padding. In Python also strings.
 
     Args:
@@ -218,7 +218,7 @@ class RawTexts(RawInputs):
         return ((x >= 0) & (x < self.vocabulary)).all(1)
 
     def prepare(self, inputs: Any) -> torch.Tensor:
-        """See :meth:`RawInputs.prepare`. Strings become ids as in the run."""
+        """See :meth:`RawInputConverter.prepare`. Strings become ids as in the run."""
         if not isinstance(inputs, torch.Tensor):
             return encode_texts_for_model(list(inputs), self.length, self.vocabulary, self.words, "texts")
         if inputs.dtype != torch.int64 or tuple(inputs.shape[1:]) != (self.length,):
@@ -234,7 +234,7 @@ class RawTexts(RawInputs):
         return torch.randint(self.vocabulary, (count, self.length), generator=generator)
 
 
-def raw_inputs(spec: DataSpec, words: str) -> RawInputs:
+def raw_inputs(spec: DataSpec, words: str) -> RawInputConverter:
     """Return the preprocessing for an data spec.
 
     Raises:
@@ -280,14 +280,14 @@ class StudentModel(nn.Module):
     def __init__(self, network: nn.Module, about: StudentFile) -> None:
         super().__init__()
         self.network, self.about = network, about
-        self._preprocessing: RawInputs | None = None
+        self._preprocessing: RawInputConverter | None = None
         self.offset, self.scale = target_offset_and_scale(about.spec_or_error.schema)
         if about.spec_or_error.task.task_class.kind != "image":
             self._preprocessing = raw_inputs(about.spec_or_error, about.words)
         self.eval()
 
     @property
-    def preprocessing(self) -> RawInputs:
+    def preprocessing(self) -> RawInputConverter:
         """Preprocessing of raw inputs."""
         return (
             raw_inputs(self.about.spec_or_error, self.about.words)
@@ -372,7 +372,7 @@ def load(path: str | Path, model: nn.Module | str | None = None) -> StudentModel
     return StudentModel(*read(path, model))
 
 
-def describe_export(student: StudentModel) -> dict[str, Any]:
+def export_metadata(student: StudentModel) -> dict[str, Any]:
     """Return metadata of an export: its inputs and outputs."""
     about = student.about
     output = (

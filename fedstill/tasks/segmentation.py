@@ -101,7 +101,7 @@ def hd95(prediction: Mask, truth: Mask) -> float:
     if not (prediction.any() and truth.any()):
         return float("inf") if prediction.any() or truth.any() else float("nan")
     first, second = np.argwhere(_boundary(prediction)), np.argwhere(_boundary(truth))  # (pixels, 2)
-    return max(_directed_distance(first, second), _directed_distance(second, first))
+    return max(_directed_hd95(first, second), _directed_hd95(second, first))
 
 
 def _boundary(mask: Mask) -> Mask:
@@ -114,7 +114,7 @@ def _boundary(mask: Mask) -> Mask:
     return edge
 
 
-def _directed_distance(edge: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float:
+def _directed_hd95(edge: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float:
     """Return the 95% quantile of the distances from the pixels of one outline to the nearest pixel of the
     other.
     """

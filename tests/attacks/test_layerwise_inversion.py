@@ -109,7 +109,7 @@ def test_sharp_network_matches_original() -> None:
     loss = nn.functional.cross_entropy(split_model(model, "model").head(features), targets)
     (pulls,) = torch.autograd.grad(loss, features)
     slopes = tuple(release.target[name] for name in shared_parameter_names(model, "extractor"))
-    known = layerwise_inversion._KnownValues(outputs, pulls.view_as(outputs), slopes)
+    known = layerwise_inversion._KnownBlockTensors(outputs, pulls.view_as(outputs), slopes)
     assert float(layerwise_inversion._mismatch(blocks, x, known, 1e7)) < 1e-8
     assert float(layerwise_inversion._mismatch(blocks, x, known, 1.0)) > 0.1
     assert float(layerwise_inversion._mismatch(blocks, x.flip(0), known, 1e7)) > 0.1

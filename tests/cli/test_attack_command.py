@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedstill.attacks.attack_results import Leakage
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
-from fedstill.attacks.leakage import Leakage
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.memorization import Memorization
 from fedstill.cli.attack import print_leakage, printed

@@ -38,7 +38,7 @@ def test_check_prints_mechanism_unit_and_remaining_budget(
     )
     assert "budget of a run: epsilon 3 at delta 1e-05" in output
     assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in output
-    assert re.search(r"It can take part\. It would pay epsilon (2\.9\d*|3) ", output)
+    assert re.search(r"It can take part\. Privacy cost: epsilon (2\.9\d*|3) ", output)
     charge(folder, {"gaussian(2.0)": 1})
     remaining = 10 - compute_epsilon({Event("gaussian", 2.0): 1}, 1e-6)
     output = stdout_of(capsys, str(folder), "digits-fedkd-private")
@@ -53,10 +53,10 @@ def test_check_prints_missing_budgets_and_free_information(
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
     folder = folder_of(tmp_path / "clinic", privacy)
     output = stdout_of(capsys, str(folder))
-    assert "accountant pld: such budgets may be passed by some delta" in output
-    assert "a server can learn for free which classes are here" in output
+    assert "accountant pld: a budget may be exceeded by some delta" in output
+    assert "a server can learn at no privacy cost which classes are here" in output
     charge(folder, {"gaussian(2.0)": 1}, unit="4 records of one patient")
-    assert "what was paid before protects other units" in stdout_of(capsys, str(folder))
+    assert "earlier charges protect another unit" in stdout_of(capsys, str(folder))
     other = folder_of(tmp_path / "other", f'{privacy}accountant = "rdp"\n')
     text = (other / "node.toml").read_text().replace("[data]\n", '[data]\nclasses = ["0", "1"]\n')
     (other / "node.toml").write_text(text)
@@ -77,7 +77,7 @@ def test_check_refuses_a_run_beyond_the_remaining_budget(
     assert f"It cannot take part: it costs more than is left of {budget}." in output
     bare = folder_of(tmp_path / "bare", privacy)
     charge(bare, {}, guarantee=False)
-    assert "releases without guarantee have left" in stdout_of(capsys, str(bare), "digits-fedkd-private")
+    assert "earlier releases had no guarantee" in stdout_of(capsys, str(bare), "digits-fedkd-private")
 
 
 def test_check_refuses_a_run_with_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_check_prints_cost_by_the_owners_accountant(
     for accountant in ("pld", "rdp"):
         folder = folder_of(tmp_path / accountant, f'{privacy}accountant = "{accountant}"\n')
         output = stdout_of(capsys, str(folder), "digits-ensemble")
-        (cost,) = re.findall(rf"It would pay epsilon (\S+) \({accountant.upper()}\) at", output)
+        (cost,) = re.findall(rf"Privacy cost: epsilon (\S+) \({accountant.upper()}\) at", output)
         costs[accountant] = float(cost)
     assert costs["pld"] + 0.01 < costs["rdp"]
 
@@ -117,7 +117,7 @@ def test_check_prints_why_no_budget_suffices(
     output = stdout_of(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
     assert f"It cannot take part: {reason}" in output
     assert "epsilon no guarantee" not in output
-    assert "It would pay nothing, since it would refuse" in output
+    assert "Privacy cost: none, as the node would refuse" in output
     output = stdout_of(capsys, str(tmp_path / "clinic"))
     assert "ensemble no" in output
     assert "standalone yes" in output
@@ -127,8 +127,8 @@ def test_check_prints_no_guarantee_without_a_mechanism(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = stdout_of(capsys, str(folder_of(tmp_path / "clinic")), "digits-fediod")
-    assert "privacy none: answers leave as they are, without any guarantee" in output
-    assert "It would pay" not in output
+    assert "privacy none: releases have no noise and no guarantee" in output
+    assert "Privacy cost" not in output
 
 
 @pytest.mark.parametrize(

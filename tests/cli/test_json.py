@@ -93,7 +93,7 @@ def test_json_has_the_content_of_the_text_output(
         assert "It can take part." in text
         queries = {each["query"]: each for each in output["run"]["queries"]}
         assert queries["predict"]["times"] == 1
-        assert "predict answers with " + ", ".join(queries["predict"]["answers with"]) in text
+        assert "predict releases " + ", ".join(queries["predict"]["answers with"]) in text
     for row in output.get("methods", ()):
         assert f"{row['method']} {row['can take part']} " in text
     for lines in output.get("facts", {}).values():

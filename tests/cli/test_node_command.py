@@ -83,7 +83,7 @@ def test_check_prints_facts_and_decisions_for_each_method(clinic: Path) -> None:
         "small-cnn, 58,634 parameters, all trained here",
         "cpu, float32",
         "queries *; outputs only;",
-        "none: it answers files of queries",
+        "none: the node responds to files of queries",
         "No faults.",
     ):
         assert line in out
@@ -98,7 +98,7 @@ def test_check_prints_facts_and_decisions_for_each_method(clinic: Path) -> None:
         "no",
         "no",
     )
-    assert "the run asks live nodes, again after their first answers" in " ".join(out.split())
+    assert "the run queries connected nodes repeatedly" in " ".join(out.split())
     assert "refuses train (outputs_only" in " ".join(out.split())
     assert not (clinic / "runs").exists()
 
@@ -109,7 +109,7 @@ def test_check_reports_closed_hours(
     folder = shutil.copytree(clinic, tmp_path / "clinic")
     say(folder, ('hours = ""', 'hours = "00:00-00:01"'))
     output = (
-        "Just now it refuses whatever is asked: hours: 00:00-00:01, by the clock of the node.\nNo faults."
+        "At this hour the node refuses every query: hours: 00:00-00:01, by the clock of the node.\nNo faults."
     )
     for now, expected in ((time(0, 0, 30), False), (time(12), True)):
         clock = partial(time.replace, now)
@@ -123,15 +123,15 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
     code, out, err = here("check", clinic, "digits-fediod")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert "count_labels answers with label counts" in lines
-    assert "predict_logits x400 answers with logits, critic, gradients" in lines
-    assert any(line.startswith("It cannot take part: the run asks live nodes, again after") for line in lines)
+    assert "count_labels releases label counts" in lines
+    assert "predict_logits x400 releases logits, critic, gradients" in lines
+    assert any(line.startswith("It cannot take part: the run queries connected nodes") for line in lines)
     assert "It can take part." in here("check", clinic, "digits-fedkd")[1]
     run = tmp_path / "summed.toml"  # those who add meet each other first
     run.write_text(
         'extends = "digits-fedkd"\nlink.secure_aggregation = true\nmethod.levels = 0\n', encoding="utf-8"
     )
-    assert "It cannot take part: the run asks live nodes" in here("check", clinic, run)[1]
+    assert "It cannot take part: the run queries connected nodes" in here("check", clinic, run)[1]
     code, out, _ = here("check", clinic, "digits-fedavg")
     assert code == 0  # to refuse is no fault
     assert "train x20 refuses (outputs_only: parameters may not leave)" in " ".join(out.split())
@@ -148,7 +148,7 @@ def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_pa
     assert code == 2
     assert "data.npz" in err
     assert "It can take part." not in out
-    assert "Whether it can take part is not known before the faults are mended." in out
+    assert "It is not known if it can take part. Fix the faults" in out
     code, out, err = here("check", damaged)
     assert (code, "data.npz" in err) == (2, True)
     assert "In a run of each method" not in out
@@ -179,7 +179,7 @@ def test_forest_releases_predictions_and_refuses_gradients(clinic: Path, tmp_pat
     assert "It can take part." in out
     say(folder, ("max_queries = 300", "max_queries = 1"))
     assert (
-        "It cannot take part: it answers at most 1 queries, and the run asks "
+        "It cannot take part: it allows at most 1 queries, and the run sends "
         in here("check", folder, "digits-fedkd")[1]
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from sklearn.datasets import load_digits
 from fedstill.attacks.mechanism_audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
-from fedstill.cli.privacy_plan import _at_node, _simulated, _solve
+from fedstill.cli.privacy_plan import _planned_owner_node, _planned_simulated_nodes, _solve_for_missing_option
 from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
-from fedstill.node import audit_file, owner_folder
+from fedstill.node import audit_log_inspection, owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_run_length, forecast, round_noise_up
@@ -104,8 +105,8 @@ CASES = {
 
 def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNode]]:
     """A run, the plans of its nodes, and where these are; its audit log holds the events of the plans."""
-    run, sites = _simulated("tiny", load_toml(path))
-    plans = {site.name: _solve(run, site) for site in sites}
+    run, sites = _planned_simulated_nodes("tiny", load_toml(path))
+    plans = {site.name: _solve_for_missing_option(run, site) for site in sites}
     experiment, _ = build_simulation(load_toml(path))
     out = path.parent / "out"
     out.mkdir()
@@ -156,8 +157,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
     method = tomli_w.dumps({"method": FEDIOD_OPTIONS})
-    run, (site,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, method)))
-    plan = _solve(run, site)
+    run, (site,) = _planned_owner_node(clinic.folder, "tiny", load_toml(write(tmp_path, method)))
+    plan = _solve_for_missing_option(run, site)
     clinic.ready()
     assert isinstance(
         clinic.say("answer_query", {}, query="count_labels", number=0, differentiable=False), tuple
@@ -168,8 +169,10 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.cost
-    output = audit_file.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
-    assert output == audit_file.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
+    output = audit_log_inspection.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
+    assert output == audit_log_inspection.TotalSpent(
+        cost_to_dict(plan.cost.cost), units=frozenset({"a record"})
+    )
 
 
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:
@@ -233,7 +236,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
     """FedAvg takes 0.3 passes over 718 or 719 records, 4 steps of about 64, and each says its size."""
     path = str(write(tmp_path, FEDAVG, '[nodes.privacy]\nmechanism = "dp-sgd"\n'))
     output = stdout_of(capsys, "plan", path, "--noise", "1.5")
-    (records,) = re.findall(r"node node-\d, (\d+) records, would pay for", output)
+    (records,) = re.findall(r"privacy cost of node-\d, (\d+) records", output)
     spent = {Event("gaussian", 1.5, 64 / int(records)): 4, Event("laplace", 10.0): 1}
     for accountant, name in (("pld", "PLD"), ("rdp", "RDP")):
         (reached,) = re.findall(rf"(\S+) \({name}\)", output)
@@ -263,10 +266,10 @@ def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
 def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
         config = from_dict(toml.parse(TINY + "".join(sections)))
-        run, sites = _simulated("tiny", load_toml(write(tmp_path, *sections)))
+        run, sites = _planned_simulated_nodes("tiny", load_toml(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> PrivacyCost | None:
-            mechanism = privacy_plan._mechanism(run, sites[0], config.nodes.privacy, method, local)
+            mechanism = privacy_plan._build_mechanism(run, sites[0], config.nodes.privacy, method, local)
             return forecast(mechanism).cost
 
         return find_run_length(config.method, config.nodes.local, price).name
@@ -339,7 +342,7 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = stdout_of(capsys, "plan", str(clinic), "digits-fedkd")
-    assert "node clinic, 200 records, would pay for" in output
+    assert "privacy cost of clinic, 200 records" in output
     assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", output)  # 2 * 200 / 32
     assert re.search(r"predict +- +free \(covered by training\) +1 +0\n", output)
     assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", output)
@@ -362,7 +365,7 @@ def test_data_that_left_without_guarantee_have_nothing_left(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     charge(clinic, PrivacyCost(), guarantee=False)
-    assert "nothing is left: releases without" in stdout_of(
+    assert "nothing is left of the budget, as earlier releases" in stdout_of(
         capsys, "plan", str(clinic), "digits-fedkd", code=2
     )
 
@@ -434,7 +437,7 @@ def test_queries_of_unknown_count_need_given_noise(
     assert "REFUSED: privacy.pate.noise is none, and the number of queries predict is not known" in output
     output = " ".join(stdout_of(capsys, "plan", path, "--noise", "20").split())
     assert re.search(r"predict pate gaussian\(14.14\) any 0\.2\d+ each", output)
-    assert "and what predict costs each time" in output
+    assert "and the charge of predict each time" in output
 
 
 def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,4 +523,14 @@ def test_noise_is_rounded_up_and_never_down() -> None:
         assert noise <= up <= noise * 1.001 or up == pytest.approx(noise, rel=1e-9)
     assert cost_from_dict({"laplace(10.0)": 1}) == PrivacyCost({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):
-        privacy_plan._levels(1.0, DPSGD(), ["training", "critic"], [])
+        privacy_plan._noise_by_part(1.0, DPSGD(), ["training", "critic"], [])
+
+
+def test_plan_explains_each_column(command: Callable[..., tuple[int, str, str]]) -> None:
+    words = ("digits-fedkd-private", "--epsilon", "3")
+    lines = command("privacy", "plan", *words)[1].splitlines()
+    explained = {line.split(":")[0].strip() for line in lines if re.match(r"  \w[\w, ]*: ", line)}
+    for first in ("node ", "query "):
+        heads = next(line for line in lines if line.strip().startswith(first)).split()
+        columns = set(heads) - {"node", "records", "query"}
+        assert columns <= {name for names in explained for name in names.split(", ")}

@@ -131,7 +131,7 @@ def test_docstring_ends_with_options() -> None:
 
 def test_help_of_method_lists_own_and_inherited_options() -> None:
     text = " ".join(pydoc.plain(pydoc.render_doc(fedstill.FedKD)).replace(" | ", " ").split())
-    assert "levels: S, the quantizer's levels (Eq. 4)" in text
+    assert "levels: Levels of the quantizer (S in Eq. 4)" in text
     assert "student: The training of the student" in text
     group = pydoc.plain(pydoc.render_doc(type(fedstill.FedKD().student))).replace(" | ", " ")
     assert "batch: Public examples in a batch of the student." in " ".join(group.split())

@@ -31,7 +31,7 @@ from fedstill.data.images import (
     to_array,
     to_arrays,
 )
-from fedstill.data.new_data import NewDataOptions, load_unlabeled
+from fedstill.data.new_data import EvaluationDataOptions, load_unlabeled
 from fedstill.data.node_data import NodeDataConfig
 
 
@@ -200,7 +200,7 @@ def test_run_node_and_new_data_read_transparent_images_alike(tmp_path: Path) -> 
             image.save(tmp_path / "pets" / name / f"{number}.png")
     run = load(make_data_config(str(tmp_path / "pets")))
     node, spec = node_data.load_node_data(NodeDataConfig(source="folder", path="pets"), tmp_path)
-    _, new_data = load_unlabeled(str(tmp_path / "pets"), spec, NewDataOptions())
+    _, new_data = load_unlabeled(str(tmp_path / "pets"), spec, EvaluationDataOptions())
     for pixels in (run.train.inputs / 2 + 0.5, node.inputs / 2 + 0.5, new_data):
         assert (pixels[:, :, 0, 0] == 1).all()
         torch.testing.assert_close(pixels[0, :, 1, 1] * 255, torch.tensor([9.0, 8.0, 7.0]), atol=1e-4, rtol=0)

@@ -18,7 +18,7 @@ from fedstill.data import load, make_data_config
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.image_folders import find_image_files, read_class_folders
 from fedstill.data.instance_images import InstanceImage, unit_and_owner_index
-from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
+from fedstill.data.new_data import EvaluationDataOptions, load_labeled, load_unlabeled
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_node
 from fedstill.data.raw_images import RawImages, raw_images_from_arrays
@@ -241,7 +241,7 @@ def test_numbered_labels_are_matched_by_name_if_classes_are_reordered(
     classes = tuple(sorted(map(str, range(11))))
     spec = DataSpec(ClassificationConfig(), classes, (1, 8, 8), (0.5,), (0.5,))
     private = load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets
-    for result in (load_labeled(path, spec, NewDataOptions()).targets, private):
+    for result in (load_labeled(path, spec, EvaluationDataOptions()).targets, private):
         assert [classes[label] for label in result.tolist()] == [*map(str, [*range(11), *range(5)])]
 
 
@@ -262,7 +262,7 @@ def test_node_and_new_data_may_lack_classes(tmp_path: Path) -> None:
     path = write_npz(tmp_path, labels=[1, 3] * 8)
     spec = DataSpec(ClassificationConfig(), tuple("0123"), (1, 8, 8), (0.5,), (0.5,))
     assert set(load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets.tolist()) == {1, 3}
-    assert set(load_labeled(path, spec, NewDataOptions()).targets.tolist()) == {1, 3}
+    assert set(load_labeled(path, spec, EvaluationDataOptions()).targets.tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("label", ["", "nan", "\u200b", "NA", "n/a", "None", "NULL"])
@@ -284,7 +284,7 @@ def test_declared_class_may_be_named_none() -> None:
 def test_rejects_an_empty_path() -> None:
     spec = DataSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match="data"):
-        load_unlabeled("", spec, NewDataOptions())
+        load_unlabeled("", spec, EvaluationDataOptions())
 
 
 def write_findings(folder: Path, *cells: str) -> RawImages:

@@ -120,7 +120,7 @@ def test_rejects_validation_with_node_data(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=message):
         run._with_kit(config, tmp_path / "kit")
     with pytest.raises(ArgumentError, match=message):
-        offline.build_queries(config)
+        offline.build_offline_queries(config)
 
 
 def test_run_notes_validation_data() -> None:

@@ -24,6 +24,7 @@ import fedstill
 from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QueryRefused
+from fedstill.core.options import field_docs
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
 from fedstill.data.data_spec import DataSpec
@@ -547,3 +548,10 @@ def test_error_names_the_invalid_option(name: str, option: str, value: Any) -> N
     with pytest.raises(ArgumentError, match=rf"invalid method\.{option} = .* \(expected ") as caught:
         config_of(name, **{option: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", METHODS.builtin)
+def test_help_of_each_option_begins_with_a_word(name: str) -> None:
+    """Symbols of the papers follow in parentheses."""
+    symbolic = r"[A-Z][,:]|[A-Za-z]+_|(lambda|beta|pi|omega|q|S|N|P|D)\b"
+    assert {key: text for key, text in field_docs(METHODS[name]).items() if re.match(symbolic, text)} == {}

@@ -338,13 +338,13 @@ def test_charge_recomputes_head_row_of_its_run_only(path: Path, monkeypatch: pyt
     with closing(AuditLog(path)) as audit:
         for number in range(20):
             audit.charge(entry(run=f"run-{number}"))
-        made, row = [], audit_head.head_row
+        made, row = [], audit_head.format_head_total
 
         def counted(payer: str, run: str, counts: Counter[str]) -> str:
             made.append(run)
             return row(payer, run, counts)
 
-        monkeypatch.setattr(audit_head, "head_row", counted)
+        monkeypatch.setattr(audit_head, "format_head_total", counted)
         audit.charge(entry(1, run="run-3"))
         audit.charge(entry(0, run="another"))
         assert made == ["run-3", "another"]

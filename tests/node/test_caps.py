@@ -108,7 +108,11 @@ def test_memory_limit_defaults_to_three_quarters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_limits, "_machine_memory", lambda: 1000)
-    assert [memory_limits.memory_limit(limit, torch.device("cpu")) for limit in (7, 0, None)] == [7, 0, 750]
+    assert [memory_limits.allowed_memory_bytes(limit, torch.device("cpu")) for limit in (7, 0, None)] == [
+        7,
+        0,
+        750,
+    ]
 
 
 @linux

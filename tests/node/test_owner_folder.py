@@ -473,7 +473,7 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "invalid name = 'clinic' (expected 'other', as the startup kit has it)"
     kit = StartupKit(folder / "kit")
-    assert (kit.name, kit.server_address("client")) == ("other", "uni.example:8002")
+    assert (kit.node_name, kit.server_address("client")) == ("other", "uni.example:8002")
     make_kit(folder)
     own, toml = kit.authority_fingerprint, 'name = "clinic"\n[policy]\nallowed_servers = ["{}"]\n'
     (folder / "node.toml").write_text(toml.format("a" * 32), encoding="utf-8")

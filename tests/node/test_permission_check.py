@@ -21,7 +21,7 @@ from fedstill.node import owner_folder
 from fedstill.node.node_service import NodeService
 from fedstill.node.permission_check import readable_files_warning
 from fedstill.runs.config import read_toml
-from fedstill.runs.offline import build_queries
+from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.remote_run import RemoteRun
 from tests.forked import FORKING
 from tests.loopback import Loopback
@@ -70,7 +70,7 @@ def run_node(home: Path, umask: int) -> None:
                 wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
                 permissions[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
-    write_queries(home / "queries", build_queries(config), load_or_create_key(home / "server.key"))
+    write_queries(home / "queries", build_offline_queries(config), load_or_create_key(home / "server.key"))
     offline_node.answer_queries(folder, home / "queries", folder / "answers", report=record_modes)
     record_modes()
     host = NodeService(folder)

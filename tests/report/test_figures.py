@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from fedstill import figures
-from fedstill.attacks.leakage import ComparisonColumn
+from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, plotting, run_figures
-from fedstill.report.compare_points import Point
 from fedstill.report.compare_summary import MethodCurve
 from fedstill.report.compared_method import Spread
+from fedstill.report.comparison_figure_data import Point
 from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 

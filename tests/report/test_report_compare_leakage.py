@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedstill.attacks.attack_results import ComparisonColumn, Leakage, skipped_texts
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import ComparisonColumn, Leakage, skipped_texts
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import read_received_dataclass

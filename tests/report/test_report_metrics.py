@@ -17,7 +17,7 @@ from fedstill.core.run_writer import write_text
 from fedstill.report import write_report
 from fedstill.report.compare_files import latex, markdown, summarize, write_comparison
 from fedstill.report.metric_text import format_difference, format_spread
-from fedstill.report.result import MetricStats, Result
+from fedstill.report.result import MetricOverNodes, Result
 from fedstill.runs.config import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
@@ -130,8 +130,8 @@ def test_result_without_metrics_has_accuracy() -> None:
     metrics = Result.from_record({"metric": "hd95", "metrics": FIGURES}).metrics
     assert [metric.key for metric in metrics] == ["hd95", "dice", "sensitivity", "specificity"]
     hd95 = Result.from_record({"metric": "dice", "metrics": FIGURES}).metrics[3]
-    assert format_spread(hd95, MetricStats()) == "not measured"
-    assert format_spread(hd95, MetricStats(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
+    assert format_spread(hd95, MetricOverNodes()) == "not measured"
+    assert format_spread(hd95, MetricOverNodes(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
     assert format_difference(hd95, -1.09) == "-1.1"
 
 

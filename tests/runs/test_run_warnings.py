@@ -140,9 +140,9 @@ def test_warnings_appear_in_result_terminal_and_report(
 def test_warns_about_reshaped_public_data() -> None:
     done = "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
     public = PublicData("color", torch.zeros(1, 1, 8, 8), conversion=done)
-    assert run_warnings.reshaped_public_warning(public) == f"public data color are {done}"
-    assert run_warnings.reshaped_public_warning(PublicData("gray", torch.zeros(1, 1, 8, 8))) is None
-    assert run_warnings.reshaped_public_warning(None) is None
+    assert run_warnings.warn_reshaped_public(public) == f"public data color are {done}"
+    assert run_warnings.warn_reshaped_public(PublicData("gray", torch.zeros(1, 1, 8, 8))) is None
+    assert run_warnings.warn_reshaped_public(None) is None
 
 
 def test_warns_about_unscaled_images() -> None:

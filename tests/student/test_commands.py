@@ -92,7 +92,7 @@ def test_predict_does_not_overwrite_without_flag(
     first = responses.read_bytes()
     code, _, err = command("predict", run, data)
     assert (code, responses.read_bytes()) == (2, first)
-    assert "d-predictions.csv is there already: --out names another file" in err
+    assert "d-predictions.csv exists: --out names another file" in err
     err = command("predict", run.parent, data, "--out", "other.csv")[2]  # a comparison's folder, say
     assert f"it holds several runs (expected one of them, as {run}" in err
     assert command("predict", run, data, "--out", responses)[0] == 0

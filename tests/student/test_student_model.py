@@ -18,7 +18,7 @@ from fedstill.core.dataset import CaseIndex, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
 from fedstill.data import load, make_data_config, new_data
 from fedstill.data.data_spec import DataSpec
-from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
+from fedstill.data.new_data import EvaluationDataOptions, load_labeled, load_unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
 from fedstill.runs.run_warnings import input_hashes
 from fedstill.runs.student_file import StudentFile
@@ -179,7 +179,7 @@ def test_survival_predictions_are_survival_probabilities(tmp_path: Path) -> None
     student = fedstill.load(written(tmp_path / "run", network, "linear", spec), nn.Linear(1, 3))
     assert student.probabilities({"age": [50]}).tolist() == [[0.5, 0.25, 0.125]]
     (tmp_path / "new.csv").write_text("age\n50\n", encoding="utf-8")
-    predict(student, str(tmp_path / "new.csv"), NewDataOptions(), tmp_path / "a.csv")
+    predict(student, str(tmp_path / "new.csv"), EvaluationDataOptions(), tmp_path / "a.csv")
     lines = (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
     assert lines == ["example,beyond 10,beyond 20,beyond 30", "0,0.500000,0.250000,0.125000"]
 
@@ -188,7 +188,7 @@ def test_map_predictions_are_exported_but_not_written_to_csv(tmp_path: Path) -> 
     spec = DataSpec(TASKS["segmentation"](), ("background", "tumor"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))
     with pytest.raises(MethodRefused, match="predicts maps"):
-        predict(student, "x.npz", NewDataOptions(), tmp_path / "a.csv")
+        predict(student, "x.npz", EvaluationDataOptions(), tmp_path / "a.csv")
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
     with pytest.raises(ModelError, match="'unet' cannot be exported as huggingface"):
         export(student, "huggingface", tmp_path / "folder")  # which would make a U-Net of it
@@ -224,17 +224,17 @@ def test_image_folder_is_read_for_predict_and_evaluate(cats: Path, tmp_path: Pat
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.png")
     student = fedstill.load(cats)
     with pytest.raises(DataError, match="fit"):
-        predict(student, str(tmp_path / "pets"), NewDataOptions(), tmp_path / "a.csv")
-    assert predict(student, str(tmp_path / "pets"), NewDataOptions(fit=True), tmp_path / "a.csv") == 4
+        predict(student, str(tmp_path / "pets"), EvaluationDataOptions(), tmp_path / "a.csv")
+    assert predict(student, str(tmp_path / "pets"), EvaluationDataOptions(fit=True), tmp_path / "a.csv") == 4
     lines = list(csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8")))
     assert [line["example"] for line in lines] == ["cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"]
-    data = load_labeled(str(tmp_path / "pets"), PIXELS, NewDataOptions(fit=True))
+    data = load_labeled(str(tmp_path / "pets"), PIXELS, EvaluationDataOptions(fit=True))
     expected = student.network(data.inputs).softmax(1)[:, 0].tolist()
     assert [float(line["cat"]) for line in lines] == pytest.approx(expected, abs=1e-5)
     assert data.targets.tolist() == [0, 0, 1, 1]
     (tmp_path / "flat").mkdir()
     (tmp_path / "pets/cat/0.png").rename(tmp_path / "flat" / "=1+1.png")
-    predict(student, str(tmp_path / "flat"), NewDataOptions(fit=True), tmp_path / "a.csv")
+    predict(student, str(tmp_path / "flat"), EvaluationDataOptions(fit=True), tmp_path / "a.csv")
     (line,) = csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8"))
     assert line["example"] == "'=1+1.png", "no spreadsheet computes the name of a file"
 
@@ -242,12 +242,12 @@ def test_image_folder_is_read_for_predict_and_evaluate(cats: Path, tmp_path: Pat
 def test_class_folders_are_matched_by_name(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 8, 8, 3), dtype=np.uint8), np.array(["dog", "dog"])
     np.savez(tmp_path / "dogs.npz", images=images, labels=labels, site=np.array(["x", "y"]))
-    data = load_labeled(str(tmp_path / "dogs.npz"), PIXELS, NewDataOptions())
+    data = load_labeled(str(tmp_path / "dogs.npz"), PIXELS, EvaluationDataOptions())
     assert data.targets.tolist() == [1, 1]
     assert data.cases is not None
     assert data.cases.sites == ("x", "y")
     with pytest.raises(ArgumentError, match=r"invalid data\.sites = 'z' \(expected some of x, y"):
-        load_labeled(str(tmp_path / "dogs.npz"), PIXELS, NewDataOptions(sites=("z",)))
+        load_labeled(str(tmp_path / "dogs.npz"), PIXELS, EvaluationDataOptions(sites=("z",)))
 
 
 def test_named_dataset_is_evaluated_at_requested_sites(
@@ -258,10 +258,10 @@ def test_named_dataset_is_evaluated_at_requested_sites(
     data = TensorData(images, torch.tensor([0, 1, 1, 0]), cases=cases)
     whole = DataSet("four", data, data, PIXELS.classes, PIXELS.mean, PIXELS.std)
     monkeypatch.setattr(new_data, "load", lambda *_, **__: whole)
-    assert load_labeled("digits", PIXELS, NewDataOptions(sites=("south",))).targets.tolist() == [1, 0]
-    assert len(load_labeled("digits", PIXELS, NewDataOptions())) == 4
+    assert load_labeled("digits", PIXELS, EvaluationDataOptions(sites=("south",))).targets.tolist() == [1, 0]
+    assert len(load_labeled("digits", PIXELS, EvaluationDataOptions())) == 4
     with pytest.raises(ArgumentError, match=r"invalid data\.sites = 'east' \(expected some of north, south"):
-        load_labeled("digits", PIXELS, NewDataOptions(sites=("east",)))
+        load_labeled("digits", PIXELS, EvaluationDataOptions(sites=("east",)))
 
 
 def test_maps_are_resized_as_in_run(tmp_path: Path) -> None:
@@ -271,10 +271,12 @@ def test_maps_are_resized_as_in_run(tmp_path: Path) -> None:
     np.savez(tmp_path / "scans.npz", images=images, masks=masks)
     task = TASKS["segmentation"]()
     run = load(make_data_config(str(tmp_path / "scans.npz"), size=8), task)
-    data = load_labeled(str(tmp_path / "scans.npz"), DataSpec.from_data(task, run), NewDataOptions(fit=True))
+    data = load_labeled(
+        str(tmp_path / "scans.npz"), DataSpec.from_data(task, run), EvaluationDataOptions(fit=True)
+    )
     own = torch.cat([run.train.inputs, run.test.inputs])
     assert set(input_hashes(own)) == set(input_hashes(data.inputs))
     _, pixels = load_unlabeled(
-        str(tmp_path / "scans.npz"), DataSpec.from_data(task, run), NewDataOptions(fit=True)
+        str(tmp_path / "scans.npz"), DataSpec.from_data(task, run), EvaluationDataOptions(fit=True)
     )
     torch.testing.assert_close((pixels - 0.5) / 0.5, data.inputs)

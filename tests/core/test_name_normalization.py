@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import DataError
-from fedstill.core.names import (
+from fedstill.core.name_normalization import (
     normalize_class_names,
     normalize_name,
     parse_cli_number,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from fedstill.attacks.leakage import ComparisonColumn
+from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.privacy.statement import format_epsilon_bound
 from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary, MethodCurve

@@ -72,7 +72,7 @@ class StudentRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricStats:
+class MetricOverNodes:
     """Mean and standard deviation of a metric over the nodes' local models; one model has a mean only.
 
     Args:

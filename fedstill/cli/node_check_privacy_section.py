@@ -8,11 +8,11 @@ from pathlib import Path
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QueryRefused
 from fedstill.core.table_schema import schema_difference
-from fedstill.core.text_format import clip_text
+from fedstill.core.text_format import to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node import audit_file
-from fedstill.node.audit_file import TotalSpent
+from fedstill.node import audit_log_inspection
+from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import FolderCheck
 from fedstill.node.privacy_forecast import forecast, refusal_reason
@@ -34,7 +34,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     """Return lines on mechanism, unit and remaining budget."""
     config, lines = file.privacy, []
     if not config.protects:
-        lines.append("none: answers leave as they are, without any guarantee")
+        lines.append("none: releases have no noise and no guarantee")
     else:
         unit = make_statement(config, {}, ()).unit
         lines.append(f"{config.registered_name}, {config.randomness} randomness; for {unit}")
@@ -50,9 +50,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     if balance is not None and balance.fault is not None:
         lines.append(f"nothing can be charged: {balance.fault}")
     elif balance is not None and balance.units - {config.unit(file.data.group)}:
-        lines.append(
-            "what was paid before protects other units than privacy.group_size and data.group say now"
-        )
+        lines.append("earlier charges protect another unit than privacy.group_size and data.group say now")
     elif balance is not None and math.isfinite(config.total_budget[0]):
         left = remaining_epsilon(config, balance.events, balance.no_guarantee, all_runs=True)
         lines[-1] += f", of which {epsilon_text_rounded_down(left)} is left"
@@ -60,15 +58,13 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         again = f"the server names runs, and each may cost {config.epsilon:g} again"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
     if config.protects and config.accountant == "pld" and math.isfinite(config.tightest_epsilon_budget):
-        planned_queries = (
-            "if what is charged follows from answers, as where a server chooses what to ask next"
-        )
         lines.append(
-            f"accountant pld: such budgets may be passed by some delta {planned_queries}; rdp holds then, too"
+            "accountant pld: a budget may be exceeded by some delta if the server chooses queries by earlier "
+            "responses; rdp holds then, too"
         )
     if config.protects and file.policy.approve == "policy" and not (file.data.classes or file.data.schema):
         why = "runs of other classes are refused (data.classes names the only ones)"
-        lines.append(f"a server can learn for free which classes are here: {why}")
+        lines.append(f"a server can learn at no privacy cost which classes are here: {why}")
     return lines
 
 
@@ -85,7 +81,7 @@ def schema_fact(file: NodeFile) -> str:
 def spec_objection(file: NodeFile, found: FolderCheck, spec: DataSpec) -> str | None:
     """Return how a run's schema or classes differ from the only ones that the owner allows; else None."""
     if file.data.classes and file.data.classes != spec.classes:
-        named = ", ".join(map(clip_text, spec.classes))
+        named = ", ".join(map(to_printable_line, spec.classes))
         return f"its classes are not those of data.classes, in their order: {named}"
     differs = schema_difference(found.schema, spec.schema) if found.schema else ""
     return f"its schema is not that of {file.data.schema}: other {differs}" if differs else None
@@ -129,12 +125,12 @@ def payment(mechanism: PrivacyMechanism) -> str:
     cost, config = forecast(mechanism), mechanism.config
     if cost.cost is None:
         if refusal_reason(mechanism) is not None:
-            return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
-        return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
+            return "Privacy cost: none, as the node would refuse the run (see `fedstill privacy plan`)."
+        return "Privacy cost: no guarantee and no epsilon, as some releases have no noise."
     reached = (
         f"epsilon {epsilon_text_rounded_up(cost.epsilon_by(config.accountant))} ({config.accountant.upper()})"
     )
-    return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
+    return f"Privacy cost: {reached} at delta {config.delta:g} (by query: `fedstill privacy plan`)."
 
 
 def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None:
@@ -153,7 +149,7 @@ def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None
     if so_far.units - {mechanism.unit} and math.isfinite(most):
         return str(ProtectedUnitChanged(most, delta))
     if so_far.no_guarantee and math.isfinite(most):
-        return "nothing is left: releases without guarantee have left"
+        return "nothing is left of the budget, as earlier releases had no guarantee"
     if not is_within_epsilon(price, config.epsilon, config.delta, config.accountant):
         return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
     if spent is not None and not is_within_epsilon(
@@ -166,6 +162,6 @@ def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None
 def _spent(file: NodeFile, folder: Path) -> TotalSpent | None:
     """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
-        return audit_file.read_total_spent(file, folder)
+        return audit_log_inspection.read_total_spent(file, folder)
     except FedstillError:
         return None
