@@ -100,8 +100,8 @@ class FedIOD(Method):
     them.
     """
     gan_weights: Literal["size", "average", "expertise"] = "size"
-    """Weights of the critics in the adversarial loss: by data size (pi_k), equal, or by which node holds the classes that x
-    shows (in pretraining by data size).
+    """Weights of the critics in the adversarial loss: by data size (pi_k), equal, or by which node holds the
+    classes that x shows (in pretraining by data size).
     """
     conf: NonNegativeFloat = 0.2
     """Weight of the confidence loss (L_conf, Eq. 3)."""
@@ -120,7 +120,7 @@ class FedIOD(Method):
     tasks with classes. Beyond the paper.
     """
     student_inputs: Literal["replayed", "fresh"] = "replayed"
-    """Inputs that the student trains on: replayed queries, or (published code) a fresh query for each step."""
+    """Inputs of the student: replayed queries, or a fresh query for each step (published code)."""
     backpropagate: bool = True
     """Backpropagate losses through the nodes. false: they return outputs only, and the generator trains
     on the student (and on losses that do not need the nodes), for models without gradients, or gates that
