@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,9 +14,6 @@ from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, seal
 from fedstill.tasks import Task
-
-if TYPE_CHECKING:
-    from fedstill.methods._server import Server
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -105,8 +102,12 @@ class LabelHistogram:
         """Return the histogram among the attributes of a server's state, or None."""
         return next((each for each in vars(state).values() if isinstance(each, LabelHistogram)), None)
 
-    def fetch(self, server: Server) -> None:
-        """Query every node, unless that is done or not needed."""
+    def fetch(self, server: Any) -> None:
+        """Query every node, unless that is done or not needed.
+
+        Args:
+            server: the :class:`fedstill.methods._server.Server`, which imports this module.
+        """
         if not self.names and self.equal:
             federation = server.federation
             is_summed = federation.link.secure_aggregation

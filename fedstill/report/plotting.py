@@ -137,7 +137,7 @@ def to_svg(figure: Figure, name: str) -> Markup:
 SVG_REWRITES = (
     (r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>|<defs>\s*</defs>", ""),
     (r'<g id="title: ([^"]*)">', r"<g><title>\1</title>"),
-    (r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip_text-path="[^"]*"| transform="rotate\(-0 [^"]*"', ""),
+    (r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip-path="[^"]*"| transform="rotate\(-0 [^"]*"', ""),
     (r"font-family: [^;\"]*;? ?", ""),
     (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
     (r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-size: \2px;font-weight: \1"),
