@@ -33,18 +33,22 @@ def _add_sizes(response: Tensors, sent: Tensors) -> Tensors:
     return {"counts": counts, "sizes": sizes}
 
 
-@seal
+@seal(sizes=DATA_SIZES)
 def count_samples(node: NodeView) -> Tensors:
     """Return n_k, the node's number of examples, as ``sizes`` ()."""
     return {"sizes": torch.tensor(float(len(node.data)), device=node.device)}
 
 
-@seal
+@seal(counts=LABEL_COUNTS)
 def count_labels(node: NodeView) -> Tensors:
-    """Return the node's number of examples, ``counts`` (C,) by class and, if those do not give it, ``sizes``
-    ()."""
-    counts = {"counts": node.task.counts(node.data)}
-    return {**counts, **count_samples(node)} if _is_multi_label(node.setting) else counts
+    """Return the node's number of examples of each class, as ``counts`` (C,)."""
+    return {"counts": node.task.counts(node.data)}
+
+
+@seal(counts=LABEL_COUNTS, sizes=DATA_SIZES)
+def count_labels_and_sizes(node: NodeView) -> Tensors:
+    """Return ``counts`` (C,), and ``sizes`` (), which they do not give."""
+    return {**count_labels(node), **count_samples(node)}
 
 
 def count_samples_query() -> Query:
@@ -65,11 +69,12 @@ def count_labels_query(setting: NodeSetting) -> Query:
     """
     releases_sizes = _is_multi_label(setting)
     return Query(
-        count_labels,
+        count_labels_and_sizes if releases_sizes else count_labels,
         releases={"counts": LABEL_COUNTS, "sizes": DATA_SIZES if releases_sizes else LABEL_COUNTS},
         times=1,
         depends_on_records=("counts", "sizes") if releases_sizes else ("counts",),
         sums={"counts": "sum", "sizes": "sum"},
+        name="count_labels",
         details=QueryDetails(postprocess=_add_sizes),
     )
 

@@ -146,6 +146,15 @@ class StudentTraining(CheckedOptions):
     lr_end: NonNegativeFloat = 1e-3
     """Learning rate of the last pass or round."""
 
+    def require_epochs(self) -> None:
+        """Check that the student trains at all, for methods whose steps are its passes.
+
+        Raises:
+            ArgumentError: no epochs.
+        """
+        if not self.epochs:
+            raise ArgumentError("method.student.epochs", 0, "1 or more")
+
     def make_optimizer(self, student: nn.Module) -> torch.optim.Optimizer:
         """Return the student's optimizer."""
         return make_student_optimizer(student, self.lr, self.optimizer)

@@ -110,7 +110,7 @@ class ColumnSums(Method):
         }
 
 
-@seal
+@seal(moments=payload_kinds.COLUMN_SUMS)
 def sum_columns(node: NodeView) -> Tensors:
     """Return ``moments`` (M,): the number of rows, then for each column n (if values may be missing), sum x,
     sum x^2."""

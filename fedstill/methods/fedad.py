@@ -32,6 +32,7 @@ from fedstill.methods import (
     PublicData,
     Query,
     QueryCall,
+    QueryDetails,
     Responses,
     Server,
     Tensors,
@@ -97,6 +98,10 @@ class FedAD(Method):
     )
     """The training of the student."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.student.require_epochs()
+
     @property
     def total_steps(self) -> int:
         return self.student.epochs
@@ -115,6 +120,7 @@ class FedAD(Method):
             rows=min(len(setting.public or ()), CHUNK),
             depends_on_records=(),
             stackable=True,
+            details=QueryDetails(reads_values=True),
         )
 
     # --- at a node --------------------------------------------------------------------------------------

@@ -137,6 +137,10 @@ class FedKD(Method):
     student: StudentTraining = field(default_factory=StudentTraining)
     """The training of the student; the paper's learning rate is constant."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.student.require_epochs()
+
     @property
     def total_steps(self) -> int:
         return self.student.epochs

@@ -30,6 +30,7 @@ from fedstill.methods import (
     NodeSetting,
     NodeView,
     Query,
+    QueryDetails,
     Responses,
     Server,
     Span,
@@ -125,6 +126,7 @@ class FedMD(Method):
                 depends_on_records=(),
                 span=lambda sent: self.training_before_rounds,
                 stackable=True,
+                details=QueryDetails(reads_values=True),
             )
         yield Query(
             self.communicate,

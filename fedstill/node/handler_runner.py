@@ -23,13 +23,15 @@ class HandlerRunner:
         self.group, self.setting, self.compute = group, setting, compute
         self._samples: dict[str, QuerySamples] = {}  # by query name
         self._graphs: dict[str, CudaGraphStep | None] = {}  # by query name; None: called without a graph
+        self._number = 0  # of the current query
 
     def __call__(
         self, query: Query, number: int, inputs: Tensors, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Return the outputs for tensors ``(G, ...)`` and plain values."""
+        self._number = number
         if query.name not in self._graphs:
-            self._graphs[query.name] = self._capture(query, number)
+            self._graphs[query.name] = self._capture(query)
         graph = self._graphs[query.name]
         if graph is None:
             return self._call(query, number, inputs, values)
@@ -69,7 +71,7 @@ class HandlerRunner:
             raise ArgumentError(f"response of query {query.name}", "different names", expected)
         return {name: _join_nodes(query, name, [each[name] for each in responses]) for name in responses[0]}
 
-    def _capture(self, query: Query, number: int) -> CudaGraphStep | None:
+    def _capture(self, query: Query) -> CudaGraphStep | None:
         nodes = self.group.nodes
         modules = [module for node in nodes for module in node.modules.values()]
         can_capture = query.is_capturable and self.compute.uses_cuda_graphs(*modules)
@@ -82,7 +84,7 @@ class HandlerRunner:
 
         def step(**tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
             samples.put(tensors)
-            return self._call(query, number, tensors, {}, samples)
+            return self._call(query, self._number, tensors, {}, samples)
 
         return CudaGraphStep(step, ModelAndOptimizerTensors(modules, optimizers))
 

@@ -150,6 +150,7 @@ class NodeView:
                 node.train(Span.part(round, self.rounds))
                 return {"parameters": node.parameters()}
         """
+        self._require_no_capture("node.train")
         nodes, setting, given = self._group.nodes[: self._count], self.setting, given or {}
         config = setting.local if local is None else local
 
@@ -212,6 +213,7 @@ class NodeView:
             batch: examples in a batch.
             lr: learning rate.
         """
+        self._require_no_capture("node.train_on")
         nodes, compute = self._group.nodes[: self._count], self.setting.compute
         config = LocalConfig(optimizer="adam", lr=lr)
 
@@ -283,6 +285,7 @@ class NodeView:
 
         The tensor of the last key is kept, under a name, until the run ends.
         """
+        self._require_no_capture("node.cached")
         cache: dict[Any, tuple[Any, torch.Tensor]] = self.setting.cached(name, dict)
         names = tuple(node.name for node in self._group.nodes[: self._count])
         if names not in cache or cache[names][0] != key:
@@ -353,6 +356,7 @@ class NodeView:
 
             z = node.random(lambda generator: torch.randn(64, 100, generator=generator), "z", step)
         """
+        self._require_no_capture("node.random")
         nodes = self._group.nodes[: self._count]
         numbers: torch.Tensor = self.on_group(
             lambda: stack_tensors([sample(node.random_generator(*purpose)) for node in nodes]).to(self.device)
@@ -375,6 +379,8 @@ class NodeView:
 
         A function that samples random numbers itself cannot run inside a stacked call.
         """
+
+        self._require_no_capture("node.shared")
 
         def run() -> torch.Tensor:
             value = function()
@@ -491,6 +497,17 @@ class NodeView:
             outputs = run(*(tensor.unsqueeze(0) for tensor in tensors))
             return tuple(output[0] for output in outputs) if isinstance(outputs, tuple) else outputs[0]
         return _OnGroup.apply(lambda _, *values: run(*values), self._index, *tensors)  # type: ignore[no-untyped-call]
+
+    def _require_no_capture(self, operation: str) -> None:
+        """Stop the capture of a query as a CUDA graph, which would repeat random numbers and Python's part.
+
+        Raises:
+            RuntimeError: a graph is captured now. The query then runs without one.
+        """
+        if self._samples is None or not torch.backends.cuda.is_built():
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"{operation} cannot be captured; declare reads_values in the query's details")
 
     def _sample_group(
         self, size: int, purpose: Purpose, data: View | None

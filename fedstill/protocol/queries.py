@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from threading import RLock
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -36,7 +35,8 @@ from fedstill.tasks import Task
 T = TypeVar("T")
 NodeFunction = Callable[..., Mapping[str, Any]]
 Postprocess = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-SEALED: WeakSet[NodeFunction] = WeakSet()  # functions whose responses no method can change
+# Functions whose responses no method can change, with the payload kinds of their tensors.
+SEALED: list[tuple[NodeFunction, Mapping[str, PayloadKind]]] = []
 COUNT_KINDS = (LABEL_COUNTS, DATA_SIZES)  # kinds of weights; they are no statistic of a response
 WEIGHT_KINDS = {"mean": DATA_SIZES, "size": DATA_SIZES, "counts": LABEL_COUNTS}  # kind of the summed weights
 
@@ -134,6 +134,8 @@ class Query:
         for part in ("sends", "releases"):
             named = {name: payload_kind(kind) for name, kind in getattr(self, part).items()}
             object.__setattr__(self, part, named)
+        if not (self.name or getattr(self.function, "__name__", "")):
+            raise ArgumentError("name of a query", self.name, "a name, as its function has none")
         object.__setattr__(self, "name", self.name or self.function.__name__)
         gradients = payload_kind(self.details.gradients)
         object.__setattr__(self, "details", replace(self.details, gradients=gradients))
@@ -191,9 +193,14 @@ class Query:
     def sealed(self) -> bool:
         """True for a query of this package whose response no subclass of the method can change.
 
-        Decided by the handler itself, not by other parts of the declaration.
+        Its function is the package's own, and its tensors are declared as the package does.
         """
-        return self.function in SEALED
+        declared = self.depends_on_records or ()
+        return any(
+            function is self.function
+            and all(self.releases.get(name) == kind and name in declared for name, kind in kinds.items())
+            for function, kinds in SEALED
+        )
 
     @property
     def unstacked(self) -> frozenset[str]:
@@ -437,13 +444,21 @@ def score_shape_fault(
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def seal(function: F) -> F:
+def seal(**kinds: PayloadKind) -> Callable[[F], F]:
     """Register a function of this package as one whose response no method can change.
 
-    A plug-in's method that declares it may release the payload kinds of this package.
+    A plug-in's method that declares it may release the payload kinds of this package, if it declares all
+    tensors of the response with these kinds and as dependent on records.
+
+    Args:
+        kinds: payload kind of each tensor of the function's response, by name.
     """
-    SEALED.add(function)
-    return function
+
+    def register(function: F) -> F:
+        SEALED.append((function, kinds))
+        return function
+
+    return register
 
 
 def with_declaring_class(
@@ -472,16 +487,29 @@ def checked_declarations(method: Any, queries: Iterable[Query], setting: NodeSet
     classes = type(method).__mro__
     is_custom = type(method).__module__.partition(".")[0] != "fedstill"
 
-    def defining(name: str) -> int:
-        return next((index for index, each in enumerate(classes) if name in vars(each)), len(classes))
-
     checked = []
     for declared in queries:
-        if getattr(declared.function, "__self__", None) is method:
-            defined = defining(declared.function.__name__)
+        defined = _defining_class(declared.function, method)
+        if defined is not None:
             if declared.declared_in in classes and defined < classes.index(declared.declared_in):
                 declared = replace(declared, depends_on_records=None, stackable=False)
             if is_custom and defined > 0:
                 declared = replace(declared, details=replace(declared.details, reads_values=True))
         checked.append(declared if setting.secure_aggregation else replace(declared, sums={}))
     return checked
+
+
+def _defining_class(function: Any, method: Any) -> int | None:
+    """Return the index of the first class of a method that holds a query's function; None: no class does.
+
+    Compared by identity, as an override may have another name, or be wrapped. A function of the method that
+    no class holds, such as that of a ``partialmethod``, counts as the method's own class's.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    is_bound = getattr(function, "__self__", None) is method
+    plain = getattr(function, "__func__", function)
+    for index, kind in enumerate(type(method).__mro__):
+        if any(getattr(value, "__func__", value) is plain for value in vars(kind).values()):
+            return index
+    return 0 if is_bound else None

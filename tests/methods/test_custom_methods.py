@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
@@ -14,14 +15,21 @@ from fedstill.compare.comparison_file import plan_comparison
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._label_histogram import count_labels_query
+from fedstill.methods._public_data import StudentTraining
 from fedstill.methods._server import Server
+from fedstill.methods.fedad import FedAD
 from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedkd import FedKD
+from fedstill.methods.fedmd import FedMD
+from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, build_node_side
+from fedstill.protocol.payload_kinds import DATA_SIZES
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +170,55 @@ def test_only_sealed_queries_keep_their_kinds() -> None:
     )
     assert {kind.package for kind in plain.releases.values()} == {""}
     assert {kind.package for kind in posing.releases.values()} == {"tests"}
+
+
+def test_sealed_function_with_another_declaration_is_not_sealed() -> None:
+    """Label counts could otherwise leave as data sizes, or without noise."""
+    query = count_labels_query(NodeSetting(Classification(3), LocalConfig(), Compute()))
+    assert query.sealed
+    assert not replace(query, releases={**query.releases, "counts": DATA_SIZES}).sealed
+    assert not replace(query, depends_on_records=()).sealed
+    assert not replace(query, depends_on_records=None).sealed
+    several = count_labels_query(NodeSetting(MultiLabel(3), LocalConfig(), Compute()))
+    assert several.sealed
+    assert several.name == "count_labels"
+    assert not replace(several, depends_on_records=("counts",)).sealed
+
+
+def _return_records(self: Any, node: NodeView, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Any:
+    return {"logits": node.data.inputs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renamed(FedKD):
+    """Override whose function has another name."""
+
+    levels: int = 0
+    predict = _return_records  # type: ignore[assignment]
+
+
+def test_override_under_another_name_inherits_no_declaration() -> None:
+    setting = NodeSetting(Classification(3), LocalConfig(), Compute())
+    declared = [each for each in Renamed().node_side(setting).queries.values() if each.name != "count_labels"]
+    assert [(each.depends_on_records, each.stackable) for each in declared] == [(None, False)]
+    plain = FedKD(levels=0).node_side(setting).queries["predict"]
+    assert (plain.depends_on_records, plain.stackable) == ((), True)
+
+
+def test_function_without_name_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="invalid name of a query"):
+        Query(partial(_return_records, None))
+
+
+@pytest.mark.parametrize("kind", [FedKD, FedAD])
+def test_student_without_epochs_is_refused(kind: type[FedKD | FedAD]) -> None:
+    """It would be called trained, and no node would be queried."""
+    with pytest.raises(ArgumentError, match=r"invalid method.student.epochs = 0 \(expected 1 or more\)"):
+        kind(student=StudentTraining(epochs=0))
+
+
+@pytest.mark.parametrize(("method", "name"), [(FedAD(), "predict"), (FedMD(public_epochs=1), "transfer")])
+def test_query_that_reads_values_is_not_captured(method: Method, name: str) -> None:
+    query = method.node_side(NodeSetting(Classification(3), LocalConfig(), Compute())).queries[name]
+    assert query.stackable
+    assert not query.is_capturable

@@ -507,6 +507,46 @@ def test_captured_calls_take_samples_before_the_call(
     assert captures[0].captures == 1
 
 
+def test_samples_of_another_size_are_those_of_their_own_query(
+    captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function requests a size that is not known yet: it is sampled in the call, not before."""
+
+    def take(node: NodeView, x: torch.Tensor) -> Outputs:
+        return {"own": node.sample(len(x), "taken")[0].flatten(1)}
+
+    query = Query(take, sends={"x": "inputs"}, releases={"own": "critic"}, stackable=True)
+    eager, captured = (
+        HandlerRunner(NodeGroup(nodes_of()), setting_of(compute=compute), compute)
+        for compute in (Compute(), capturing(monkeypatch))
+    )
+    for number, size in enumerate([4, 4, 4, 4, 4, 2, 2]):
+        sent = {"x": torch.ones(3, size, *SHAPE)}
+        expected = eager(query, number, sent, {})["own"]
+        assert torch.equal(captured(query, number, sent, {})["own"], expected), number
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [
+        lambda node: node.random(lambda generator: torch.rand(2, generator=generator), "some"),
+        lambda node: node.shared(lambda: torch.rand(2)),
+        lambda node: node.cached("some", 0, lambda: torch.zeros(2)),
+        lambda node: node.train(Span(0, 1, 1)),
+        lambda node: node.train_on(torch.zeros(2, *SHAPE), torch.zeros(2), epochs=1, batch=2, lr=0.1),
+    ],
+)
+def test_what_python_samples_or_trains_is_never_captured(
+    monkeypatch: pytest.MonkeyPatch, operate: Callable[[NodeView], Any]
+) -> None:
+    """A graph would repeat its first random numbers and batches. Outside of a capture it works."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    view = NodeView(NodeGroup(nodes_of(count=1)), setting_of(), samples=QuerySamples())
+    with pytest.raises(RuntimeError, match="cannot be captured; declare reads_values"):
+        operate(view)
+
+
 def test_samples_taken_before_a_call_are_returned_in_it() -> None:
     nodes, samples = nodes_of(), QuerySamples()
     request = (4, ("critic", None), None)
