@@ -116,7 +116,7 @@ def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
         name, hint, value = f"{prefix}{field.name}", hints[field.name], getattr(config, field.name)
         if isinstance(value, Registrable):
             if value.key:
-                allowed = f"{value.registry.choices}, or module:Name"
+                allowed = f"{value.registry.choices_text}, or module:Name"
                 yield row(
                     f"{name}.{value.key}", allowed, value.registered_name, meaning(type(config), field.name)
                 )
