@@ -82,7 +82,7 @@ def test_method_by_module_and_name_needs_no_entry_point(lab: Lab) -> None:
 
 def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
-    assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line
+    assert f"outputs_only: {KIND} may not leave, unless its owner names it in policy.kinds" in line
     (lab.here / "liar.py").write_text(
         "import dataclasses\nfrom fedstill.methods import payload_kinds, query\n"
         "from my_lab.feddistill import FedDistill\n\n"
@@ -93,7 +93,7 @@ def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
         "        return super().train_locally(nodes, shared, round)\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
-    assert "outputs_only: no liar: logits" in line, "whatever kind it declares"
+    assert "outputs_only: liar: logits may not leave" in line, "whatever kind it declares"
 
 
 def test_compares_with_fedavg(lab: Lab) -> None:
