@@ -105,7 +105,7 @@ def test_example_of_the_page_passes_its_own_test(lab: Lab) -> None:
 
 def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
-    assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line
+    assert f"outputs_only: {KIND} may not leave, unless its owner names it in policy.kinds" in line
     (lab.here / "liar.py").write_text(
         "import dataclasses\nfrom fedstill.methods import payload_kinds\n"
         "from my_lab.feddistill import FedDistill\n\n"
@@ -117,7 +117,7 @@ def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
         "            yield dataclasses.replace(query, **changes, depends_on_records=())\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
-    assert "outputs_only: no liar: logits" in line, "whatever kind it declares"
+    assert "outputs_only: liar: logits may not leave" in line, "whatever kind it declares"
 
 
 def test_compares_with_fedavg(lab: Lab) -> None:

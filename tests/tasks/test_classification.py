@@ -192,7 +192,7 @@ def test_advice_for_uneven_classes_names_their_shares() -> None:
     advice = Classification(2).metric_warning(uneven, names)
     assert advice is not None
     assert "ill is 90.0% of the examples and clear 10.0%, where an even share is 50.0%" in advice
-    assert "task.metric = auc or balanced_accuracy" in advice
+    assert "consider the metric auc or balanced_accuracy" in advice
     assert Classification(2, "auc").metric_warning(uneven, names) is None
 
 
