@@ -109,7 +109,7 @@ class FD(Method):
             sent = node.buffers("sent")
             sent["F"].copy_(class_means(p, node.data.targets, classes))
             sent["round"].fill_(round)
-            return sent["F"]
+            return sent["F"].clone()  # the next round changes the buffer
 
         F_hat = node.separately(others)
         node.train(Span.part(round, self.rounds), self.train_step, given={"F_hat": F_hat})

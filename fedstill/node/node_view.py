@@ -11,10 +11,13 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 
 from fedstill.core.dataset import TensorData
@@ -143,6 +146,9 @@ class NodeView:
             local: options of the training; None: those of the setting.
             given: further tensors of the node that ``step`` needs, by name.
 
+        Raises:
+            ArgumentError: in a stacked call, ``step`` holds a tensor of the node itself.
+
         Example::
 
             def train(self, node, parameters, round):
@@ -151,6 +157,9 @@ class NodeView:
                 return {"parameters": node.parameters()}
         """
         self._require_no_capture("node.train")
+        if self._index is not None and _holds_stacked_tensor(step):
+            expected = "each tensor of the node in given, from which step gets it as an argument"
+            raise ArgumentError("step of node.train", "a function that holds a tensor of the node", expected)
         nodes, setting, given = self._group.nodes[: self._count], self.setting, given or {}
         config = setting.local if local is None else local
 
@@ -199,6 +208,9 @@ class NodeView:
         lr: float,
     ) -> None:
         """Train the node's model on given examples in place of its own, with a new Adam.
+
+        These steps have no noise and are not charged: the examples must not be the node's own if its model
+        trains privately.
 
         No mechanism accounts for this training, so that the examples must not depend on the node's records.
         They can be public data, or inputs and targets that the server sent.
@@ -504,7 +516,7 @@ class NodeView:
         Raises:
             RuntimeError: a graph is captured now. The query then runs without one.
         """
-        if self._samples is None or not torch.backends.cuda.is_built():
+        if self._samples is None or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
             return
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(f"{operation} cannot be captured; declare reads_values in the query's details")
@@ -671,6 +683,21 @@ def map_nodes(
         return function(view, **tensors)
 
     return vmap(call)(torch.arange(count), {**tensors})
+
+
+def _holds_stacked_tensor(function: Any) -> bool:
+    """Return whether a function's closure, or its partial arguments, hold a tensor of a stacked call.
+
+    Such a tensor has the rows of that call, and training may compute fewer nodes or another order.
+    """
+    held: list[Any] = []
+    while isinstance(function, partial):
+        held += [*function.args, *function.keywords.values()]
+        function = function.func
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable that is not assigned yet
+            held.append(cell.cell_contents)
+    return any(isinstance(each, torch.Tensor) and is_batchedtensor(each) for each in held)
 
 
 def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,8 @@ from fedstill.methods.fd import FD, mean_of_others
 from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedtgp import FedTGP, class_margin, contrastive_loss
 from fedstill.node import local_training
+from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.events import Event, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
@@ -93,6 +95,17 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     here.server.step()
     same(node.model, model, rtol=1e-3, atol=1e-5)
     assert here.audit.traffic_totals()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
+
+
+def test_fd_response_is_not_the_buffer_that_the_next_round_changes() -> None:
+    config = FD(rounds=2)
+    here = world(config, specs=("mlp:8",), sizes=(4,))
+    view = NodeView(NodeGroup([here.nodes[0]]), here.side.setting)
+    response = config.train_locally(view, torch.zeros(CLASSES, CLASSES), 0)["F"]
+    before, buffer = response.clone(), here.nodes[0].buffers("sent")["F"]
+    assert torch.equal(buffer, before)
+    buffer.add_(1)
+    assert torch.equal(response, before)
 
 
 def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_noise() -> None:

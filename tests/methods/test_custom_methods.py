@@ -194,7 +194,7 @@ class Renamed(FedKD):
     """Override whose function has another name."""
 
     levels: int = 0
-    predict = _return_records  # type: ignore[assignment]
+    predict = _return_records
 
 
 def test_override_under_another_name_inherits_no_declaration() -> None:

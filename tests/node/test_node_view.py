@@ -404,6 +404,28 @@ def test_cached_tensors_are_computed_once_for_a_key(stacked: bool) -> None:
     assert torch.equal(one, first[0 if stacked else 1]), "a part of a group has its own tensors"
 
 
+@pytest.mark.parametrize("holds", ["closure", "partial"])
+def test_a_training_step_that_holds_a_tensor_of_the_node_is_refused(holds: str) -> None:
+    """Training sorts nodes by their numbers of steps, and the tensor keeps the order of the call."""
+
+    def train(node: NodeView, z: torch.Tensor) -> Outputs:
+        w = node.parameters()
+
+        def step(node: NodeView, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = node.loss(node.model(x), y) + w.square().sum()
+            node.step("model", loss)
+            return loss
+
+        def other(w: torch.Tensor, node: NodeView, *batch: Any) -> torch.Tensor:
+            raise NotImplementedError
+
+        node.train(Span(0, 1, 1), step if holds == "closure" else partial(other, w))
+        return {"p": node.parameters()}
+
+    with pytest.raises(ArgumentError, match="each tensor of the node in given"):
+        map_nodes(train, NodeGroup(nodes_of()), setting_of(), 0, {"z": torch.zeros(3, 1)})
+
+
 # --- captured calls ------------------------------------------------------------------------------
 
 
