@@ -52,7 +52,7 @@ class Adversary:
         self.compute = Compute(config.engine)
 
         def make(seed: int) -> torch.nn.Module:
-            return models.build(config.student.model, again.shape, classes, seed, "shadow")
+            return models.build(config.student.model, again.input_shape, classes, seed, "shadow")
 
         task, local = again.new_setting.task, config.nodes.local
         shadows = train_shadows(

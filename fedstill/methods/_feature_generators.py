@@ -160,7 +160,7 @@ def stack_uploads(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
     return stacked
 
 
-class UploadedModels:
+class UploadedGenerators:
     """The generators and heads of K nodes, evaluated as one: ``(K, B, ...)``."""
 
     def __init__(self, G: nn.Module, D: nn.Module, generators: torch.Tensor, heads: torch.Tensor) -> None:
@@ -182,7 +182,7 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def crossed_distillation_loss(
-    uploads: UploadedModels,
+    uploads: UploadedGenerators,
     G: nn.Module,
     D: nn.Module,
     c: torch.Tensor,
@@ -211,7 +211,7 @@ def crossed_distillation_loss(
 
 
 def ensemble_distillation_loss(
-    uploads: UploadedModels, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
+    uploads: UploadedGenerators, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
 ) -> torch.Tensor:
     """Return FedCG's server loss: KL from the mean of D_i(G_i), weighted by pi ``(K,)``, to D(G)."""
     with torch.no_grad():
@@ -221,7 +221,7 @@ def ensemble_distillation_loss(
 
 
 def consistency_loss(
-    compute: Compute, task: Task, uploads: UploadedModels, n_y: torch.Tensor, noise: int, seed: int
+    compute: Compute, task: Task, uploads: UploadedGenerators, n_y: torch.Tensor, noise: int, seed: int
 ) -> float:
     """Return CE(rho(D_i(G_i(z, y))), y), nodes weighted by their numbers of examples of y (Fig. 5)."""
     z, y = sample_noise_and_labels(compute, n_y, CONSISTENCY, noise, seed, "consistency")

@@ -41,7 +41,7 @@ from fedstill.methods._feature_generators import (
     FeatureGeneratorOptions,
     GlobalGenerator,
     ServerTraining,
-    UploadedModels,
+    UploadedGenerators,
     consistency_loss,
     crossed_distillation_loss,
     ensemble_distillation_loss,
@@ -181,7 +181,7 @@ class FedCG(Method):
         )
         participants = histogram.select(responses.nodes)
         n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
-        uploads = UploadedModels(G, D, responses["generator"], responses["head"])
+        uploads = UploadedGenerators(G, D, responses["generator"], responses["head"])
         noise, task = self.generator.noise, server.task
         result = {"consistency": consistency_loss(server.compute, task, uploads, n_y, noise, server.seed)}
         load_vector(G, weighted_mean(responses["generator"], n))

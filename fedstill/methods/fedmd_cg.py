@@ -43,7 +43,7 @@ from fedstill.methods._feature_generators import (
     FeatureGeneratorOptions,
     GlobalGenerator,
     ServerTraining,
-    UploadedModels,
+    UploadedGenerators,
     consistency_loss,
     crossed_distillation_loss,
     diversity_loss,
@@ -241,7 +241,7 @@ class FedMDCG(Method):
         )
         participants = histogram.select(responses.nodes)
         n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
-        uploads = UploadedModels(G, D, responses["generator"], responses["head"])
+        uploads = UploadedGenerators(G, D, responses["generator"], responses["head"])
         noise, task = self.generator.noise, server.task
         losses = {"consistency": consistency_loss(server.compute, task, uploads, n_y, noise, server.seed)}
         load_vector(G, weighted_mean(responses["generator"], n))
@@ -253,7 +253,7 @@ class FedMDCG(Method):
         server: Server,
         G: nn.Module,
         D: nn.Module,
-        uploads: UploadedModels,
+        uploads: UploadedGenerators,
         participants: LabelHistogram,
         t: int,
     ) -> dict[str, float]:

@@ -67,7 +67,7 @@ def test_mask_gaps_need_class_names(tmp_path: Path) -> None:
         (InstancesConfig(), r"\.npz or a folder"),
         (
             ClassificationConfig(),
-            r"\.npz or \.csv or a folder; for columns of numbers use task.name = 'tabular'",
+            r"\.npz or \.csv or a folder; for columns of numbers use --task.name tabular",
         ),
         (FINDINGS, r"\.npz or \.csv"),
     ],
@@ -144,7 +144,7 @@ def test_numeric_table_error_names_the_tabular_task(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     for cells in ("age,ward,label\n3,2,a\n4,1,b\n", "age,ward,x,y,label\n3,north,1,2,a\n4,south,1,2,b\n"):
         table.write_text(cells)
-        with pytest.raises(DataError, match=r"rows\.csv: .*; for columns of numbers use task"):
+        with pytest.raises(DataError, match=r"rows\.csv: .*; for columns of numbers use --task"):
             load(make_data_config(str(table)))
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 import fedstill
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import to_table
+from fedstill.core.config_tables import to_table, unflatten
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QueryRefused
 from fedstill.core.options import field_docs
 from fedstill.core.run_writer import RunWriter
@@ -546,7 +546,7 @@ def test_runs_with_a_single_node(name: str) -> None:
 )
 def test_error_names_the_invalid_option(name: str, option: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=rf"invalid method\.{option} = .* \(expected ") as caught:
-        config_of(name, **{option: value})
+        config_of(name, **unflatten({option: value}))
     assert "\n" not in str(caught.value)
 
 

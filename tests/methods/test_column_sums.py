@@ -153,7 +153,9 @@ def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> No
 
 
 def test_column_sums_need_policy_by_name() -> None:
-    with pytest.raises(QueryRefused, match=r"column sums may not leave, unless its owner names it in policy\.kinds"):
+    with pytest.raises(
+        QueryRefused, match=r"column sums may not leave, unless its owner names it in policy\.kinds"
+    ):
         Simulation(setting(PolicyConfig(), PARTS))
     Simulation(setting(PolicyConfig(kinds=("column sums",)), PARTS))
     assert not COLUMN_SUMS.is_output

@@ -22,7 +22,7 @@ from fedstill.methods._feature_generators import (
     FeatureGeneratorOptions,
     GlobalGenerator,
     ServerTraining,
-    UploadedModels,
+    UploadedGenerators,
     crossed_distillation_loss,
     diversity_loss,
     ensemble_distillation_loss,
@@ -340,7 +340,7 @@ def test_fedgen_averages_whole_models() -> None:
 # --- at the server, against plain loops ----------------------------------------------------------
 
 
-def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedModels]:
+def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedGenerators]:
     """Unlike generators and heads, with running statistics of their own."""
     torch.manual_seed(0)
     G, D = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
@@ -353,7 +353,7 @@ def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedModels]:
                 mine(torch.randn(16, 4 + CLASSES))  # moves the running statistics
         generators.append(to_vector(mine))
         heads.append(to_vector(head))
-    return G.eval(), D, UploadedModels(G, D, torch.stack(generators), torch.stack(heads))
+    return G.eval(), D, UploadedGenerators(G, D, torch.stack(generators), torch.stack(heads))
 
 
 def noise_and_labels() -> tuple[torch.Tensor, torch.Tensor]:

@@ -99,7 +99,9 @@ def test_images_that_are_not_square_are_not_turned() -> None:
 
 
 def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
-    with pytest.raises(QueryRefused, match=r"label_maps: no .* method\.generator\.conditions = .drawn"):
+    with pytest.raises(
+        QueryRefused, match=r"label_maps: .* may not leave.* method\.generator\.conditions = .drawn"
+    ):
         world(policy=PolicyConfig())
     for policy in (PolicyConfig(label_maps=True), PolicyConfig(outputs_only=False)):
         world(policy=policy).server.step()
@@ -110,7 +112,7 @@ def test_difference_is_refused_by_default() -> None:
     """Asked often enough that tells the image, though no map has left."""
     one = world()
     predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
-    assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: no difference, unless its owner")
+    assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: difference may not leave")
     query = world(generator={"pixel": 0.0, "perceptual": 0.0}).side.queries["predict_logits"]
     assert gate.refusal_reason(query) is None
     assert (predict_logits.depends_on_records, query.depends_on_records) == (("difference",), ()), (

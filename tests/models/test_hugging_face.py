@@ -76,7 +76,7 @@ def test_roberta_length_limit_excludes_unused_positions(tmp_path: Path) -> None:
     transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
     model = build(f"hf:{tmp_path}", length=10, vocabulary=20).eval()
     assert model(torch.full((1, 10), 5)).shape == (1, 2)
-    with pytest.raises(ModelError, match=r"takes 10 tokens and texts have 11 \(expected data\.length = 10"):
+    with pytest.raises(ModelError, match=r"takes 10 tokens and texts have 11 \(expected --data\.length 10"):
         build(f"hf:{tmp_path}", length=11, vocabulary=20)
 
 
@@ -89,7 +89,7 @@ def test_rejects_model_with_too_few_tokens_or_positions(tmp_path: Path) -> None:
     spec = save_model(tmp_path)
     with pytest.raises(ModelError, match="has 9 tokens and the data have 8193"):
         build(spec, vocabulary=8193)
-    with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64 \(expected data\.length = 8"):
+    with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64 \(expected --data\.length 8"):
         build(spec, length=64)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="cannot be loaded"):

@@ -259,7 +259,7 @@ def test_section_shows_inception_scores_and_label_counts(tmp_path: Path) -> None
     for expected in (
         "the nodes' own models, on average 5.10 of 1,000 images the student 7.70 of 1,000 images north 4.80 "
         "south 5.41",
-        "2 nodes of 1 of 2 0.0% to 5.0%",
+        "2 nodes at 1 of 2 nodes 0.0% to 5.0%",
         "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 no class is absent "
         "reported as absent, but present: one",
     ):

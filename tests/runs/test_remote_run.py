@@ -153,7 +153,7 @@ def test_frozen_models_respond(tmp_path: Path) -> None:
 def test_rejects_missing_public_data(tmp_path: Path) -> None:
     config = tiny("fedkd")
     link = RecordingLink(nodes(config, tmp_path))
-    with pytest.raises(MethodRefused, match=r"there is no public data: set public\.name"):
+    with pytest.raises(MethodRefused, match=r"there is no public data: pass --public\.name"):
         live(changed(config, public={"name": "none"}), link, tmp_path)
     assert link.calls == []
 
