@@ -24,7 +24,7 @@ class AuditMethod(Method):
     batch: PositiveInt = 64
     """Inputs x in a query."""
     critics: bool = True
-    """Whether the nodes have critics."""
+    """Give each node a critic."""
     critic: Discriminators = field(default_factory=partial(Discriminators, width=4))
     """The critics."""
 

@@ -219,29 +219,3 @@ def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.T
     """
     with in_mode(model, False), torch.no_grad(), compute.autocast():
         return torch.cat([model(part).float() for part in torch.split(inputs, inference_batch_size(inputs))])
-
-
-def train_round(nodes: NodeGroup, round: int, rounds: int, train_step: TrainStep | None = None) -> None:
-    """Train a group's models for one round of local training.
-
-    The optimizer starts with a new state, since the old state belongs to weights that were replaced.
-
-    Args:
-        nodes: the nodes, during a query.
-        round: index of the round, from 0.
-        rounds: number of rounds.
-        train_step: one training step; None: on the task's loss.
-
-    Example::
-
-        def train(self, nodes, parameters, round):
-            nodes.load_parameters("model", parameters.expand(len(nodes), -1))
-            train_round(nodes, round, self.rounds)
-            return {"parameters": nodes.parameter_vectors("model")}
-    """
-    setting = nodes.setting
-    attach_optimizers(nodes.nodes, setting.local)
-    span = Span.part(round, rounds)
-    train(nodes.nodes, setting.task, setting.local, setting.compute, span=span, train_step=train_step)
-    for node in nodes.nodes:
-        node.optimizers.pop("model", None)

@@ -227,20 +227,11 @@ class NodeGroup:
 
     Attributes:
         nodes: the nodes.
-        setting: the method's :class:`~fedstill.protocol.queries.NodeSetting` during a query.
-        query_number: number of the current query; it names the random streams.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
         self._stacked: dict[str, StackedModules] = {}
-        self.setting: Any = None  # NodeSetting of the method
-        self.query_number = 0
-
-    def set_query(self, setting: Any, query_number: int = 0) -> NodeGroup:
-        """Set the method's setting and the number of the current query; return the group."""
-        self.setting, self.query_number = setting, query_number
-        return self
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -634,7 +634,7 @@ class _OnGroup(torch.autograd.Function):
 
     @staticmethod
     def forward(run: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        raise NotImplementedError("on_group outside of a stacked call")
+        raise RuntimeError("on_group outside of a stacked call")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

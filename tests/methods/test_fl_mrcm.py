@@ -145,7 +145,7 @@ def test_a_step_at_a_source_by_hand() -> None:
         for parameter, slope in zip(model.parameters(), slopes, strict=True):
             parameter.sub_(rate * slope)
 
-    group = NodeGroup([node]).set_query(NodeSetting(TASK, local, Compute()))
+    group = NodeGroup([node])
     group.module("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
     view = NodeView(group, NodeSetting(TASK, local, Compute()))

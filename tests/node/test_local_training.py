@@ -24,6 +24,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
@@ -267,11 +268,11 @@ def test_rounds_together_take_the_steps_of_one_call(rounds: int, stacked: bool) 
 
 
 def test_optimizer_state_is_dropped_after_round() -> None:
-    """They are replaced before the next."""
+    """The weights are replaced before the next round."""
     nodes = built("mlp:8")
-    group = NodeGroup(nodes[:1]).set_query(NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE))
+    setting = NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE)
     before = to_vector(nodes[0].model)
-    local_training.train_round(group, 0, 2)
+    NodeView(NodeGroup(nodes[:1]), setting).train(Span.part(0, 2))
     assert not torch.equal(to_vector(nodes[0].model), before)
     assert nodes[0].state_dict()["optimizers"] == {}
 

@@ -774,7 +774,7 @@ def test_functions_with_their_own_declaration_keep_its_promises(kind: type[Predi
 def test_helpers_that_a_custom_subclass_overrides_see_each_query(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch, kind: type[Predicting]
 ) -> None:
-    """What they read is unknown, and a captured graph would repeat what they read at its capture."""
+    """A captured graph would repeat the values that they read at its capture."""
     numbers.clear()
     query = kind().node_side(setting_of()).queries["predict"]
     answers(nodes_of(), capturing(monkeypatch), query)
