@@ -49,7 +49,7 @@ outputs_only = false
 [student]
 model = "mlp:8"
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 [evaluation]
 centralized = false
 every = 0
