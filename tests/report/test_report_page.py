@@ -333,7 +333,7 @@ def test_run_from_python_needs_no_data_and_command(tmp_path: Path) -> None:
     text = page_of(tmp_path, result).text
     assert "Data: 1,437 training examples. " in text
     assert "Node 0 1 2 All north 700 3 0 703" in text
-    assert "it was started from Python. Seed 17 Engine auto" in text
+    assert "it was started from Python. Seed 17 Engine local, auto" in text
     assert "not measured" not in text
 
 
