@@ -54,7 +54,7 @@ outputs_only = false
 [student]
 model = "mlp:8"
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 [evaluation]
 centralized = false
 every = 0
