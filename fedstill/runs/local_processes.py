@@ -58,7 +58,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Progres
     """Run a simulation's nodes as separate processes on this machine.
 
     Args:
-        config: the run, with ``engine.name`` ``flare`` or ``flare-poc``.
+        config: the run, with ``engine.backend`` ``flare`` or ``flare-poc``.
         simulation: built from it.
         out: folder of the run; all files of the federation are in ``out/federation``.
         bars: progress bars.
@@ -71,7 +71,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Progres
         RunFolderError: another process is running the run.
     """
     require_flare()
-    if config.engine.name == "flare":
+    if config.engine.backend == "flare":
         print("Without --startup-kit this is a simulation, in FLARE's simulator.", file=sys.stderr)
     with lock_folder(out, "run"):
         home = out / "federation"
@@ -87,7 +87,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Progres
         if not (served / "result.json").exists():
             _link_metrics(served, out)
             with follow_file(served / PROGRESS_FILE, bars):
-                if config.engine.name == "flare":
+                if config.engine.backend == "flare":
                     _run_simulator(config, run, names, home)
                 else:
                     _run_deployed(config, run, names, home)
@@ -204,7 +204,7 @@ def _evaluate_checkpoints(
     link = {**server_result["link"], "starting": starting}
     link["share"] = link["link"] / max(starting + server_result["seconds"]["total"], 1e-9)
     results |= {"link": link, "events": server_result["events"]}
-    results["engine"]["name"] = server_result["engine"]["name"]
+    results["engine"]["backend"] = server_result["engine"]["backend"]
     return results
 
 

@@ -140,7 +140,7 @@ def train_from_files(
     run = RemoteRun(full_precision, files, given.plan.run)
     run.listeners = listeners
     results = run.run(out, bars=ProgressBar(progress))
-    results["engine"]["name"] = "files"
+    results["engine"]["backend"] = "files"
     del results["link"], results["seconds"]["local_training"], results["seconds"]["centralized"]
     result = {**run.describe_run(), **results, "files": file_info, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.cli.dashboard import _pages
 from fedstill.cli.main import main
+from fedstill.cli.tools import _pages
 from fedstill.core.errors import QueryRefused
 from fedstill.federation import server_status
 from fedstill.node import owner_folder

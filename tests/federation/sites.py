@@ -53,7 +53,7 @@ model = "mlp:8"
 centralized = false
 samples = 2
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 """
 STEPS = 40
 FEDIOD = f"""

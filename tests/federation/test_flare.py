@@ -70,7 +70,7 @@ class Started:
         self.process = Command(["run", *words], self.out.parent, [Path(__file__).parents[2]])
 
     def start(self) -> None:
-        self.begin(str(self.file), "--engine.name", self.engine, "--out", str(self.out))
+        self.begin(str(self.file), "--engine.backend", self.engine, "--out", str(self.out))
 
     def resume(self) -> None:
         self.begin("--resume", str(self.out))

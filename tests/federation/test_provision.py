@@ -728,7 +728,7 @@ def test_run_begins_after_owner_approval(
             "data": {"name": "digits"},
             "method": {"name": "fedkd", "student": {"epochs": 1}},
             "public": {"name": "held-out", "limit": 4},
-            "engine": {"name": "flare", "startup_kit": str(federation.folder / "admin")},
+            "engine": {"backend": "flare", "startup_kit": str(federation.folder / "admin")},
         }
     )
     north, east = federation.node("north"), federation.node("east")

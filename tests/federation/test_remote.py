@@ -84,7 +84,7 @@ def tiny(
             "student": {"model": "mlp:8"},
             "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
             "evaluation": {"centralized": False, "samples": 2},
-            "engine": {"name": "one-by-one"},
+            "engine": {"batching": "one-by-one"},
             "method": to_table(chosen),
             "link": link,
         }
