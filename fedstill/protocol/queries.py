@@ -337,6 +337,7 @@ class NodeSide:
 
     Args:
         queries: its queries, by name.
+        setting: environment of the method.
         prepare: called once with each node before anything else.
         preview_response: function of a node, inputs ``(B, ...)`` and its model's outputs ``(B, C, ...)`` that
             returns the tensors of a response, without training, release or charge. Used for evaluation in a
@@ -346,20 +347,19 @@ class NodeSide:
         sum_source: method and options that choose the summed statistic, for plug-ins' methods, in which any
             option may choose it.
         notes: messages for the user about parts that are switched off.
-        setting: environment of the method.
 
     Raises:
         ArgumentError: queries that sum one statistic with different weightings.
     """
 
     queries: Mapping[str, Query]
+    setting: NodeSetting
     prepare: Callable[[Any], None] = _prepare_nothing
     preview_response: Callable[[Any, torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     initial_training: Span | None = FULL_TRAINING
     trains_models: bool = True
     sum_source: str = ""
     notes: tuple[str, ...] = ()
-    setting: NodeSetting | None = None
 
     def __post_init__(self) -> None:
         if not self.trains_models:  # no training is done, and none is charged

@@ -32,6 +32,7 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.settings import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
@@ -539,9 +540,9 @@ def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
 
 def test_frozen_model_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
-    side = NodeSide({}, trains_models=False)
+    side = NodeSide({}, SETTING, trains_models=False)
     assert side.initial_training is None
-    assert NodeSide({}).initial_training is not None
+    assert NodeSide({}, SETTING).initial_training is not None
 
 
 @pytest.mark.parametrize(

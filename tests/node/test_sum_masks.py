@@ -24,6 +24,7 @@ from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
 from tests.kits import Authority
+from tests.settings import SETTING
 from tests.unknowns import free_directions
 
 NAMES = ("n0", "n1", "n2", "n3")
@@ -500,7 +501,7 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
     )
     handler: Any = lambda node, **inputs: {}  # noqa: E731
     query = Query(handler, sends={"x": INPUTS}, releases={"z": made}, sums={"z": how}, name=name)  # type: ignore[dict-item]
-    return NodeSide({name: query}, sum_source=adds)
+    return NodeSide({name: query}, SETTING, sum_source=adds)
 
 
 @given(requests=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
