@@ -115,7 +115,7 @@ def _answer_queries(
         raise QueryRefused(service.name, QUERIES, rule)
     with enforce_limits(service.name, QUERIES):
         signers = None if server_key is None else [server_key]
-        queries_file = read_queries(queries, signers, policy.max_header, policy.methods, policy.tasks)
+        queries_file = read_queries(queries, signers, policy.max_header, policy.plugins)
     # Named after the file's content: another file is another run, which is charged.
     plan = replace(queries_file.plan, run=f"{QUERIES}-{queries_file.sha256[:32]}")
     service.server_fingerprint = queries_file.signer
