@@ -1,7 +1,7 @@
 """Run by files: write a file of all queries, and train the student from the nodes' files of responses.
 
 The files are carried by hand. Nodes respond through the same gate and audit log as in other runs
-(:mod:`fedstill.federation.offline_node`), and the same loop trains the student, to equal metrics.
+(:mod:`fedstill.federation.offline_files`), and the same loop trains the student, to equal metrics.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from fedstill.data.config import check_no_validation
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
-from fedstill.federation.offline_files import QUERIES, NodeResponses, Queries, read_queries, read_responses
-from fedstill.federation.offline_link import ResponseFiles
-from fedstill.federation.replies import parse_reply
+from fedstill.federation.offline_files import (
+    QUERIES,
+    NodeResponses,
+    Queries,
+    ResponseFiles,
+    read_queries,
+    read_responses,
+)
+from fedstill.federation.transport import parse_reply
 from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
