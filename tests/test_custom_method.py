@@ -165,7 +165,7 @@ def test_attacks_run_on_custom_method(lab: Lab) -> None:
 def test_node_responds_only_to_allowed_queries(lab: Lab, unbroken: str) -> None:
     """Nodes in FLARE processes run a custom method and task, or refuse them by their policies."""
     pytest.importorskip("nvflare")
-    lab.run("flare", "--engine.name", "flare", file="own.toml")
+    lab.run("flare", "--engine.backend", "flare", file="own.toml")
     assert lab.result("flare")["local"] == lab.result(unbroken)["local"]
     shutil.copytree(lab.here / "flare", lab.here / "refused")
     for rest in ("result.json", "report.html"):

@@ -107,13 +107,13 @@ def answer(args: ParsedArgs) -> None:
     key = args.get("--server-key")
 
     from fedstill.core.progress import ProgressBar
-    from fedstill.federation import offline_node, signed_files
+    from fedstill.federation import offline_files, signed_files
     from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
     NodeService(folder).limit_process_memory()  # the process runs this command only
     with ProgressBar(True) as bars:
-        reply = offline_node.answer_queries(
+        reply = offline_files.answer_queries(
             folder,
             file,
             args.path("--out"),

@@ -47,8 +47,8 @@ def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: boo
     Args:
         local_training: the networks are grouped for local training, without queries.
     """
-    if compute.config.name != "auto":
-        return compute.config.name == "stacked"
+    if compute.config.batching != "auto":
+        return compute.config.batching == "stacked"
     if compute.device.type == "cuda":
         models = [node.model for node in nodes]
         if local_training and compute.uses_cuda_graphs(*models):

@@ -19,15 +19,12 @@ from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.sum_encoder import SumEncoder
 from fedstill.privacy.events import PrivacyCost, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
-from fedstill.protocol.payload_kinds import INDICES, INPUTS, KNOWN_KINDS, LABEL_MAPS, SOURCES, PayloadKind
+from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_MAPS, PayloadKind
 from fedstill.protocol.queries import Query, score_shape_fault
 from fedstill.protocol.run_plan import RunDescription
+from fedstill.protocol.sent_tensors import sent_tensor_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, bytes_by_kind, decompress, wire_kind
 
-INTEGER_DTYPES = (torch.int32, torch.int64)
-PARAMETER_KINDS = frozenset(
-    kind for kind in KNOWN_KINDS.values() if kind.category == "model"
-)  # networks as they travel
 COMPRESSED_WIRE = WireConfig(
     inputs="int8", gradients="int8"
 )  # a form with scales for every kind that can have them
@@ -67,7 +64,12 @@ class Gate:
         return rule if rule is not None or self.budgets is None else self.budgets.refusal_reason(query)
 
     def check_tensors(
-        self, query: str, tensors: Tensors, sends: Mapping[str, str], input_shape: Sequence[int]
+        self,
+        query: str,
+        tensors: Tensors,
+        sends: Mapping[str, str],
+        input_shape: Sequence[int],
+        input_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Refuse a malformed query before anything is computed.
 
@@ -76,25 +78,30 @@ class Gate:
             tensors: tensors that came with the query.
             sends: declared payload kind of each tensor.
             input_shape: shape of one of the node's inputs.
+            input_dtype: dtype of the node's inputs.
 
         Raises:
-            QueryRefused: undeclared tensors, inputs of another shape or type, too many rows, or numbers
-                that are not finite.
+            QueryRefused: undeclared tensors, tensors of another shape or type than their kind's, too many
+                rows, or numbers that are not finite.
         """
-        for rule in self._faults(query, tensors, sends, input_shape):
+        for rule in self._faults(query, tensors, sends, input_shape, input_dtype):
             raise QueryRefused(self.node, query, rule)
 
     def _faults(
-        self, query: str, tensors: Tensors, sends: Mapping[str, str], input_shape: Sequence[int]
+        self,
+        query: str,
+        tensors: Tensors,
+        sends: Mapping[str, str],
+        input_shape: Sequence[int],
+        input_dtype: torch.dtype,
     ) -> Iterator[str]:
         """Yield the rules that a query breaks; each is checked only if those before it hold."""
         names = {name.removesuffix(SCALE) for name in tensors}
         if names != set(sends):
             yield f"tensors: expected {sorted(sends)}, got {sorted(names)}"
         for name, tensor in tensors.items():
-            if (
-                rule := self._tensor_fault(query, name, tensor, wire_kind(name, sends), input_shape)
-            ) is not None:
+            rule = self._row_fault(query, name, tensor, wire_kind(name, sends))
+            if rule is not None:
                 yield rule
         # Compressed tensors grow to four bytes per number.
         float32_bytes = sum(
@@ -103,37 +110,23 @@ class Gate:
         if float32_bytes > (self.policy.max_message or math.inf):
             yield f"max_message: {self.policy.max_message}, and in float32 it has {float32_bytes} bytes"
         for name, tensor in decompress(tensors).items():
-            is_measured = wire_kind(name, sends) == INPUTS or f"{name}{SCALE}" in tensors
-            is_numeric = is_measured or tensor.is_floating_point() or tensor.is_complex()
-            if is_numeric and tensor.dtype != torch.float32:
-                yield f"float32: {name} is {tensor.dtype} (expected torch.float32)"
+            kind = wire_kind(name, sends)
+            fault = sent_tensor_fault(name, tensor, kind, input_shape, self.output_shape, input_dtype)
+            if fault is not None:
+                yield f"tensors: {fault}"
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                yield f"finite numbers: {name} holds NaN or infinity"
+                yield f"finite numbers: the server sent {name} with NaN or infinity"
 
-    def _tensor_fault(
-        self, query: str, name: str, tensor: torch.Tensor, kind: str, input_shape: Sequence[int]
-    ) -> str | None:
-        """Return the rule that one tensor breaks by its dtype, shape or number of rows."""
+    def _row_fault(self, query: str, name: str, tensor: torch.Tensor, kind: str) -> str | None:
+        """Return the rule that one tensor breaks by its number of rows, before it is decompressed."""
         max_rows, row_count = self.policy.max_rows or math.inf, tensor.shape[:1].numel()
         if name.endswith(SCALE):
             has_scale = COMPRESSED_WIRE.wire_dtype(kind) != "float32"
             return None if has_scale else f"tensors: {name} is not expected: {kind} have no scales"
-        description = f"{tensor.dtype} {tuple(tensor.shape)}"
         if kind == INDICES and tensor.numel() > max_rows:
             return f"max_rows: {max_rows}, and {name} names {tensor.numel()}"
-        if kind == INDICES and (tensor.dtype not in INTEGER_DTYPES or tensor.ndim != 1):
-            return f"rows: {name} is {description} (expected int32 or int64 of shape (N,))"
-        if kind == SOURCES and (tensor.dtype not in INTEGER_DTYPES or not tensor.ndim):
-            return f"sources: {name} is {description} (expected int32 or int64 of shape (B, ...))"
-        if kind in PARAMETER_KINDS and (tensor.dtype != torch.float32 or tensor.ndim != 1):
-            return f"parameters: {name} is {description} (expected float32 of shape (P,))"
         if kind not in (INPUTS, LABEL_MAPS):
             return None
-        if kind == INPUTS and tuple(tensor.shape[1:]) != tuple(input_shape):
-            expected = f"(B, {', '.join(map(str, input_shape))})"
-            return f"inputs: {name} is {tuple(tensor.shape)} (expected {expected})"
-        if kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(input_shape)[1:]):
-            return f"label maps: {name} is {description} (expected uint8 class indices, one per pixel)"
         if not 1 <= row_count <= max_rows:
             return f"max_rows: {max_rows}, and {name} has {row_count}"
         if 0 < (approved_rows := self._approved_limit(query, "rows")) < row_count:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import NodeFault, QueryMismatch
+from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
 from fedstill.node.exchanges import Exchange, RecentExchanges
 from fedstill.node.handler_runner import HandlerRunner
@@ -22,6 +22,7 @@ from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumRequest
+from fedstill.protocol.sent_tensors import sent_query_fault
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress
 
 
@@ -129,6 +130,7 @@ class RequestHandler:
         wire_tensors, tensors = tensors, decompress(tensors)
         query = self.side.queries[name]
         query.check_inputs(tensors)
+        self._require_sent_forms(query, tensors)
         content_hash = digest(name, wire_tensors) if content_hash is None else content_hash
         exchange = self._exchanges.get(number)
         if exchange is not None:
@@ -160,6 +162,14 @@ class RequestHandler:
             query_history_hash=history_hash,
             sum_request=request,
         )
+
+    def _require_sent_forms(self, query: Query, tensors: Tensors) -> None:
+        """Refuse tensors of another dtype or shape than their payload kinds', before anything is charged."""
+        for node in self.group.nodes:
+            inputs, outputs = node.data.inputs, node.gate.output_shape
+            fault = sent_query_fault(query, tensors, inputs.shape[1:], outputs, inputs.dtype)
+            if fault is not None:
+                raise QueryRefused(node.name, query.name, f"tensors: {fault}")
 
     def compute_responses(self, number: int) -> None:
         """Compute the responses to the received query, unless they exist already."""

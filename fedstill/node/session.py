@@ -284,11 +284,11 @@ class Session:
         rule = self.rules_by_refused_query().get(name)
         if rule is not None:
             raise QueryRefused(self.node.name, name, rule)
-        shape = self.node.data.inputs.shape[1:]
+        inputs = self.node.data.inputs
         self.run_folder.require_space(name)
         started = time.perf_counter()
         with enforce_limits(self.node.name, name, self.node.gate.policy.max_seconds):
-            self.node.gate.check_tensors(name, tensors, query.sends, shape)
+            self.node.gate.check_tensors(name, tensors, query.sends, inputs.shape[1:], inputs.dtype)
             self.size_limits.require(query, tensors)
             placed = self.compute.tensors_to_device(tensors)
             (release,) = self.handler.respond(name, number, placed, differentiable, request)

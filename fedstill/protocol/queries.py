@@ -193,20 +193,15 @@ class Query:
         return frozenset((*self.details.ragged, *self.details.json_values)) & self.releases.keys()
 
     def check_inputs(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Check the received tensors of a request against the declaration.
+        """Check the names of a request's tensors against the declaration.
 
         Raises:
-            ArgumentError: other names, or a schedule that is not one number.
+            ArgumentError: other names.
         """
         if set(tensors) != set(self.sends):
             raise ArgumentError(
                 f"tensors of query {self.name}", sorted(tensors), f"exactly {sorted(self.sends)}"
             )
-        for key, kind in self.sends.items():
-            if kind == SCHEDULE and (tensors[key].ndim or tensors[key].dtype != torch.int64):
-                # A tensor in place of the number could be charged as one round and trained as two.
-                found = f"{tensors[key].dtype} of shape {tuple(tensors[key].shape)}"
-                raise ArgumentError(f"{key} of query {self.name}", found, "one whole number: int64, shape ()")
 
     def decode_inputs(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Return the received tensors as the handler's inputs, with JSON values decoded.

@@ -95,7 +95,8 @@ class MetricOverNodes:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecord:
-    name: str | None = None
+    backend: str | None = None
+    batching: str | None = None
     device: str | None = None
     precision: str | None = None
     threads: int | None = None

@@ -122,7 +122,7 @@ def count_word(count: int) -> str:
 
 def _engine_text(result: Result) -> str | None:
     threads = result.engine.threads
-    parts = [result.engine.name, result.engine.device, result.engine.precision]
+    parts = [result.engine.backend, result.engine.batching, result.engine.device, result.engine.precision]
     if threads is not None:
         parts.append(format_count(threads, "thread"))
     return ", ".join(part for part in parts if part) or None

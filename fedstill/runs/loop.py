@@ -358,7 +358,8 @@ class Run(ABC):
             "queries_by_name": audit_summary["queries_by_name"],
             "events": self.server.federation.events,
             "engine": {
-                "name": self.setting.engine.name,
+                "backend": self.setting.engine.backend,
+                "batching": self.setting.engine.batching,
                 "device": str(self.compute.device),
                 "precision": self.compute.precision,
                 "threads": self.compute.threads,

@@ -25,13 +25,13 @@ from fedstill.federation.offline_files import (
     NodeResponses,
     Queries,
     Replies,
+    ResponseFiles,
     ResponsesHeader,
     pack_responses,
     read_queries,
     read_responses,
     write_queries,
 )
-from fedstill.federation.offline_link import ResponseFiles
 from fedstill.federation.remote import Remote
 from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods import fedkd

@@ -59,7 +59,7 @@ def config(method: Method, engine: str = "one-by-one") -> RunConfig:
         "student": {"model": "mlp:4"},
         "evaluation": {"centralized": False},
     }
-    return replace(from_dict(table), method=method, engine=EngineConfig(name=engine))  # type: ignore[arg-type]
+    return replace(from_dict(table), method=method, engine=EngineConfig(batching=engine))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

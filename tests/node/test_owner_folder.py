@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from fedstill import models
-from fedstill.cli.node_facts import node_facts
+from fedstill.cli.node_check import node_facts
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import commented_toml, read_table, to_table
 from fedstill.core.errors import FedstillError, ModelError

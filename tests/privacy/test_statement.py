@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.federation.replies import MAX_TEXT
+from fedstill.federation.transport import MAX_TEXT
 from fedstill.privacy import statement
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, NoPrivacy, PrivacyConfig
