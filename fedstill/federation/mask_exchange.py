@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.federation.replies import parse_reply
-from fedstill.federation.transport import MessageSender
+from fedstill.federation.transport import MessageSender, parse_reply
 from fedstill.node.replies import AgreementCodes
 from fedstill.node.sum_masks import KEY_BYTES, mask_sign, mask_tensor
 from fedstill.protocol.messages import ConfirmSurvivors, Message, ReceiveKeys, RevealMasks, SendKeys

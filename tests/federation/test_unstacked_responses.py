@@ -95,7 +95,7 @@ def test_ragged_responses_match_on_every_engine(tmp_path: Path) -> None:
     sizes = [audit.traffic_totals()["by_kind"] for audit in (here.audit, remote.audit)]
     assert sizes[0] == sizes[1]
     result = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
-    assert sizes[0]["tests: words"]["up"] == sum(len(json_to_tensor(each)) for each in result)
+    assert sizes[0]["words"]["up"] == sum(len(json_to_tensor(each)) for each in result)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
     name = "broken_of_hostile:Method"
     leaky = "leaky_of_hostile:THING"
     clinic = Clinic(
-        tmp_path / "clinic", f"methods = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
+        tmp_path / "clinic", f"plugins = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
     )
     code = "from functools import partial\nTHING = partial(print, 'admin:pa66')\n"
     (clinic.folder / "leaky_of_hostile.py").write_text(code)
@@ -184,11 +184,11 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "ordinal", 3, None, ["text"]])
 def test_disallowed_task_is_refused_without_import(tmp_path: Path, name: Any) -> None:
-    clinic = Clinic(tmp_path / "clinic", "tasks = ['json:JSONDecoder']")
+    clinic = Clinic(tmp_path / "clinic", "plugins = ['json:JSONDecoder']")
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
     reply = clinic.say("join", plan=plan)
-    allowed = "a name that policy.tasks of the node allows, or one of classification, text,"
+    allowed = "a name that policy.plugins of the node allows, or one of classification, text,"
     assert f"task.name = {name!r} (expected {allowed}" in reply["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None

@@ -471,9 +471,8 @@ class Greedy(Method):
 def test_uncharged_private_steps_are_refused(query: str) -> None:
     """DP-SGD would else learn for free: without a span, or with five critic steps at the price of one."""
     at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(early=query == "early")
-    every = PolicyConfig(kinds=("tests: logits", "tests: critic"))
     network = build("mlp:4", SHAPE, CLASSES, 0)
-    node = Node("n", records(), network, Gate("n", every, AuditLog()), 0)
+    node = Node("n", records(), network, Gate("n", PolicyConfig(), AuditLog()), 0)
     side = build_node_side(method, at)
     protect(node, make_mechanism("dp-sgd", **CONFIG), side, method, at, secret=1)
 

@@ -88,12 +88,12 @@ def test_weightings_name_statistic_weighting_and_noise() -> None:
     assert side.weightings("ask", "one") == {"outputs": "logits of log_probs by size of run 'one'"}
 
 
-def test_kinds_name_the_statistics_of_another_package() -> None:
+def test_plug_in_sums_one_statistic_only() -> None:
     logits, entropies = (
         PayloadKind("logits", category="scores"),
         PayloadKind("entropies", category="responses"),
     )
-    first = summing("ask", logits).from_package("my_lab")
-    assert NodeSide({"ask": first, "again": summing("again", logits).from_package("my_lab")}, SETTING).sums
+    first = summing("ask", logits)
+    assert NodeSide({"ask": first, "again": summing("again", logits)}, SETTING, sum_source="my_lab").sums
     with pytest.raises(ArgumentError, match="sums of query other"):
-        NodeSide({"ask": first, "other": summing("other", entropies).from_package("my_lab")}, SETTING)
+        NodeSide({"ask": first, "other": summing("other", entropies)}, SETTING, sum_source="my_lab")
