@@ -392,6 +392,7 @@ class RequestHandler:
             else self.compute
         )
         for node in self.group.nodes:
+            node.records_read = False
             node.query_context_hash = chain_digest(
                 node.history_hash, f"{number} {exchange.content_hash} {attempt}"
             )
