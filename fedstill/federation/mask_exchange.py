@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.federation.replies import parse_reply
-from fedstill.federation.transport import MessageSender
+from fedstill.federation.transport import MessageSender, parse_reply
 from fedstill.node.replies import AgreementCodes
 from fedstill.protocol.messages import ConfirmSurvivors, Message, ReceiveKeys, RevealMasks, SendKeys
 from fedstill.protocol.secure_aggregation import KEY_BYTES, SumRequest, mask_sign, mask_tensor

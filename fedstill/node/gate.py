@@ -426,7 +426,7 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
     refused_kinds = sorted(
         {kind for kind in kinds.values() if policy.outputs_only and not _is_releasable(policy, kind)}
     )
-    if refused_kinds and all(kind.from_label_maps and not kind.package for kind in refused_kinds):
+    if refused_kinds and all(kind.from_label_maps for kind in refused_kinds):
         remedies = "".join(f"; {kind.opt_out}" for kind in refused_kinds if kind.opt_out)
         listed = " and ".join(refused_kinds)
         return f"label_maps: {listed} may not leave, unless its owner sets it to true{remedies}"
@@ -445,6 +445,4 @@ def _is_releasable(policy: PolicyConfig, kind: PayloadKind) -> bool:
     """Return whether ``outputs_only`` allows a payload kind: outputs, and kinds that the owner allows by
     name.
     """
-    if kind in policy.kinds:
-        return True
-    return not kind.package and (kind.is_output or (kind.from_label_maps and policy.label_maps))
+    return kind in policy.kinds or kind.is_output or (kind.from_label_maps and policy.label_maps)

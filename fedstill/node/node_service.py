@@ -216,7 +216,7 @@ class NodeService:
         policy = self.file.policy
         admission.require_server(self.name, policy, self.server_fingerprint)  # before the plan is parsed
         admission.require_hour(self.name, policy, "join")
-        status = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public_tensors)
+        status = self.join(RunPlan.from_dict(message.plan, policy.plugins), public_tensors)
         if server != self._server:  # the earlier process ended; restart the message counter
             self._former_servers.append(self._server)
             self._server, self._last_message = server, -1

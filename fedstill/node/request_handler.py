@@ -342,7 +342,7 @@ class RequestHandler:
                     query, exchange.tensors
                 )
         with (
-            compute.step(first_node.seed, first_node.name, query.name, number),
+            compute.step(first_node.seed, first_node.name, "query", number),
             torch.set_grad_enabled(exchange.differentiable),
         ):
             self.group.module("model").train(False)  # evaluation mode

@@ -344,7 +344,6 @@ class Run(ABC):
                     "description": kind.description,
                     "category": kind.category,
                     "from_label_maps": kind.from_label_maps,
-                    "package": kind.package,
                 }
                 for kind in self.side.transmitted_kinds()
             },

@@ -27,10 +27,8 @@ from fedstill.core.run_writer import RunWriter
 from fedstill.data.data_spec import DataSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.link_costs import LinkCosts
-from fedstill.federation.remote import Remote
-from fedstill.federation.replies import MAX_TEXT, parse_node_status, parse_release_cost
-from fedstill.federation.transport import Link, LinkError
+from fedstill.federation.remote import LinkCosts, Remote
+from fedstill.federation.transport import MAX_TEXT, Link, LinkError, parse_node_status, parse_release_cost
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector, weighted_mean

@@ -31,6 +31,7 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.settings import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
     name = "broken_of_hostile:Method"
     leaky = "leaky_of_hostile:THING"
     clinic = Clinic(
-        tmp_path / "clinic", f"methods = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
+        tmp_path / "clinic", f"plugins = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
     )
     code = "from functools import partial\nTHING = partial(print, 'admin:pa66')\n"
     (clinic.folder / "leaky_of_hostile.py").write_text(code)
@@ -182,11 +183,11 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "ordinal", 3, None, ["text"]])
 def test_disallowed_task_is_refused_without_import(tmp_path: Path, name: Any) -> None:
-    clinic = Clinic(tmp_path / "clinic", "tasks = ['json:JSONDecoder']")
+    clinic = Clinic(tmp_path / "clinic", "plugins = ['json:JSONDecoder']")
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
     reply = clinic.say("join", plan=plan)
-    allowed = "a name that policy.tasks of the node allows, or one of classification, text,"
+    allowed = "a name that policy.plugins of the node allows, or one of classification, text,"
     assert f"task.name = {name!r} (expected {allowed}" in reply["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None
@@ -538,9 +539,9 @@ def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
 
 def test_frozen_model_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
-    side = NodeSide({}, trains_models=False)
+    side = NodeSide({}, SETTING, trains_models=False)
     assert side.initial_training is None
-    assert NodeSide({}).initial_training is not None
+    assert NodeSide({}, SETTING).initial_training is not None
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.tasks.classification import Classification
+from tests.settings import SETTING
 
 ROWS, EXAMPLES = 8, 100
 X = {"x": torch.zeros(ROWS, 1, 4, 4)}
@@ -75,7 +76,7 @@ class Node:
         queries = (replace(PREDICT, **change), RANGE)
         self.query, self.run = queries[0], run
         self.audit = audit or AuditLog()
-        self.side = NodeSide({query.name: query for query in queries[: 1 + two]})
+        self.side = NodeSide({query.name: query for query in queries[: 1 + two]}, SETTING)
         self.mechanism = PrivacyMechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.mechanism.setup_hash = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
@@ -490,7 +491,7 @@ def test_impossible_calibration_names_smaller_budget() -> None:
         depends_on_records=("counts",),
         name="count",
     )
-    sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
+    sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)}, SETTING)
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PATE(**{"epsilon": 8.0, **change})
         with pytest.raises(ArgumentError, match=rf"privacy\.{name} = 0\.01"):

@@ -49,6 +49,7 @@ from fedstill.protocol.secure_aggregation import (
 )
 from fedstill.tasks.classification import Classification
 from tests.kits import Authority
+from tests.settings import SETTING
 from tests.unknowns import free_directions
 
 NAMES = ("n0", "n1", "n2", "n3")
@@ -617,8 +618,8 @@ TRAPS = [  # statistics of one response that a server could name
     ("logits", "logits", "size"),
     ("logits", "probs", "size"),
     ("critic", "log_probs", "size"),
-    ("my_lab: entropies", "", "size"),
-    ("my_lab: records", "", "size"),
+    ("my_lab: entropies", "my_lab", "size"),
+    ("my_lab: records", "my_lab", "size"),
 ]
 Trap = tuple[str, str, str]
 
@@ -639,14 +640,12 @@ def statistic(trap: Trap, z: torch.Tensor) -> torch.Tensor:
 
 def build_node_side(trap: Trap, name: str) -> NodeSide:
     kind, adds, how = trap
-    package, _, plain = kind.rpartition(": ")
+    _, _, plain = kind.rpartition(": ")
     of: Any = "records" if plain == "records" else "scores"
-    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).for_package(
-        package
-    )
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of)
     handler: Any = lambda node, **inputs: {}  # noqa: E731
     query = Query(handler, sends={"x": INPUTS}, releases={"z": made}, sums={"z": how}, name=name)  # type: ignore[dict-item]
-    return NodeSide({name: query}, sum_source=adds)
+    return NodeSide({name: query}, SETTING, sum_source=adds)
 
 
 @given(requests=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
@@ -674,7 +673,7 @@ def test_no_sequence_of_queries_determines_a_nodes_response(
 def test_two_statistics_of_three_responses_determine_them() -> None:
     """The reason for the rule: with two classes, the responses of three nodes are solved from such sums."""
     z = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    one, other = ("logits", "log_probs", "size"), ("my_lab: entropies", "", "size")
+    one, other = ("logits", "log_probs", "size"), ("my_lab: entropies", "my_lab", "size")
     for traps, free in (([one], 1), ([one, other], 0)):
         J = jacobian(lambda z, traps=traps: torch.cat([statistic(trap, z) for trap in traps]), z)  # type: ignore[misc]
         assert [free_directions(J.flatten(1), k, 3, 2) for k in range(3)] == [free] * 3
