@@ -34,9 +34,8 @@ from fedstill.node.secure_aggregation import (
     SumHistory,
     SumMasks,
 )
-from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, PayloadKind
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import (
     FRACTION_BITS,
     GRADIENT_FRACTION_BITS,
@@ -47,14 +46,12 @@ from fedstill.protocol.secure_aggregation import (
     mask_tensor,
     to_ring,
 )
-from fedstill.tasks.classification import Classification
 from tests.kits import Authority
 from tests.settings import SETTING
 from tests.unknowns import free_directions
 
 NAMES = ("n0", "n1", "n2", "n3")
 LOSSES = PolicyConfig(sums_may_differ=True)
-SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())
 
 
 def made(home: Path, name: str, run: str = "one", policy: PolicyConfig = LOSSES) -> SumMasks:
