@@ -177,6 +177,14 @@ class Query:
         """Return whether outputs of the nodes' networks enter a sum."""
         return self.weighting is not None and self.weighting[0].is_output
 
+    @property
+    def needs_float32(self) -> bool:
+        """Return whether nodes compute the response in float32, whatever the run's precision.
+
+        Sums of responses with few digits, such as bfloat16's, reveal more than sums of precise ones.
+        """
+        return self.details.finite_differences or self.sums_outputs
+
     def sum_fault(self, optimizer: str) -> str | None:
         """Return why a sum of parameters trained with an optimizer would reveal single nodes, or None.
 
@@ -363,7 +371,7 @@ class NodeSide:
         """Return the summed statistic and its weighting, by the subject of the statistic.
 
         A node never adds one subject with two weightings. All outputs of its networks are one subject, as
-        they are functions of each other (:mod:`fedstill.node.sum_history`).
+        they are functions of each other (:mod:`fedstill.node.secure_aggregation`).
 
         Args:
             query: name of the query.

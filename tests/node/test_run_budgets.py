@@ -20,6 +20,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.policy_faults import privacy_faults
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
+from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -314,11 +315,12 @@ CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
 def test_equal_responses_have_different_hashes() -> None:
     """Under masks a server that compared them would find where a node's network bends."""
     node = Node(TRAINED)
+    SumEncoder(node.gate)
 
     def release_hash_of(number: int, part: str = "response") -> str:
         received = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
         node.gate.release(received, part, LOGITS, node.query, X)
-        return str(node.gate.release_cost(number, part, is_masked=True).release_hash)
+        return str(node.gate.release_cost(number, part).release_hash)
 
     hashes = [
         release_hash_of(0),
