@@ -230,7 +230,7 @@ class NodeView:
         nodes, compute = self._group.nodes[: self._count], self.setting.compute
         for node in nodes:
             if "model" in node.dp_sgd_parameters and node.records_read:
-                rule = "privacy: its model trains with DP-SGD, and node.train_on, after a read of its records, without"
+                rule = "privacy: its model trains with DP-SGD, and here without, after a read of its records"
                 raise QueryRefused(node.name, "train_on", rule)
         config = LocalConfig(optimizer="adam", lr=lr)
 
