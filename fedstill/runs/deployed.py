@@ -18,6 +18,7 @@ import tomli_w
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError, DeployError, FedstillError
 from fedstill.core.hashing import group_digits
+from fedstill.core.name_normalization import natural_sort_key
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import lock_folder, write_text
 from fedstill.core.text_format import json_text
@@ -25,10 +26,8 @@ from fedstill.data.config import DATA
 from fedstill.data.loading import load
 from fedstill.data.public import load_public
 from fedstill.data.splits import Dirichlet
-from fedstill.federation.admin import Admin
-from fedstill.federation.flare_job import write_job
-from fedstill.federation.node_order import natural_sort_key
-from fedstill.federation.run_status import STOPPED, read_stop_reason
+from fedstill.federation.admin import STOPPED, Admin, read_stop_reason
+from fedstill.federation.flare import write_job
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
 from fedstill.track.tracker_group import TrackerGroup

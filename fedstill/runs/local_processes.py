@@ -31,12 +31,10 @@ from fedstill.core.run_writer import lock_folder, write_text
 from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.user_data import default_folders
-from fedstill.federation import flare_kit, flare_site, server_rules
-from fedstill.federation.admin import Admin
+from fedstill.federation import flare_site, server_rules
+from fedstill.federation.admin import STOPPED, Admin, has_ended
 from fedstill.federation.flare import NODES, SERVER_FOLDER
-from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
-from fedstill.federation.provision import provision, require_flare
-from fedstill.federation.run_status import STOPPED, has_ended
+from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, provision, require_flare, write_json
 from fedstill.models.class_map import ClassMappedModel
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
@@ -58,7 +56,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Progres
     """Run a simulation's nodes as separate processes on this machine.
 
     Args:
-        config: the run, with ``engine.name`` ``flare`` or ``flare-poc``.
+        config: the run, with ``engine.backend`` ``flare`` or ``flare-poc``.
         simulation: built from it.
         out: folder of the run; all files of the federation are in ``out/federation``.
         bars: progress bars.
@@ -71,7 +69,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Progres
         RunFolderError: another process is running the run.
     """
     require_flare()
-    if config.engine.name == "flare":
+    if config.engine.backend == "flare":
         print("Without --startup-kit this is a simulation, in FLARE's simulator.", file=sys.stderr)
     with lock_folder(out, "run"):
         home = out / "federation"
@@ -87,7 +85,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Progres
         if not (served / "result.json").exists():
             _link_metrics(served, out)
             with follow_file(served / PROGRESS_FILE, bars):
-                if config.engine.name == "flare":
+                if config.engine.backend == "flare":
                     _run_simulator(config, run, names, home)
                 else:
                     _run_deployed(config, run, names, home)
@@ -170,12 +168,10 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
 
 def _policy_allowing_run(config: RunConfig) -> PolicyConfig:
     """Return the nodes' policy, which allows the method and the task of the rehearsal."""
-    policy, method, task = config.nodes.policy, method_name(config.method), config.task.registered_name
-    if not METHODS.is_allowed(method, policy.methods):
-        policy = replace(policy, methods=(*policy.methods, method))
-    if not TASKS.is_allowed(task, policy.tasks):
-        policy = replace(policy, tasks=(*policy.tasks, task))
-    return policy
+    policy = config.nodes.policy
+    names = ((METHODS, method_name(config.method)), (TASKS, config.task.registered_name))
+    plugins = tuple(name for registry, name in names if not registry.is_allowed(name, policy.plugins))
+    return replace(policy, plugins=(*policy.plugins, *plugins))
 
 
 def _evaluate_checkpoints(
@@ -204,7 +200,7 @@ def _evaluate_checkpoints(
     link = {**server_result["link"], "starting": starting}
     link["share"] = link["link"] / max(starting + server_result["seconds"]["total"], 1e-9)
     results |= {"link": link, "events": server_result["events"]}
-    results["engine"]["name"] = server_result["engine"]["name"]
+    results["engine"]["backend"] = server_result["engine"]["backend"]
     return results
 
 
@@ -250,8 +246,8 @@ def _run_deployed(config: RunConfig, run: str, names: Sequence[str], home: Path)
     deployed, owners = home / "flare", [home / "nodes" / name for name in names]
     if (deployed / "admin").exists():
         for site in (
-            flare_kit.server(deployed),
-            *(flare_kit.node(node_folder) for node_folder in owners if (node_folder / KIT_FOLDER).exists()),
+            flare_site.server(deployed),
+            *(flare_site.node(node_folder) for node_folder in owners if (node_folder / KIT_FOLDER).exists()),
         ):
             flare_site.stop(site)  # left by a rehearsal that was killed
     shutil.rmtree(deployed, ignore_errors=True)
@@ -266,7 +262,7 @@ def _run_deployed(config: RunConfig, run: str, names: Sequence[str], home: Path)
     with contextlib.ExitStack() as stack:
         process_options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process_options["env"] = _process_environment()
-        for site in (flare_kit.server(deployed), *map(flare_kit.node, owners)):
+        for site in (flare_site.server(deployed), *map(flare_site.node, owners)):
             stack.callback(flare_site.stop, site)
             flare_site.start(site, **process_options)
         stack.enter_context(_explain_overload(len(names), deployed / "server.log"))

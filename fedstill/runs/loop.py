@@ -344,7 +344,6 @@ class Run(ABC):
                     "description": kind.description,
                     "category": kind.category,
                     "from_label_maps": kind.from_label_maps,
-                    "package": kind.package,
                 }
                 for kind in self.side.transmitted_kinds()
             },
@@ -359,7 +358,8 @@ class Run(ABC):
             "queries_by_name": audit_summary["queries_by_name"],
             "events": self.server.federation.events,
             "engine": {
-                "name": self.setting.engine.name,
+                "backend": self.setting.engine.backend,
+                "batching": self.setting.engine.batching,
                 "device": str(self.compute.device),
                 "precision": self.compute.precision,
                 "threads": self.compute.threads,

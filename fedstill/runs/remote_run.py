@@ -15,8 +15,7 @@ from fedstill.core.dataset import DataSet
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
-from fedstill.federation.link_costs import LinkCosts
-from fedstill.federation.remote import Remote
+from fedstill.federation.remote import LinkCosts, Remote
 from fedstill.federation.transport import Link
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server

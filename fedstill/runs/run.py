@@ -32,7 +32,6 @@ from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_model_cache import TrainedModels
 from fedstill.track.tracker_group import TrackerGroup
 
-REHEARSED = ("flare", "flare-poc")  # engines whose nodes are separate processes
 COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
 
@@ -107,7 +106,7 @@ def run_or_resume(
 
 
 def _require_engine(config: RunConfig) -> None:
-    if config.engine.name in REHEARSED:
+    if config.engine.backend != "local":
         from fedstill.federation.provision import require_flare
 
         require_flare()
@@ -193,7 +192,7 @@ def _run_in_folder(
     simulation.listeners = listeners
     about["command"] = command
     simulation.trained = None if trained is None else TrainedModels(trained, config)
-    if config.engine.name in REHEARSED:
+    if config.engine.backend != "local":
         from fedstill.runs.local_processes import rehearse
 
         return write_simulation_result(simulation, about, rehearse(config, simulation, out, bars), out)

@@ -56,7 +56,7 @@ predictions = 2
 [student]
 model = "small-cnn:8"
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 [evaluation]
 centralized = false
 """
@@ -143,7 +143,7 @@ def test_student_equals_live_run_and_report_names_offline_exchange(here: Path, c
     for one, other in zip(mine["nodes"], live["nodes"], strict=True):
         for same in ("name", "examples", "label_counts", "parameters", "bytes"):
             assert one[same] == other[same]
-    assert mine["engine"]["name"] == "files"
+    assert mine["engine"]["backend"] == "files"
     assert mine["standalone"] is None
     audits = [releases(here / name) for name in ("out", "live")]
     for lines in audits:

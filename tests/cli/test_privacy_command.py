@@ -19,8 +19,13 @@ from sklearn.datasets import load_digits
 from fedstill.attacks.mechanism_audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
-from fedstill.cli.privacy_plan import _planned_owner_node, _planned_simulated_nodes, _solve_for_missing_option
-from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode
+from fedstill.cli.privacy_plan import (
+    NodePlan,
+    PlannedNode,
+    _planned_owner_node,
+    _planned_simulated_nodes,
+    _solve_for_missing_option,
+)
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import audit_log_inspection, owner_folder
@@ -49,7 +54,7 @@ outputs_only = false
 [student]
 model = "mlp:8"
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 [evaluation]
 centralized = false
 every = 0

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from fedstill.core import run_writer
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
-from fedstill.federation import joining, remote, transport
+from fedstill.federation import remote, transport
 from fedstill.federation.transport import LinkError
 from fedstill.node import initial_training, node_service, session
 from fedstill.runs import build, local_processes
@@ -53,7 +53,7 @@ model = "mlp:8"
 centralized = false
 samples = 2
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 """
 STEPS = 40
 FEDIOD = f"""
@@ -101,7 +101,7 @@ def _reply(connection: socket.socket, node: node_service.Host, delay: float) -> 
 def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int, every: float) -> None:
     """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
     run_writer.SECONDS_BETWEEN = every
-    joining.TRAINING_SECONDS, remote.PROBE_INTERVAL, transport.PAUSE = 0.1, 0.2, 0.1
+    remote.TRAINING_SECONDS, remote.PROBE_INTERVAL, transport.PAUSE = 0.1, 0.2, 0.1
     _log(folder / LOG)
     (folder / STOPPED).unlink(missing_ok=True)
     if die_at_save:

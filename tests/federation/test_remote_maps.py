@@ -45,7 +45,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
             },
             "student": {"model": "unet:2"},
             "evaluation": {"centralized": False, "samples": 2},
-            "engine": {"name": "one-by-one"},
+            "engine": {"batching": "one-by-one"},
             "method": {"name": method, **table},
         }
     )

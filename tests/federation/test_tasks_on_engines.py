@@ -125,7 +125,7 @@ def tiny(
             "public": {"name": "held-out"} if method == "fedkd" else {},
             "evaluation": {"centralized": False, "samples": 2},
             # Two ways of computing part by the last digits, which are bfloat16's second where it is taken.
-            "engine": {"name": engine, "precision": "float32"},
+            "engine": {"batching": engine, "precision": "float32"},
             "method": to_table(config_of(method, batch=4, student={"batch": 4}, levels=0)),
         }
     )

@@ -102,7 +102,7 @@ def setting(name: str, options: dict[str, Any], **changes: Any) -> Setting:
         "method": config,
         "policies": [PolicyConfig(outputs_only=False)] * 3,
         "local": LOCAL,
-        "engine": EngineConfig(name="one-by-one"),
+        "engine": EngineConfig(batching="one-by-one"),
         "public": public() if needs.public or needs.public_labels else None,
         "samples": 2,
         **changes,

@@ -66,7 +66,7 @@ def privately(mechanism: Any, **change: Any) -> PrivacyConfig:
 def setting(
     method: str, options: dict[str, Any], privacies: Sequence[PrivacyConfig], engine: Any = "one-by-one"
 ) -> Setting:
-    given = {"privacies": privacies, "engine": EngineConfig(name=engine)}
+    given = {"privacies": privacies, "engine": EngineConfig(batching=engine)}
     return digits_world.setting(method, {**TINY, **options}, **given)
 
 

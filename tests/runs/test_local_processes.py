@@ -35,7 +35,7 @@ from tests.federation.test_remote import Away, tiny
 from tests.loopback import Loopback
 
 TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
-RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}
+RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"backend": "flare"}}
 
 
 class Server:
@@ -369,7 +369,7 @@ def test_rehearsal_is_provisioned_each_time(
 
 def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, out, shown = tiny("fedavg"), tmp_path / "out", []
-    config = replace(config, engine=replace(config.engine, name="flare"))
+    config = replace(config, engine=replace(config.engine, backend="flare"))
     out.mkdir()
 
     def stop(config: object, run: str, names: object, home: Path) -> None:
@@ -462,7 +462,7 @@ def test_server_config_has_no_node_options() -> None:
             "method": {"name": "fediod", "steps": 7},
             "split": {"nodes": 9},
             "nodes": {"models": ["mine:make"], "policy": {"outputs_only": False}},
-            "engine": {"name": "flare", "startup_kit": "federation/admin"},
+            "engine": {"backend": "flare", "startup_kit": "federation/admin"},
         }
     )
     result = read_toml(deployed.server_config_toml(config))

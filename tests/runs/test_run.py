@@ -30,7 +30,7 @@ from tests.forked import Command
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
     *("--nodes.models", "small-cnn:8", "--student.model", "small-cnn:8", "--engine.threads", "1"),
-    *("--method.generator.width", "16", "--method.critic.width", "8", "--engine.name", "one-by-one"),
+    *("--method.generator.width", "16", "--method.critic.width", "8", "--engine.batching", "one-by-one"),
 ]
 
 

@@ -62,7 +62,7 @@ def setting(method: Any, spec: str = "mlp:8", *, test: int = 40, nodes: int = 3,
         "method": method,
         "policies": [PolicyConfig(outputs_only=False)] * nodes,
         "local": LocalConfig(epochs=2, batch=10),
-        "engine": EngineConfig(name="one-by-one"),
+        "engine": EngineConfig(batching="one-by-one"),
         **changes,
     }
     return Setting(**given)
@@ -136,7 +136,7 @@ def test_evaluates_nodes_on_labels_of_public_data() -> None:
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
 def test_virtual_model_is_weighted_mean_of_nodes(engine: Any) -> None:
     """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
-    one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(name=engine))
+    one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(batching=engine))
     results = Simulation(one).run()
     models = [model.state_dict() for model in one.models]
     assert not torch.equal(models[0]["8.weight"], models[1]["8.weight"])

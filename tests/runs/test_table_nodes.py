@@ -57,7 +57,7 @@ def run_of(folder: Path, method: str) -> RunConfig:
             "nodes": {"models": ["mlp:8"], "local": local, "policy": {"outputs_only": method == "fediod"}},
             "student": {"model": "mlp:8"},
             "method": {"name": method, **options},
-            "engine": {"name": "one-by-one"},
+            "engine": {"batching": "one-by-one"},
             "evaluation": {"every": 0, "centralized": False},
         }
     )
