@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.report.paired_difference import paired_difference as paired_difference
     from fedstill.report.paired_difference import seed_difference as seed_difference
     from fedstill.report.significance import SeedDifference as SeedDifference
+    from fedstill.runs.method_check import check_method as check_method
     from fedstill.student.student_model import StudentModel as StudentModel
     from fedstill.student.student_model import load as load
     from fedstill.studies import Compared as Compared
@@ -151,6 +152,7 @@ _PUBLIC_NAMES = {
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
     "privacy.pate": "PATE PateConfig",
     "protocol.local_config": "LocalConfig",
+    "runs.method_check": "check_method",
     "report.significance": "SeedDifference",
     "report.paired_difference": "CaseDifference paired_difference seed_difference",
     "student.student_model": "StudentModel load",
