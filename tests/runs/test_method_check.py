@@ -201,7 +201,7 @@ def test_each_fault_is_named(kind: type[Distills], check: str, reason: str) -> N
     assert reason in caught.value.faults[check], caught.value.faults
     assert caught.value.method == "Distills"
     assert "\n" not in str(caught.value)
-    # A method that forgets or samples anew is noticed by the comparisons of runs, too.
+    # Comparisons of runs notice a method that forgets, or samples other numbers, too.
     alone = kind not in (Forgets, GlobalRandomness)
     assert not alone or caught.value.faults.keys() == {check}, caught.value.faults
 
