@@ -1,7 +1,7 @@
 """Example predictions of a run as pictures: select cases and assemble them from slices or patches.
 
 The examples are the best, the median and the worst case of the global model, with the outputs of the nodes'
-own models. The report draws them (:mod:`fedstill.report.image_panels`).
+own models. The report draws them (:mod:`fedstill.report.images`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
-from fedstill.report.run_text import run_sentence
+from fedstill.report.run_page import run_sentence
 from tests import audited
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
