@@ -26,8 +26,8 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, build_node_side
 from fedstill.protocol.payload_kinds import DATA_SIZES
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.simulation import build_simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 
