@@ -132,15 +132,14 @@ def read_queries(
     path: Path,
     signers: Collection[str] | None = None,
     max_header: int = MAX_HEADER,
-    methods: Collection[str] = (),
-    tasks: Collection[str] = (),
+    plugins: Collection[str] = (),
 ) -> Queries:
     """Read a file of queries after verifying its signature.
 
     Args:
         signers: fingerprints of accepted keys; None accepts any key.
         max_header: largest size of the header in bytes; 0 is no limit.
-        methods, tasks: names that may be imported in addition to the package's own.
+        plugins: names of methods and tasks that may be imported in addition to the built-in ones.
 
     Raises:
         QueryFileError: the file is missing, modified, unsigned, signed by an unexpected key, or not a file of
@@ -149,7 +148,7 @@ def read_queries(
     blob, signer = signed_files.read(path, signers)
     table, tensors = _unpack(path, QUERIES, blob, max_header)
     try:
-        plan = RunPlan.from_dict(table.pop("plan", None), methods, tasks)
+        plan = RunPlan.from_dict(table.pop("plan", None), plugins)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise QueryFileError(
             f"{path} has no plan that this version of fedstill can follow: {error}"
@@ -471,7 +470,7 @@ def _answer_queries(
         raise QueryRefused(service.name, QUERIES, rule)
     with enforce_limits(service.name, QUERIES):
         signers = None if server_key is None else [server_key]
-        queries_file = read_queries(queries, signers, policy.max_header, policy.methods, policy.tasks)
+        queries_file = read_queries(queries, signers, policy.max_header, policy.plugins)
     # Named after the file's content: another file is another run, which is charged.
     plan = replace(queries_file.plan, run=f"{QUERIES}-{queries_file.sha256[:32]}")
     service.server_fingerprint = queries_file.signer

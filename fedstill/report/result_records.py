@@ -285,4 +285,3 @@ class KindRecord:
     description: str = ""
     category: str = ""
     from_label_maps: bool = False
-    package: str = ""

@@ -449,12 +449,10 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
 
 def _policy_allowing_run(config: RunConfig) -> PolicyConfig:
     """Return the nodes' policy, which allows the method and the task of the rehearsal."""
-    policy, method, task = config.nodes.policy, method_name(config.method), config.task.registered_name
-    if not METHODS.is_allowed(method, policy.methods):
-        policy = replace(policy, methods=(*policy.methods, method))
-    if not TASKS.is_allowed(task, policy.tasks):
-        policy = replace(policy, tasks=(*policy.tasks, task))
-    return policy
+    policy = config.nodes.policy
+    names = ((METHODS, method_name(config.method)), (TASKS, config.task.registered_name))
+    plugins = tuple(name for registry, name in names if not registry.is_allowed(name, policy.plugins))
+    return replace(policy, plugins=(*policy.plugins, *plugins))
 
 
 def _evaluate_checkpoints(

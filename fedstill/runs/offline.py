@@ -124,7 +124,7 @@ def train_from_files(
         ArgumentError: an option differs from the one of the queries.
         RunFolderError: the folder holds other files.
     """
-    given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.registered_name])
+    given = read_queries(queries, plugins=[method_name(config.method), config.task.registered_name])
     _require_same_queries(config, given, queries)
     read = [read_responses(path, given, keys) for path in responses]
     files = ResponseFiles(given, read)

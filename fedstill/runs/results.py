@@ -114,7 +114,6 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
                 "description": kind.description,
                 "category": kind.category,
                 "from_label_maps": kind.from_label_maps,
-                "package": kind.package,
             }
             for kind in run.side.transmitted_kinds()
         },

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,10 +22,11 @@ from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
+from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums, sum_contributions
+from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
 from fedstill.runs.loop import Run
 from fedstill.runs.trained_model_cache import TrainedModels
@@ -266,9 +267,7 @@ class MeasuredSimulation(Run, ABC):
         contributions = []
         for row, node in enumerate(teachers):
             node_outputs = {name: each[row] for name, each in outputs.items()}
-            contributions.append(
-                sum_contributions(node_outputs, query.released_kinds(), query.sums, node.released_counts)
-            )
+            contributions.append(cast(SumEncoder, node.gate.encoder).contribution(query, node_outputs))
         values, _ = decode_sums(add_contributions(contributions), query.released_kinds())
         tensors = self.compute.tensors_to_device({name: value.unsqueeze(0) for name, value in values.items()})
         return Responses(-1, (SUM,), tensors)

@@ -100,8 +100,7 @@ def test_imports_code_from_node_folder_only(
     tmp_path: Path, node_module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = f"{node_module}:OwnKD"
-    kind = f"{node_module}: logits"
-    node = make_node(tmp_path / "clinic", f'methods = ["{named}"]\nkinds = ["{kind}"]\n')
+    node = make_node(tmp_path / "clinic", f'plugins = ["{named}"]\n')
     (node / f"{node_module}.py").write_text(METHOD)
     with searching_in(node):  # as the server has it, too
         queries = make_queries(tmp_path / "queries.safetensors", named)
@@ -111,7 +110,7 @@ def test_imports_code_from_node_folder_only(
     (elsewhere / f"{node_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
     monkeypatch.chdir(elsewhere)
     outcome = offline_files.answer_queries(node, queries)
-    assert outcome.released_bytes[kind] > 0
+    assert outcome.released_bytes["logits"] > 0
     assert not (elsewhere / "ran").exists()
     assert Path(str(sys.modules[node_module].__file__)).parent == node
     assert offline_files.answer_queries(node, queries).was_released
@@ -237,7 +236,7 @@ def test_answers_files_of_allowed_keys_only(tmp_path: Path) -> None:
 def test_records_refusal_after_computation(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors", rows=torch.tensor([3, 1000]).int())
-    with pytest.raises(QueryRefused, match="has rows outside the 23"):
+    with pytest.raises(QueryRefused, match="rows outside the 23"):
         offline_files.answer_queries(node, queries, tmp_path / "answers")
     (refusal,) = entries(node, "refused")
     assert refusal["number"] == len(list(entries(node, "response"))) > 0

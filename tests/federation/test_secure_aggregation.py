@@ -289,7 +289,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
         if header["operation"] == "join" and node == "node-0":
             joining.append(message)
         if header.get("query") == "predict":
-            result.append(four.hosts["node-0"].session.node.released_counts["counts"])  # type: ignore[union-attr]
+            result.append(four.hosts["node-0"].session.sums.counts["counts"])  # type: ignore[union-attr]
             raise RuntimeError("the server stops here")
         return serve(message)
 
@@ -314,7 +314,8 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None
-        assert torch.equal(host.session.node.released_counts["counts"], result[0])
+        assert host.session.sums is not None
+        assert torch.equal(host.session.sums.counts["counts"], result[0])
 
 
 def test_unsaved_counts_are_not_released(tmp_path: Path) -> None:
