@@ -54,6 +54,7 @@ class Node:
         pretraining_hash: the part of ``history_hash`` for private training before the first query.
         query_context_hash: ``history_hash`` with the current query; it names the noise.
         dp_sgd_parameters: parameters of DP-SGD, by the role of each network that trains privately.
+        records_read: the current query's function has read the node's records.
         remaining_private_steps: mean sample size and number of charged DP-SGD steps that are not taken yet,
             by role; None outside a query.
         captured_step: a training step captured as a CUDA graph.
@@ -77,6 +78,7 @@ class Node:
         # While a query is answered, by role: of how many records on average, and how many, the private
         # steps are that are charged and not taken yet. None: no query is.
         self.remaining_private_steps: dict[str, tuple[int, int]] | None = None
+        self.records_read = False
         self.captured_step: CudaGraphStep | None = None  # a step of its model's local training, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 

@@ -334,6 +334,7 @@ class RequestHandler:
         first_node = self.group.nodes[0]
         compute = self.compute.as_float32 if query.needs_float32 else self.compute
         for node in self.group.nodes:
+            node.records_read = False
             node.query_context_hash = chain_digest(
                 node.history_hash, f"{number} {exchange.content_hash} {attempt}"
             )
