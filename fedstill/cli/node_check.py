@@ -187,7 +187,7 @@ def _judge_method(
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
-    from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
+    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, placeholder_public
 
@@ -510,8 +510,8 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
+    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.node.startup_kit_faults import kit_faults
-    from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:

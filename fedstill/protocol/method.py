@@ -218,12 +218,12 @@ class Method(Registrable):
         """Return the part of the method that runs at the nodes."""
         return NodeSide(
             {query.name: query for query in checked_declarations(self, self.queries(setting), setting)},
+            setting,
             prepare=lambda node: self.prepare(node, setting),
             preview_response=self.preview_response if self.has_ensemble else None,
             initial_training=self.initial_training,
             trains_models=self.trains_models,
             notes=(*self.notes(setting), *((SECURE_AGGREGATION_NOTE,) if setting.secure_aggregation else ())),
-            setting=setting,
         )
 
     # --- at the server ----------------------------------------------------------------------------------

@@ -177,6 +177,14 @@ class Query:
         """Return whether outputs of the nodes' networks enter a sum."""
         return self.weighting is not None and self.weighting[0].is_output
 
+    @property
+    def needs_float32(self) -> bool:
+        """Return whether nodes compute the response in float32, whatever the run's precision.
+
+        Sums of responses with few digits, such as bfloat16's, reveal more than sums of precise ones.
+        """
+        return self.details.finite_differences or self.sums_outputs
+
     def sum_fault(self, optimizer: str) -> str | None:
         """Return why a sum of parameters trained with an optimizer would reveal single nodes, or None.
 
@@ -316,6 +324,7 @@ class NodeSide:
 
     Args:
         queries: its queries, by name.
+        setting: environment of the method.
         prepare: called once with each node before anything else.
         preview_response: function of a node, inputs ``(B, ...)`` and its model's outputs ``(B, C, ...)`` that
             returns the tensors of a response, without training, release or charge. Used for evaluation in a
@@ -326,13 +335,13 @@ class NodeSide:
         sum_source: method and options that choose the summed statistic, for plug-ins, in which any option may
             choose it.
         notes: messages for the user about parts that are switched off.
-        setting: environment of the method.
 
     Raises:
         ArgumentError: queries that sum one statistic with different weightings.
     """
 
     queries: Mapping[str, Query]
+    setting: NodeSetting
     prepare: Callable[[Any], None] = _prepare_nothing
     preview_response: Callable[[Any, torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     initial_training: Span | None = FULL_TRAINING
@@ -340,7 +349,6 @@ class NodeSide:
     plugin: str = ""
     sum_source: str = ""
     notes: tuple[str, ...] = ()
-    setting: NodeSetting | None = None
 
     def __post_init__(self) -> None:
         if not self.trains_models:  # no training is done, and none is charged
@@ -363,7 +371,7 @@ class NodeSide:
         """Return the summed statistic and its weighting, by the subject of the statistic.
 
         A node never adds one subject with two weightings. All outputs of its networks are one subject, as
-        they are functions of each other (:mod:`fedstill.node.sum_history`).
+        they are functions of each other (:mod:`fedstill.node.secure_aggregation`).
 
         Args:
             query: name of the query.

@@ -36,7 +36,7 @@ from fedstill.node.permission_check import readable_files_warning
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
-from fedstill.runs.flare import ServerProgram
+from fedstill.runs.flare_server import ServerProgram
 from tests.audited import releases
 from tests.federation.sites import STEPS, Unbroken, audit_fields, report_time, small, until
 from tests.federation.test_remote import tiny

@@ -41,7 +41,7 @@ from fedstill.node.requests import ApprovalRequests
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import from_dict
-from fedstill.runs.deployed import submit
+from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.track.tracker_group import TrackerGroup
 from tests.federation.sites import until
@@ -95,7 +95,7 @@ class Federation:
             path.write_text(
                 path.read_text()
                 .replace("fedstill.federation.flare.", "programs.")
-                .replace("fedstill.runs.flare.", "programs.")
+                .replace("fedstill.runs.flare_server.", "programs.")
             )
         return job
 
@@ -178,7 +178,7 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_site_allows_two_classes_and_no_code(kits: Path) -> None:
     assert provision.SERVER_CLASSES == (
         "nvflare.collab.runtime.controller.CollabController",
-        "fedstill.runs.flare.ServerProgram",
+        "fedstill.runs.flare_server.ServerProgram",
     )
     assert provision.NODE_CLASSES == (
         "nvflare.collab.runtime.executor.CollabExecutor",

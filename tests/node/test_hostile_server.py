@@ -9,8 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,16 +21,17 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node import node_service as node_service
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
+from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.settings import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
@@ -539,9 +539,9 @@ def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
 
 def test_frozen_model_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
-    side = NodeSide({}, trains_models=False)
+    side = NodeSide({}, SETTING, trains_models=False)
     assert side.initial_training is None
-    assert NodeSide({}).initial_training is not None
+    assert NodeSide({}, SETTING).initial_training is not None
 
 
 @pytest.mark.parametrize(
@@ -558,11 +558,9 @@ def test_only_noisy_counts_have_minimum_weight(tmp_path: Path, privacy: str, lea
     policy = "outputs_only = false\n" + privacy
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, method=method))
     clinic.say("join", plan=clinic.plan.to_dict())
-    handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
-    request = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
-    adding = handler._sum_encoder(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, request))
-    assert adding is not None
-    assert adding.min_count == least
+    encoder, query = SumEncoder(clinic.session.node.gate), clinic.session.side.queries["count_samples"]
+    encoder.record(dataclasses.replace(query, sums={"sizes": "sum"}), {"sizes": torch.zeros(())})
+    assert encoder.counts["size"].item() == least
 
 
 # --- tensors of another form than the run's --------------------------------------------------------------

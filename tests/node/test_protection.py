@@ -303,6 +303,12 @@ def test_setup_hash_covers_everything_and_is_keyed() -> None:
     assert len(set(others.values())) == len(others)
 
 
+def test_setup_hash_ignores_names_of_classes_and_modules() -> None:
+    """Moved and renamed classes give the same noise."""
+    moved = type("Renamed", (Segmentation,), {"__module__": "elsewhere"})
+    assert bound(task=moved(3), mechanism="dp-sgd") == bound(task=Segmentation(3), mechanism="dp-sgd")
+
+
 def test_setup_hash_covers_task_options() -> None:
     tasks = [
         Segmentation(3),

@@ -33,6 +33,7 @@ from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 from tests.methods.counting_queries import count_labels
 from tests.privacies import make_mechanism
+from tests.settings import SETTING
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
@@ -83,7 +84,7 @@ GIVEN: dict[str, Any] = {
 
 
 def side(*queries: Query, **more: Any) -> NodeSide:
-    return NodeSide({query.name: query for query in queries or (PREDICT_LOGITS, COUNT)}, **more)
+    return NodeSide({query.name: query for query in queries or (PREDICT_LOGITS, COUNT)}, SETTING, **more)
 
 
 def protection(

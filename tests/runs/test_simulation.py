@@ -35,8 +35,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.build import describe_cases
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting, describe_cases
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
