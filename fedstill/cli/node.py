@@ -43,7 +43,7 @@ def init(args: ParsedArgs) -> None:
 
 
 def start(args: ParsedArgs) -> None:
-    from fedstill.federation import flare_kit, flare_site
+    from fedstill.federation import flare_site
     from fedstill.node import owner_folder
 
     folder = Path(args.positionals[0])
@@ -53,7 +53,7 @@ def start(args: ParsedArgs) -> None:
     if not found.file.online:
         allowed = "true to join a federation; `fedstill offline answer` responds to files"
         raise ArgumentError("online", False, allowed)
-    here = flare_kit.node(folder)
+    here = flare_site.node(folder)
     if flare_site.process_id(here) is None:
         print(
             f"node {here.kit.node_name} joins {here.target}; Ctrl+C ends it. Its log: {here.log_file}",
@@ -63,21 +63,21 @@ def start(args: ParsedArgs) -> None:
 
 
 def status(args: ParsedArgs) -> None:
-    from fedstill.federation import flare_kit, flare_site
+    from fedstill.federation import flare_site
 
     folder = Path(args.positionals[0])
-    here = flare_kit.node(folder)
+    here = flare_site.node(folder)
     number = flare_site.process_id(here)
     if "--json" in args:
         target = None if number is None else here.target
-        responses = target is not None and flare_kit.is_reachable(target)
+        responses = target is not None and flare_site.is_reachable(target)
         print_json({"process": number, "server": target, "answers": responses, "log": str(here.log_file)})
         sys.exit(0 if responses else 1)
     if number is None:
         print(f"The node does not run on this machine: fedstill node start {folder}")
         sys.exit(1)
     address = here.target
-    reached = flare_kit.is_reachable(address)
+    reached = flare_site.is_reachable(address)
     print(
         f"The node runs as process {number}; {address} {'is reachable' if reached else 'is not reachable'}."
     )

@@ -360,18 +360,17 @@ def _pages(folder: Path, ending: contextlib.ExitStack) -> RenderPage:
 
 def _node(folder: Path, path: str, nonce: str) -> str | None:
     from fedstill.core.errors import DeployError
-    from fedstill.federation import flare_kit, flare_site
+    from fedstill.federation import flare_site
     from fedstill.node.overview import read_overview
-    from fedstill.report import dashboard
 
     process = None
     with contextlib.suppress(DeployError):  # it has no kit: it answers files
-        process = flare_site.process_id(flare_kit.node(folder))
+        process = flare_site.process_id(flare_site.node(folder))
     return None if path else dashboard.render_node_page(read_overview(folder), folder, process, nonce)
 
 
 def _server(folder: Path, ending: contextlib.ExitStack) -> RenderPage:
-    from fedstill.federation.server_status import ServerMonitor
+    from fedstill.federation.admin import ServerMonitor
     from fedstill.report import dashboard
 
     watch = ServerMonitor(folder)

@@ -27,14 +27,7 @@ from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.report.records import run_guarantee, weakest_guarantee
-from fedstill.report.result import (
-    ACCURACY,
-    MAIN_MODELS,
-    MetricOverNodes,
-    MetricsLog,
-    Result,
-    RunFiles,
-)
+from fedstill.report.result import ACCURACY, MAIN_MODELS, MetricOverNodes, MetricsLog, Result, RunFiles
 from fedstill.report.statistics import (
     MIN_SEEDS,
     Resamples,
@@ -43,10 +36,7 @@ from fedstill.report.statistics import (
     Spread,
     compare_paired_runs,
 )
-from fedstill.report.tables import (
-    format_value_without_unit,
-    lowercase_title,
-)
+from fedstill.report.tables import format_value_without_unit, lowercase_title
 from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fedstill.core.text_format import (
     format_seconds,
     to_printable_line,
 )
-from fedstill.federation.server_status import ServerStatus
+from fedstill.federation.admin import ServerStatus
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import describe_log_line, describe_request

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fedstill.attacks.attack_results import ComparisonColumn
+from fedstill.core.name_normalization import natural_sort_key
 from fedstill.core.text_format import format_bytes, format_percent
-from fedstill.federation.node_order import natural_sort_key
 from fedstill.privacy.statement import format_epsilon_bound
 from fedstill.report.comparison_records import ComparedMethod, ComparedSetting, ComparisonSummary, MethodCurve
 from fedstill.report.records import CENTRALIZED, ENSEMBLE, LOCAL_MODELS, STANDALONE, list_model_scores

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.core.text_format import (
     finite_number_at_keys,
 )
-from fedstill.report.result import (
-    MAIN_MODELS,
-    IntervalsRecord,
-    MetricOverNodes,
-    Result,
-)
+from fedstill.report.result import MAIN_MODELS, IntervalsRecord, MetricOverNodes, Result
 
 if TYPE_CHECKING:
     pass

@@ -307,7 +307,6 @@ class KindRecord:
     description: str = ""
     category: str = ""
     from_label_maps: bool = False
-    package: str = ""
 
 
 # --- the result -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from fedstill.core.progress import PROGRESS_FILE
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, format_seconds, join_names
+from fedstill.protocol.method import METHODS
 from fedstill.report import figures, images, live_page, privacy_section, run_tables
 from fedstill.report.records import LOCAL_MODELS, list_model_scores
 from fedstill.report.result import RESULT_FILE, AuditTotals, MetricOverNodes, Result, RunFiles
@@ -337,8 +338,8 @@ def _release_sentence(result: Result) -> str:
     released = {kind for kind, sums in by_kind.items() if sums.up}
     kinds = result.declared_payload_kinds()
     # Payload kinds that contain neither training examples nor models. The page makes no claims about other
-    # kinds, nor about kinds that a custom method declares.
-    known = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
+    # kinds, nor about what a plug-in declares.
+    known = {kind for kind in by_kind if kind in kinds and result.method in METHODS.builtin}
     models = {kind for kind in known if kinds[kind].category == "model"}
     responses = {
         kind for kind in known & released if kinds[kind].is_output or kinds[kind].category == "query"

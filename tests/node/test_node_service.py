@@ -23,7 +23,7 @@ from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QueryRefused
 from fedstill.data.data_spec import DataSpec
-from fedstill.federation.replies import parse_reply
+from fedstill.federation.transport import parse_reply
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, local_training, run_folder
 from fedstill.node import session as at
