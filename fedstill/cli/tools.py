@@ -362,11 +362,12 @@ def _node(folder: Path, path: str, nonce: str) -> str | None:
     from fedstill.core.errors import DeployError
     from fedstill.federation import flare_site
     from fedstill.node.overview import read_overview
+    from fedstill.report.dashboard import render_node_page
 
     process = None
     with contextlib.suppress(DeployError):  # it has no kit: it answers files
         process = flare_site.process_id(flare_site.node(folder))
-    return None if path else dashboard.render_node_page(read_overview(folder), folder, process, nonce)
+    return None if path else render_node_page(read_overview(folder), folder, process, nonce)
 
 
 def _server(folder: Path, ending: contextlib.ExitStack) -> RenderPage:
