@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, number
-from fedstill.cli.audit_log_tables import charge_text, print_entries, print_totals, totals
+from fedstill.cli.audit_log_tables import charge_text, lost_numbers, print_entries, print_totals, totals
 from fedstill.cli.console import plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.text_format import json_text
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
 SECRET = ("content_hash", "history_hash", "release_hash", "hash")  # fields that depend on the records
+SECURITY = ("actor", "details")  # fields of security events
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
 
 
 def show(args: ParsedArgs) -> None:
+    from fedstill.node.audit_entries import is_about_data
+
     log = _find_log(Path(args.positionals[0]))
     allowed = "an integer from 0 (all) up"
     most = number("--last", args.get("--last") or "20", int, lambda value: value >= 0, allowed)
@@ -82,7 +85,8 @@ def show(args: ParsedArgs) -> None:
 
     console = plain()
     with _open_log(log) as audit:
-        entries = list(audit.entries())
+        everything = list(audit.entries())
+        entries = list(filter(is_about_data, everything))
         if "--json" in args:
             status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.fault}
             shown = [_without_secrets(entry) for entry in entries[-most:]]
@@ -96,7 +100,7 @@ def show(args: ParsedArgs) -> None:
         if not entries:
             console.print("Nothing has left.")
             return
-        print_entries(console, entries[-most:], len(entries))
+        print_entries(console, entries[-most:], len(entries), lost_numbers(everything))
         print_totals(console, audit, entries, at, log.privacy, log.mine)
 
 
@@ -120,6 +124,7 @@ def verify(args: ParsedArgs) -> None:
 
 def export(args: ParsedArgs) -> None:
     from fedstill.core.private_files import private_opener
+    from fedstill.node.audit_entries import is_about_data
 
     log, to, whole = _find_log(Path(args.positionals[0])), args.path("--out"), "--whole" in args
     if to.suffix != ".jsonl":
@@ -128,15 +133,16 @@ def export(args: ParsedArgs) -> None:
         raise ArgumentError("--out", str(to), "a file that does not exist")
     with _open_log(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
         for entry in audit.entries():
-            file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
+            if whole or is_about_data(entry):
+                file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
         if audit.fault is not None:
             raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {audit.fault}")
 
 
 def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry without the fields that depend on the records."""
-    return {name: value for name, value in entry.items() if name not in SECRET}
+    """Return an entry without the fields that depend on the records, and without those of security events."""
+    return {name: value for name, value in entry.items() if name not in (*SECRET, *SECURITY)}
 
 
 def accept(args: ParsedArgs) -> None:

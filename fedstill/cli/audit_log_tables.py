@@ -20,8 +20,26 @@ if TYPE_CHECKING:
 MANY = 6  # charges that are shown of all
 
 
-def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
-    """Print a table of entries, and a table of the rules that it names by letter."""
+def lost_numbers(entries: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each gap in the entries of a log."""
+    return [
+        (before + 1, after - 1)
+        for before, after in pairwise(entry["entry"] for entry in entries)
+        if after > before + 1
+    ]
+
+
+def print_entries(
+    console: Console, entries: list[dict[str, Any]], count: int, lost: list[tuple[int, int]]
+) -> None:
+    """Print a table of entries, and a table of the rules that it names by letter.
+
+    Args:
+        console: where to print.
+        entries: the last entries that are releases, charges, refused queries or acceptances.
+        count: number of all of these.
+        lost: lost numbers of entries, of any kind.
+    """
     from fedstill.node.audit_entries import ACCEPTED, NODE_DATA, REFUSED
 
     shown_rules = dict.fromkeys(
@@ -52,11 +70,10 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
         table.add_row(str(entry["entry"]), when, to, _entry_description(entry), letters, charge)
     console.print()
     console.print(table)
-    for before, after in pairwise(entry["entry"] for entry in entries):
-        if after > before + 1:
-            one, more = f"Entry {before + 1} is", f"Entries {before + 1} to {after - 1} are"
-            lost = one if after == before + 2 else more
-            console.print(f"{lost} lost, and their numbers are not used again.")
+    for first, last in lost:
+        if last > entries[0]["entry"]:
+            numbers = f"Entry {first} is" if first == last else f"Entries {first} to {last} are"
+            console.print(f"{numbers} lost, and their numbers are not used again.")
     if len(entries) < count:
         console.print(f"These are the last {len(entries)} of {count} entries; --last 0 shows all.")
     legend = columns("rule", "processing before the release", no_wrap=True)

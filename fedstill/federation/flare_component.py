@@ -22,14 +22,15 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.text_format import to_printable_line
 from fedstill.federation.connection_log import ServerConnection, update_connection_on_replies
 from fedstill.federation.flare_kit import CLIENT, Site
 from fedstill.federation.flare_lost_nodes import LostNodeMonitor
 from fedstill.federation.flare_site import JOB_ID, end_jobs
-from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.node.audit_entries import CERTIFICATE
+from fedstill.node.security_events import SecurityEvents
 
 logger = logging.getLogger("fedstill.site")
 
@@ -64,7 +65,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
     def __init__(self, role: str, folder: str) -> None:
         super().__init__()
         self._site = Site(role, Path(folder))
-        self._security = SecurityLog(Path(folder))
+        self._events = SecurityEvents(Path(folder))
         self._lost_nodes: LostNodeMonitor | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -86,13 +87,13 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             self._clean_up_job(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
     def _filter_request(self, message: Any) -> Any:
-        return refusal_reply(refusal_reason(message), self._security, self._site.kit)
+        return refusal_reply(refusal_reason(message), self._events, self._site.kit)
 
     def _log_refusal_by_server(self, why: str) -> None:
-        """Write to the security log that the server refused this node."""
-        with contextlib.suppress(SecurityLogError):
+        """Write to the audit log that the server refused this node."""
+        with contextlib.suppress(FedstillError):  # it stands in node.log
             asker = self._site.kit.authority_fingerprint
-            self._security.write("certificate", asker, f"not let in: {to_printable_line(why)}")
+            self._events.write(CERTIFICATE, asker, f"not let in: {to_printable_line(why)}")
 
     def _clean_up_job(self, job: str) -> None:
         """Log the end of a job and delete its files in the kit; its run is in ``runs/``."""
@@ -131,12 +132,12 @@ def refusal_reason(message: Any) -> str | None:
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-def refusal_reply(reason: str | None, security: SecurityLog, kit: StartupKit) -> Any:
-    """Write a refused request to the security log and return FLARE's reply; None if it is accepted."""
+def refusal_reply(reason: str | None, events: SecurityEvents, kit: StartupKit) -> Any:
+    """Write a refused request to the audit log and return FLARE's reply; None if it is accepted."""
     if reason is None:
         return None
-    with contextlib.suppress(SecurityLogError):  # it stands in node.log
-        security.record_refusal(
+    with contextlib.suppress(FedstillError):  # it stands in node.log
+        events.record_refusal(
             kit.authority_fingerprint, f"a node does not do that: {to_printable_line(reason)}"
         )
     logger.warning("refused the server %s", to_printable_line(reason))
@@ -155,17 +156,17 @@ def job_request_refusal_reason(message: Any) -> str | None:
 
 
 def install_job_request_filter(site: str, folder: Path) -> None:
-    """Make this process of a job at a node refuse such requests and record them in the node's security log.
+    """Make this process of a job at a node refuse such requests and record them in the node's audit log.
 
     FLARE filters requests only in the site's process, but a server can address a job's process by its name.
 
     Raises:
         DeployError: FLARE does not name this process's connections as expected.
     """
-    security = SecurityLog(folder)
+    events = SecurityEvents(folder)
 
     def filtered(message: Any) -> Any:
-        return refusal_reply(job_request_refusal_reason(message), security, StartupKit(folder / KIT_FOLDER))
+        return refusal_reply(job_request_refusal_reason(message), events, StartupKit(folder / KIT_FOLDER))
 
     # A simulation has all sites in one process.
     cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]

@@ -28,7 +28,8 @@ from fedstill.core.private_files import is_locked, lock_file
 from fedstill.federation.flare_kit import CLIENT, SERVER, Site, node, require_free_port, server
 from fedstill.federation.flare_permissions import require_minimal_kit, write_json, write_node_permissions
 from fedstill.federation.provision import require_flare
-from fedstill.node.security_log import SecurityLog, process_user_name
+from fedstill.node.audit_entries import CERTIFICATE
+from fedstill.node.security_events import SecurityEvents, process_user_name
 
 logger = logging.getLogger("fedstill.site")
 
@@ -171,7 +172,8 @@ def _require_valid_kit(site: Site) -> None:
             require_minimal_kit(site.kit)
     except DeployError as error:
         if site.role == CLIENT:
-            SecurityLog(site.folder).write("certificate", process_user_name(), str(error))
+            with contextlib.closing(SecurityEvents(site.folder)) as events:
+                events.write(CERTIFICATE, process_user_name(), str(error))
         raise
 
 
