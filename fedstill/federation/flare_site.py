@@ -23,13 +23,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.private_files import is_locked, lock_file
 from fedstill.federation.flare_kit import CLIENT, SERVER, Site, node, require_free_port, server
 from fedstill.federation.flare_permissions import require_minimal_kit, write_json, write_node_permissions
 from fedstill.federation.provision import require_flare
-from fedstill.node.audit_entries import CERTIFICATE
-from fedstill.node.security_events import SecurityEvents, process_user_name
 
 logger = logging.getLogger("fedstill.site")
 
@@ -172,9 +170,20 @@ def _require_valid_kit(site: Site) -> None:
             require_minimal_kit(site.kit)
     except DeployError as error:
         if site.role == CLIENT:
-            with contextlib.closing(SecurityEvents(site.folder)) as events:
-                events.write(CERTIFICATE, process_user_name(), str(error))
+            _record_invalid_kit(site.folder, error)
         raise
+
+
+def _record_invalid_kit(folder: Path, error: DeployError) -> None:
+    # Loads torch, which this process needs for nothing else.
+    from fedstill.node.audit_entries import CERTIFICATE
+    from fedstill.node.security_events import SecurityEvents, process_user_name
+
+    try:
+        with contextlib.closing(SecurityEvents(folder)) as events:
+            events.write(CERTIFICATE, process_user_name(), str(error))
+    except FedstillError as fault:
+        logger.error("the audit log cannot be written: %s", fault)
 
 
 def _command(site: Site) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +50,11 @@ def missing_log_fault(path: Path, folder: Path | None) -> str | None:
 
 def log_size_bytes(path: Path) -> int:
     """Return the bytes of an audit log on disk, with those of SQLite's write-ahead log."""
-    files = (path, path.with_name(f"{path.name}-wal"))
-    return sum(file.stat().st_size for file in files if file.exists())
+    size = 0
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(FileNotFoundError):  # SQLite deletes the second file when the log is closed
+            size += file.stat().st_size
+    return size
 
 
 def unwritable_reason(path: Path) -> str:
