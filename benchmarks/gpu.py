@@ -239,15 +239,17 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
         name for name in METHODS.builtin if not METHODS[name]().needs().table_rows
     ]  # inputs here are images
     for name in within(chosen, names):
-        before, expected = trained(name, EngineConfig("one-by-one", "cpu", "float32"))
+        before, expected = trained(name, EngineConfig(batching="one-by-one", precision="float32"))
         way = (expected - before).norm().clamp_min(1e-9)
-        twin = trained(name, EngineConfig("stacked", "cpu", "float32"))[1]
+        twin = trained(name, EngineConfig(batching="stacked", precision="float32"))[1]
         rounding = float((twin - expected).norm() / way)
         for engine in ("one-by-one", "stacked"):
             row: dict[str, Any] = {"method": name, "engine": engine, "rounding": rounding}
             try:
                 with tf32(False):
-                    vector = trained(name, EngineConfig(engine, chosen.device, "float32"))[1]  # type: ignore[arg-type]
+                    vector = trained(
+                        name, EngineConfig(batching=engine, device=chosen.device, precision="float32")
+                    )[1]  # type: ignore[arg-type]
                 row["apart"] = float((vector - expected).norm() / way)
                 row["equal"] = row["apart"] <= max(APART, CHAOS * rounding)
             except (FedstillError, RuntimeError) as error:  # what this stage is there to find

@@ -69,7 +69,11 @@ def configuration(
                 "critic": {"width": 1},
                 "student": {"steps": 1, "batch": 1, "memory": max(shape[0], 1)},
             },
-            "engine": {"name": "one-by-one" if engine == "in-process" else engine, "threads": 1},
+            "engine": {
+                "backend": "local" if engine == "in-process" else engine,
+                "batching": "one-by-one",
+                "threads": 1,
+            },
             "evaluation": {"every": 0, "centralized": False, "samples": 0},
             "link": {"inputs": forms[0], "gradients": forms[1], "secure_aggregation": sums},
         }

@@ -87,7 +87,7 @@ class _Operations(TorchDispatchMode):
 def free_query(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], torch.Tensor, AuditLog]]:
     """Asks nodes a query that costs nothing to answer, and pulls a gradient back; the input; the log."""
     with tempfile.TemporaryDirectory() as folder:
-        compute = Compute(EngineConfig("one-by-one", precision="float32"))
+        compute = Compute(EngineConfig(batching="one-by-one", precision="float32"))
         audit = AuditLog(Path(folder) / "overhead.sqlite", durable=False)
         data = TensorData(torch.zeros(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64))
         all_nodes = []

@@ -78,7 +78,7 @@ def query_seconds(
     shape: tuple[int, ...], privacy: PrivacyConfig | None, times: int, folder: Path
 ) -> list[float]:
     """Return the time that the gate takes for each query."""
-    compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
+    compute, node = Compute(EngineConfig(batching="one-by-one", threads=1)), make_node(shape)
     config = FedIOD(steps=times, batch=ROWS)
     setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)
     side = config.node_side(setting)
@@ -106,7 +106,7 @@ def query_seconds(
 
 def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) -> tuple[float, float]:
     """One step of plain training and one of DP-SGD, taken in turn: medians."""
-    compute, task = Compute(EngineConfig("one-by-one", threads=1)), Classification(CLASSES)
+    compute, task = Compute(EngineConfig(batching="one-by-one", threads=1)), Classification(CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
     setting, method = NodeSetting(task, local, compute), FedIOD(gan=0.0)

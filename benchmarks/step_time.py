@@ -121,12 +121,12 @@ class Options:
     def engine(self, name: str, precision: Precision) -> EngineConfig:
         """One engine."""
         return EngineConfig(
-            "stacked" if name == "stacked" else "one-by-one",
-            self.device,
-            precision,
-            self.channels_last,
-            self.threads,
-            self.cuda_graphs,
+            batching="stacked" if name == "stacked" else "one-by-one",
+            device=self.device,
+            precision=precision,
+            channels_last=self.channels_last,
+            threads=self.threads,
+            cuda_graphs=self.cuda_graphs,
         )
 
     def compute(self, way: str, precision: Precision) -> Compute:

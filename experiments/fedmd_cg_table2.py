@@ -120,7 +120,7 @@ def attacked(
             },
             "student": {"model": network},
             "method": {"name": method, "rounds": 10},
-            "engine": {"name": "one-by-one", "threads": 1},
+            "engine": {"batching": "one-by-one", "threads": 1},
         }
     )
     start = time.monotonic()

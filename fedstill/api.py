@@ -38,9 +38,9 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.run_summary import run_summary
+from fedstill.runs.build import Setting
 from fedstill.runs.distil_arguments import check_arguments
-from fedstill.runs.run import REHEARSED, progress_bars, require_empty_folder, write_simulation_result
-from fedstill.runs.setting import Setting
+from fedstill.runs.run import progress_bars, require_empty_folder, write_simulation_result
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.track import Tracker
@@ -213,11 +213,11 @@ def distil(
         ['critic', 'gradients', 'inputs', 'label counts', 'logits']
     """
     check_arguments(locals())
-    if engine is not None and engine.name in REHEARSED:
+    if engine is not None and engine.backend != "local":
         raise ArgumentError(
-            "engine.name",
-            engine.name,
-            "'auto', 'stacked' or 'one-by-one'; run_preset and the command line support the other engines",
+            "engine.backend",
+            engine.backend,
+            "'local'; run_preset and the command line support the other backends",
         )
     # NumPy numbers as Python numbers, which can be written as JSON.
     seed, every = int(seed), None if every is None else int(every)

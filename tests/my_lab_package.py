@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {  # a run of seconds; tests put other tables
     "nodes": {"models": ["mlp:8"], "local": {"epochs": 2}},
     "student": {"model": "mlp:8"},
     "evaluation": {"centralized": False},
-    "engine": {"name": "one-by-one", "threads": 1},
+    "engine": {"batching": "one-by-one", "threads": 1},
 }
 SITES = ("east", "north", "west")
 

@@ -49,7 +49,7 @@ def few(**changes: Any) -> dict[str, Any]:
             steps=6, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
         ),
         "local": fedstill.LocalConfig(epochs=2, batch=16),
-        "engine": fedstill.EngineConfig(name="one-by-one"),
+        "engine": fedstill.EngineConfig(batching="one-by-one"),
         "every": 2,
         **changes,
     }
@@ -171,7 +171,9 @@ def test_rejects_networks_with_shared_parameters(both: str) -> None:
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
 def test_frozen_node_model_only_predicts(engine: Any) -> None:
-    given = few(engine=fedstill.EngineConfig(name=engine), local=fedstill.LocalConfig(epochs=20, batch=16))
+    given = few(
+        engine=fedstill.EngineConfig(batching=engine), local=fedstill.LocalConfig(epochs=20, batch=16)
+    )
     finished = given["models"][0].requires_grad_(False)
     before = copy.deepcopy([model.state_dict() for model in given["models"]])
     outcome = fedstill.distil(**given)
@@ -185,7 +187,7 @@ def test_frozen_node_model_only_predicts(engine: Any) -> None:
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
 def test_frozen_layers_stay_frozen(engine: Any) -> None:
-    given = few(engine=fedstill.EngineConfig(name=engine))
+    given = few(engine=fedstill.EngineConfig(batching=engine))
     networks = [*given["models"], given["student"]]
     for network in networks:
         network[0].requires_grad_(False)
@@ -269,7 +271,7 @@ def test_resumed_run_reaches_equal_metrics(
     engine: Any, moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 6)
-    how = {"engine": fedstill.EngineConfig(name=engine)}
+    how = {"engine": fedstill.EngineConfig(batching=engine)}
     whole = fedstill.distil(**few(**how, out=tmp_path / "whole"))
     stopped_at(moment, few(**how, out=tmp_path / "run"), monkeypatch)
     phases = {json.loads(line)["phase"] for line in (tmp_path / "run/metrics.jsonl").open()}
@@ -465,9 +467,9 @@ def test_distil_trains_custom_modules(tmp_path: Path) -> None:
         ({"student": MLP(SHAPE, 3).requires_grad_(False)}, ArgumentError, "invalid student = 'all frozen'"),
         ({"perceptual": "none.safetensors"}, DataError, "file not found"),
         (
-            {"engine": fedstill.EngineConfig(name="flare")},
+            {"engine": fedstill.EngineConfig(backend="flare")},
             ArgumentError,
-            "invalid engine.name = 'flare' (expected",
+            "invalid engine.backend = 'flare' (expected",
         ),
         *(({"data": [blobs(60, 1), examples]}, DataError, message) for examples, message in USELESS),
     ],

@@ -21,7 +21,7 @@ methods = ["fedkd", "fedavg"]
 data = { name = "digits", train_limit = 200 }
 split = { nodes = 3, alpha = 0.2 }
 student = { model = "mlp:8" }
-engine = { name = "one-by-one", threads = 1 }
+engine = { batching = "one-by-one", threads = 1 }
 public = { name = "held-out" }
 nodes = { models = ["mlp:8"], local = { epochs = 5.0 } }
 [options.fedkd]

@@ -137,7 +137,9 @@ def test_rejects_batch_norm_with_batch_of_one(case: str) -> None:
     with pytest.raises(ArgumentError, match="batch norm") as caught:
         fedstill.distil(**few(models=[normed(), normed()], student=normed(), **changes))
     assert caught.value.name == name
-    fedstill.distil(**few(**{"engine": fedstill.EngineConfig(name="one-by-one"), **changes}))  # without norm
+    fedstill.distil(
+        **few(**{"engine": fedstill.EngineConfig(batching="one-by-one"), **changes})
+    )  # without norm
 
 
 def test_last_batch_has_two_examples() -> None:

@@ -58,7 +58,7 @@ def run(method: EntropyFedMD, engine: str = "one-by-one", out: Path | None = Non
         public=x[1000:1400],
         policies=[fedstill.PolicyConfig(kinds=(f"{package}: logits",))] * 2,
         local=fedstill.LocalConfig(epochs=6),
-        engine=fedstill.EngineConfig(name=engine),  # type: ignore[arg-type]
+        engine=fedstill.EngineConfig(batching=engine),  # type: ignore[arg-type]
         out=out,
     ).result
 

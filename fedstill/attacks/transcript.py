@@ -32,10 +32,8 @@ from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
 from fedstill.protocol.secure_aggregation import SUM, SumRequest, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
-from fedstill.runs.build import build_setting, split_data
+from fedstill.runs.build import Setting, build_setting, split_data
 from fedstill.runs.config import RunConfig, load_toml
-from fedstill.runs.run import REHEARSED
-from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 
 STUDENT_TOLERANCE = 1e-2  # relative distance, above the accumulated rounding of other engines
@@ -177,9 +175,10 @@ class ReplayedRun:
         Raises:
             FedstillError: data that cannot be read or divided.
         """
-        # All engines give the same metrics, up to rounding.
-        is_deployed = config.engine.name in REHEARSED
-        engine = replace(config.engine, name="one-by-one" if is_deployed else config.engine.name)
+        # All backends give the same metrics, up to rounding.
+        engine = config.engine
+        if engine.backend != "local":
+            engine = replace(engine, backend="local", batching="one-by-one")
         no_evaluation = replace(config.evaluation, every=0, centralized=False, samples=0)
         config = replace(config, engine=engine, evaluation=no_evaluation)
         data = load(config.data, config.task)

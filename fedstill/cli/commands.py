@@ -264,7 +264,7 @@ options:
     "fedstill export runs/demo --format onnx --out student.onnx",
 )
 LIST = Command(
-    "fedstill.cli.list_command:names",
+    "fedstill.cli.tools:names",
     "List methods, tasks, data sets, models, attacks and presets, or describe one method.",
     ("[METHOD|KIND] [--json]",),
     """
@@ -295,7 +295,7 @@ options:
     "fedstill report runs/demo --figures pdf",
 )
 DASHBOARD = Command(
-    "fedstill.cli.dashboard:dashboard",
+    "fedstill.cli.tools:dashboard",
     "Serve a live page of a node, a server or runs to a browser on this machine.",
     ("DIR [--port N]",),
     """
@@ -311,7 +311,7 @@ DATA = CommandGroup(
     "Draft the schema of a table.",
     {
         "schema": Command(
-            "fedstill.cli.schema:schema",
+            "fedstill.cli.tools:schema",
             "Draft the schema of a CSV or Parquet table, for you to correct.",
             ("FILE ... --target COLUMN [--event COLUMN] [--out FILE]",),
             """
@@ -328,13 +328,13 @@ options:
     },
 )
 DOCTOR = Command(
-    "fedstill.cli.doctor:doctor",
+    "fedstill.cli.tools:doctor",
     "Show installed versions and devices, and which extras are missing.",
     ("[--json]",),
     example="fedstill doctor",
 )
 COMPLETION = Command(
-    "fedstill.cli.completion:completion",
+    "fedstill.cli.tools:completion",
     "Print a completion script for bash, zsh or fish.",
     ("bash|zsh|fish",),
     example='eval "$(fedstill completion bash)"',
@@ -378,7 +378,7 @@ arguments:
             example="fedstill node status clinic",
         ),
         "requests": Command(
-            "fedstill.cli.node_requests:requests",
+            "fedstill.cli.node:requests",
             "List the runs that wait for your approval, with their servers and queries.",
             ("DIR [HASH] [--json]",),
             """
@@ -389,7 +389,7 @@ arguments:
             "fedstill node requests clinic",
         ),
         "approve": Command(
-            "fedstill.cli.node_requests:approve",
+            "fedstill.cli.node:approve",
             "Approve a run of one server.",
             ("DIR HASH [--server FINGERPRINT] [--because TEXT]",),
             """
@@ -404,7 +404,7 @@ options:
             "fedstill node approve clinic 3f2a-91c0 --because 'study 12, ethics vote 2026-031'",
         ),
         "reject": Command(
-            "fedstill.cli.node_requests:reject",
+            "fedstill.cli.node:reject",
             "Reject a run, also one that is in progress.",
             ("DIR HASH [--server FINGERPRINT] [--because TEXT]",),
             """
@@ -415,7 +415,7 @@ options:
             "fedstill node reject clinic 3f2a-91c0",
         ),
         "log": Command(
-            "fedstill.cli.node_requests:log",
+            "fedstill.cli.node:log",
             "Show the security events in the audit log: joins, refusals and approvals.",
             ("DIR [HASH] [--json]",),
             """
@@ -436,7 +436,7 @@ AUDIT = CommandGroup(
     "Show, verify and export a node's audit log: every release and its privacy cost.",
     {
         "show": Command(
-            "fedstill.cli.audit_log:show",
+            "fedstill.cli.audit:show",
             "Show the last releases, the total epsilon, and what is left of the privacy budgets.",
             ("PATH [--last N] [--delta D] [--json]",),
             """
@@ -448,13 +448,13 @@ options:
             "fedstill audit show clinic --last 5",
         ),
         "verify": Command(
-            "fedstill.cli.audit_log:verify",
+            "fedstill.cli.audit:verify",
             "Verify that the log is complete and unchanged. The exit code is 2 if not.",
             ("PATH [--json]",),
             example="fedstill audit verify clinic",
         ),
         "export": Command(
-            "fedstill.cli.audit_log:export",
+            "fedstill.cli.audit:export",
             "Export releases, charges and refused queries as JSON lines.",
             ("PATH --out FILE [--whole]",),
             """
@@ -466,7 +466,7 @@ options:
             "fedstill audit export clinic --out clinic.jsonl",
         ),
         "accept": Command(
-            "fedstill.cli.audit_log:accept",
+            "fedstill.cli.audit:accept",
             "Accept a damaged log as its owner. Known privacy costs are charged again.",
             ("PATH --because TEXT",),
             """
@@ -517,7 +517,7 @@ options:
             'fedstill privacy cost "gaussian(1.0, rate=0.01)" 1000',
         ),
         "audit": Command(
-            "fedstill.cli.privacy_audit:audit",
+            "fedstill.cli.privacy:audit",
             "Attack each mechanism on neighboring data sets, and compare a lower bound with its epsilon.",
             ("[--mechanism NAME] [--seed N] [--out FILE] [--json]",),
             """

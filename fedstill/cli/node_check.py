@@ -1,25 +1,55 @@
-"""``fedstill node check``: a node's configuration, its faults, and the queries it would accept and refuse."""
+"""``fedstill node check``: a node's configuration, its faults, and the queries it would accept and refuse.
+
+:func:`node_facts` lists a node's data, model, compute, policy, privacy and link; :func:`privacy_facts` its
+mechanism, its budgets, and the queries that cannot be protected.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import columns, plain, print_facts, print_json, print_table
-from fedstill.core.errors import DataError, FedstillError
+from fedstill.cli.node import leave_faulty
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError, FedstillError, QueryRefused
+from fedstill.core.table_schema import schema_difference
+from fedstill.core.text_format import to_printable_line
+from fedstill.data.data_spec import DataSpec
+from fedstill.data.stratified_sampling import limit_groups
+from fedstill.node import audit_log_inspection
+from fedstill.node.audit_log_inspection import TotalSpent
+from fedstill.node.node_file import NodeFile
+from fedstill.node.owner_folder import FolderCheck
+from fedstill.node.privacy_forecast import forecast, refusal_reason
+from fedstill.node.protection import group_privacy_notes, needs_mechanism
+from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
+from fedstill.privacy.accounting import is_within_epsilon
+from fedstill.privacy.budget import (
+    ProtectedUnitChanged,
+    epsilon_text_rounded_down,
+    epsilon_text_rounded_up,
+    remaining_epsilon,
+)
+from fedstill.privacy.events import cost_from_dict, total_cost
+from fedstill.privacy.statement import make_statement
+from fedstill.protocol.queries import NodeSide
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from fedstill.core.dataset import TensorData
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import PublicData
     from fedstill.node.node_file import NodeFile
     from fedstill.node.owner_folder import FolderCheck
+    from fedstill.node.policy import PolicyConfig
     from fedstill.node.run_mechanism import PrivacyMechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.queries import Query
@@ -86,16 +116,6 @@ def _closed_hours_note(file: NodeFile) -> str:
     return ""
 
 
-def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
-    """Exit with the faults of a node."""
-    if len(faults) == 1:
-        raise FedstillError(faults[0])
-    print(f"fedstill: {len(faults)} faults in {folder}:", file=sys.stderr)
-    for fault in faults:
-        print(f"  {' '.join(fault.split())}", file=sys.stderr)
-    sys.exit(2)
-
-
 def load_target_run(target: str, config: RunConfig) -> CheckedRun:
     """Return a run with its data spec and public data, if its data are on this machine."""
     from fedstill.data import load as load_data
@@ -125,7 +145,6 @@ def _spec_of_schema(config: RunConfig) -> DataSpec | None:
 
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
-    from fedstill.cli.node_facts import node_facts
     from fedstill.node.audit_log_inspection import audit_path
     from fedstill.node.permission_check import readable_files_warning
 
@@ -164,12 +183,11 @@ def _judge_method(
     method: Method, file: NodeFile, found: FolderCheck, asking: CheckedRun | None, folder: Path | None
 ) -> _Verdict:
     """Return what a node would do in a run of a method."""
-    from fedstill.cli.node_check_privacy_section import spec_objection, unprotected
     from fedstill.core.compute import Compute
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
-    from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
+    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, placeholder_public
 
@@ -212,7 +230,6 @@ def _judge_method(
 
 def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     """Return the queries of a run, and the node's decision on each."""
-    from fedstill.cli.node_check_privacy_section import payment
 
     note = None
     if asking.note:
@@ -270,10 +287,11 @@ def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> 
 
 def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
+    from fedstill.node.policy_faults import allowed_methods
     from fedstill.protocol.method import METHODS
 
     rows = []
-    for name in (*METHODS.builtin, *file.policy.methods):
+    for name in (*METHODS.builtin, *allowed_methods(file.policy)):
         verdict = _judge_method(METHODS[name](), file, found, None, None)
         answered = [query for query in verdict.queries if query not in verdict.rules]
         parts = [f"accepts {', '.join(answered)}"] if answered else []
@@ -323,9 +341,9 @@ def _reason_not_to_take_part(
 
 def _unlisted_plugin_reason(config: RunConfig, file: NodeFile) -> str | None:
     """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
-    for option, chosen in (("methods", config.method), ("tasks", config.task)):
-        if not chosen.registry.is_allowed(chosen.registered_name, getattr(file.policy, option)):
-            return f"policy.{option} does not name {chosen.registered_name}"
+    for chosen in (config.method, config.task):
+        if not chosen.registry.is_allowed(chosen.registered_name, file.policy.plugins):
+            return f"policy.plugins does not name {chosen.registered_name}"
     return None
 
 
@@ -345,3 +363,238 @@ def _student(asking: CheckedRun, spec: DataSpec) -> nn.Module | None:
         return models.build(name, spec.shape, len(spec.classes), 0, vocabulary=spec.vocabulary)
     except FedstillError:  # a factory of the server's own
         return None
+
+
+def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list[str]:
+    """Return lines on mechanism, unit and remaining budget."""
+    config, lines = file.privacy, []
+    if not config.protects:
+        lines.append("none: releases have no noise and no guarantee")
+    else:
+        unit = make_statement(config, {}, ()).unit
+        lines.append(f"{config.registered_name}, {config.randomness} randomness; for {unit}")
+    if data is not None:
+        lines += group_privacy_notes([data], [config])
+    for what, most, delta in (
+        ("a run", config.epsilon, config.delta),
+        ("all runs on these data", *config.total_budget),
+    ):
+        if math.isfinite(most):
+            lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
+    balance = _spent(file, folder)
+    if balance is not None and balance.fault is not None:
+        lines.append(f"nothing can be charged: {balance.fault}")
+    elif balance is not None and balance.units - {config.unit(file.data.group)}:
+        lines.append("earlier charges protect another unit than privacy.group_size and data.group say now")
+    elif balance is not None and math.isfinite(config.total_budget[0]):
+        left = remaining_epsilon(config, balance.events, balance.no_guarantee, all_runs=True)
+        lines[-1] += f", of which {epsilon_text_rounded_down(left)} is left"
+    if math.isfinite(config.epsilon) and math.isinf(config.total_budget[0]):
+        again = f"the server names runs, and each may cost {config.epsilon:g} again"
+        lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
+    if config.protects and config.accountant == "pld" and math.isfinite(config.tightest_epsilon_budget):
+        lines.append(
+            "accountant pld: a budget may be exceeded by some delta if the server chooses queries by earlier "
+            "responses; rdp holds then, too"
+        )
+    if config.protects and file.policy.approve == "policy" and not (file.data.classes or file.data.schema):
+        why = "runs of other classes are refused (data.classes names the only ones)"
+        lines.append(f"a server can learn at no privacy cost which classes are here: {why}")
+    return lines
+
+
+def schema_fact(file: NodeFile) -> str:
+    """Return which schemas a node with table data accepts."""
+    if file.data.schema:
+        return f"that of {file.data.schema} alone: a run of any other is refused before data are looked at"
+    if file.policy.approve != "policy":
+        return "any that a run has, once you have approved it"
+    learned = "by one range after another a server learns a column's least and largest value"
+    return f"any that a run has: {learned} (data.schema names the only one)"
+
+
+def spec_objection(file: NodeFile, found: FolderCheck, spec: DataSpec) -> str | None:
+    """Return how a run's schema or classes differ from the only ones that the owner allows; else None."""
+    if file.data.classes and file.data.classes != spec.classes:
+        named = ", ".join(map(to_printable_line, spec.classes))
+        return f"its classes are not those of data.classes, in their order: {named}"
+    differs = schema_difference(found.schema, spec.schema) if found.schema else ""
+    return f"its schema is not that of {file.data.schema}: other {differs}" if differs else None
+
+
+def unprotected(
+    file: NodeFile, found: FolderCheck, side: NodeSide, folder: Path | None
+) -> tuple[dict[str, str], str | None, PrivacyMechanism | None]:
+    """Return the queries that the mechanism cannot protect, why no run fits the budget, and the mechanism.
+
+    Args:
+        found: what could be made of it.
+        folder: the owner's, where the run is known: noise is found for it, and what it costs compared with
+            what is left. None: only what is so in every run is said.
+    """
+    if found.data is None or found.spec is None or not needs_mechanism(file.privacy):
+        return {}, None, None
+    config, data = file.privacy, found.data
+    if folder is None:
+        wants = [part for part, table in config.noise_option_tables.items() if table.noise is None]
+        config = config.with_noise(dict.fromkeys(wants, 1.0))
+    try:
+        data = data if data.groups is None else limit_groups(data, config.group_size)
+        about = (file.name, config, side, file.local, len(data), found.spec.make_task())
+        mechanism = PrivacyMechanism(*about, group=file.data.group)
+    except QueryRefused as error:
+        return {error.query: error.rule}, None, None
+    except ArgumentError as error:
+        return {}, str(error), None
+    rules = {name: no_guarantee_reason(mechanism, query) for name, query in side.queries.items()}
+    bare = {name: rule for name, rule in rules.items() if rule is not None}
+    if folder is None:
+        against = refusal_reason(mechanism, file.privacy)
+    else:
+        against = refusal(mechanism, _spent(file, folder))
+    return bare, None if bare and folder is None else against, mechanism
+
+
+def payment(mechanism: PrivacyMechanism) -> str:
+    """Return the privacy cost of a run by the owner's accountant."""
+    cost, config = forecast(mechanism), mechanism.config
+    if cost.cost is None:
+        if refusal_reason(mechanism) is not None:
+            return "Privacy cost: none, as the node would refuse the run (see `fedstill privacy plan`)."
+        return "Privacy cost: no guarantee and no epsilon, as some releases have no noise."
+    reached = (
+        f"epsilon {epsilon_text_rounded_up(cost.epsilon_by(config.accountant))} ({config.accountant.upper()})"
+    )
+    return f"Privacy cost: {reached} at delta {config.delta:g} (by query: `fedstill privacy plan`)."
+
+
+def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None:
+    """Why a node would refuse a run as its mechanism charges it, or None.
+
+    Args:
+        spent: what its data have cost so far; None: not known, and the run is held against its own budget.
+    """
+    config, price = mechanism.config, total_cost(mechanism.run_costs())
+    so_far = TotalSpent({}) if spent is None else spent
+    if so_far.fault is not None:
+        return f"nothing can be charged: {so_far.fault}"
+    if price is None:
+        return refusal_reason(mechanism)
+    most, delta = config.total_budget
+    if so_far.units - {mechanism.unit} and math.isfinite(most):
+        return str(ProtectedUnitChanged(most, delta))
+    if so_far.no_guarantee and math.isfinite(most):
+        return "nothing is left of the budget, as earlier releases had no guarantee"
+    if not is_within_epsilon(price, config.epsilon, config.delta, config.accountant):
+        return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
+    if spent is not None and not is_within_epsilon(
+        cost_from_dict(spent.events) + price, most, delta, config.accountant
+    ):
+        return f"it costs more than is left of the data's budget, epsilon {most:g} at delta {delta:g}"
+    return None
+
+
+def _spent(file: NodeFile, folder: Path) -> TotalSpent | None:
+    """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
+    try:
+        return audit_log_inspection.read_total_spent(file, folder)
+    except FedstillError:
+        return None
+
+
+FEW = 20  # classes that are shown one by one
+
+
+def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, list[str]]:
+    """Return lines by topic."""
+    from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
+    from fedstill.core.text_format import format_count, format_shape
+    from fedstill.data.node_data import SOURCES
+    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
+    from fedstill.node.startup_kit_faults import kit_faults
+
+    facts: dict[str, list[str]] = {}
+    if found.data is not None and found.spec is not None:
+        source = file.data.path if file.data.source in SOURCES else file.data.source
+        facts["data"] = [f"{len(found.data)} examples, {format_shape(found.spec.shape)}, from {source}"]
+        if counts := _counts(found.spec, found.data):
+            facts["data"].append(counts)
+    elif found.unreported:
+        facts["data"] = [found.unreported.removeprefix("data ")]
+    if found.model is not None:
+        facts["model"] = [f"{file.model.name}, {_about_model(found.model, file.model.weights)}"]
+    if found.compute is not None:
+        facts["compute"] = [f"{found.compute.device}, {found.compute.precision}"]
+    policy = file.policy
+    limits = {
+        "queries": policy.max_queries,
+        "bytes": policy.max_bytes,
+        "inputs a query": policy.max_rows,
+    }
+    facts["policy"] = [
+        f"queries {', '.join(policy.queries) or 'none'}; "
+        + ("outputs only; " if policy.outputs_only else "parameters may leave; ")
+        + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
+    ]
+    facts["policy"] += admission_facts(policy)
+    if found.spec is not None and found.spec.schema:
+        facts["schema"] = [schema_fact(file)]
+    facts["privacy"] = privacy_facts(folder, file, found.data)
+    if not file.online:
+        facts["link"] = ["none: the node responds to files of queries"]
+    elif not kit_faults(folder, None):
+        kit = StartupKit(folder / KIT_FOLDER)
+        until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"
+        authority = f"its authority is {kit.authority_fingerprint}"
+        facts["link"] = [f"dials out to {kit.server_address('client')}; {until}", authority]
+        if corrupted := SumHistory(folder / SUM_HISTORY_FILE).corrupted:
+            most = policy.max_corrupted_sums
+            then = ", and all are from now on" if 0 < most <= corrupted else ""
+            facts["link"].append(
+                f"responses of this node have corrupted {format_count(corrupted, 'sum')}{then} "
+                f"(max_corrupted_sums: {most})"
+            )
+    return facts
+
+
+def admission_facts(policy: PolicyConfig) -> list[str]:
+    """Return a line on the runs that a node admits; empty if it admits all."""
+    conditions = {
+        f"runs need your approval ({policy.approve})": policy.approve != "policy",
+        f"{policy.min_records} examples or more": policy.min_records,
+        f"{policy.min_nodes} nodes or more": policy.min_nodes,
+        f"{len(policy.allowed_servers)} servers by name": policy.allowed_servers,
+        policy.hours: policy.hours,
+    }
+    words = "; ".join(words for words, there in conditions.items() if there)
+    return [words] if words else []
+
+
+def _counts(spec: DataSpec, data: TensorData) -> str:
+    """Return the class counts in one line; empty if there are no classes."""
+    task, classes = spec.make_task(), spec.classes
+    if task.kind == "image":
+        return ""
+    counts = task.counts(data).tolist()
+    if task.kind == "map":
+        shares = (
+            f"{name}: {100 * count / len(data):.3g}%" for name, count in zip(classes, counts, strict=True)
+        )
+        return f"{', '.join(shares)} of all pixels"
+    if len(classes) > FEW:
+        there = [round(count) for count in counts if count]
+        least, most = min(there, default=0), max(there, default=0)
+        return f"{len(there)} of {len(classes)} classes, {least} to {most} of each"
+    return ", ".join(f"{name}: {count:.0f}" for name, count in zip(classes, counts, strict=True))
+
+
+def _about_model(model: nn.Module, weights: str) -> str:
+    from fedstill.models.predictors import Predictor
+
+    if isinstance(model, Predictor):
+        return f"{model.extra_repr()}: it only predicts, and nothing of it is trained"
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    share = "all" if trained == sum(sizes) else f"{trained:,}" if trained else "none"
+    origin = f", from {weights}" if weights else ""
+    return f"{sum(sizes):,} parameters{origin}, {share} trained here"

@@ -108,14 +108,14 @@ def answer(args: ParsedArgs) -> None:
     key = args.get("--server-key")
 
     from fedstill.core.progress import ProgressBar
-    from fedstill.federation import offline_node, signed_files
+    from fedstill.federation import offline_files, signed_files
     from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
     with closing(NodeService(folder)) as service:
         service.limit_process_memory()  # the process runs this command only
     with ProgressBar(True) as bars:
-        reply = offline_node.answer_queries(
+        reply = offline_files.answer_queries(
             folder,
             file,
             args.path("--out"),
@@ -156,9 +156,7 @@ def show_offline_queries(args: ParsedArgs) -> None:
     from fedstill.tasks import TASKS
 
     # Custom methods and tasks are imported only if they are installed, never because a file names them.
-    queries = offline_files.read_queries(
-        Path(args.positionals[0]), methods=tuple(METHODS), tasks=tuple(TASKS)
-    )
+    queries = offline_files.read_queries(Path(args.positionals[0]), plugins=(*METHODS, *TASKS))
     _print_queries(queries)
     run = group_digits(describe(queries.plan, queries.public).sha256)
     _print_facts({"SHA-256": queries.sha256, "run": run, "signed by": queries.signer})

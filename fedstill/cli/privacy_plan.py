@@ -1,37 +1,52 @@
-"""``fedstill privacy plan``: what a run will cost each node, as its mechanism will charge it."""
+"""``fedstill privacy plan``: what a run will cost each node, as its mechanism will charge it.
+
+:func:`plan` computes the costs, :func:`show` prints them in 80 columns, and :func:`advice` recommends options
+of DP-SGD from recorded runs and the number of records only.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, number
-from fedstill.cli.console import plain, print_json
-from fedstill.cli.node_check_privacy_section import refusal
-from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode, PlannedRun, as_json, show
+from fedstill.cli.audit import events
+from fedstill.cli.console import plain, print_facts, print_json, print_table
+from fedstill.cli.node_check import refusal
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
+from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.privacy_forecast import (
+    MAX_STEPS,
+    Forecast,
     RunLength,
     charged_noise_tables,
     find_run_length,
     forecast,
     max_affordable_steps,
+    round_noise_up,
 )
 from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism
-from fedstill.privacy.events import PrivacyCost, total_cost
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.budget import epsilon_text_rounded_down, epsilon_text_rounded_up
+from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, total_cost
 from fedstill.protocol.method import build_node_side
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.data.data_spec import DataSpec
+    from fedstill.data.public import PublicData
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.local_config import LocalConfig
     from fedstill.runs.config import RunConfig
+    from fedstill.tasks import TaskConfig
 
 
 def plan(args: ParsedArgs) -> None:
@@ -228,3 +243,374 @@ def _longest_run_within_epsilon(
         least = f"more, or more noise: even {length.name} = 1 costs more than that at {place.name}"
         raise ArgumentError("--epsilon", privacy.epsilon, least)
     return steps
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run, as far as its cost depends on it."""
+
+    name: str
+    method: Any
+    spec: DataSpec
+    public: PublicData | None
+    models: tuple[str, ...] = ()  # of the nodes, where they are known
+    notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node that the run is planned for."""
+
+    name: str
+    privacy: PrivacyConfig
+    local: LocalConfig
+    examples: int  # its records, without those that a limit of groups leaves out
+    spent: TotalSpent
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Plan of one node."""
+
+    place: PlannedNode
+    mechanism: PrivacyMechanism  # of the run as planned
+    cost: Forecast
+    length: RunLength | None  # option that sets the length of the run; None: the cost does not depend on it
+    found: str  # the third of noise, steps and epsilon
+
+    @property
+    def unlike(self) -> bool:
+        """Return whether earlier releases were charged for another unit, so that costs cannot be added."""
+        return bool(self.place.spent.units - {self.mechanism.unit})
+
+
+def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: Path | None) -> None:
+    """Print what was found for the one node of a folder, or for those of a simulation."""
+    most = _most_limiting_plan(plans)
+    console.print(f"{run.name} ({run.method.title}), before anything is trained")
+    print_facts(console, _facts(run, plans, most))
+    if len(plans) > 1:
+        _print_nodes(console, plans)
+    _print_lines(console, most)
+    print_facts(console, _budget_facts(most))
+    if all(refusal(plan.mechanism, plan.place.spent) is None for plan in plans):
+        _print_levels(console, plans, folder)
+
+
+def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
+    """Return the plan as JSON has it."""
+    most = _most_limiting_plan(plans)
+    return {
+        "run": run.name,
+        "method": run.method.title,
+        "facts": _facts(run, plans, most),
+        "nodes": [
+            {
+                "node": plan.place.name,
+                "records": plan.place.examples,
+                "noise": plan.mechanism.noise_levels,
+                "length": None if plan.length is None else {plan.length.name: plan.length.value},
+                "epsilon": {"pld": plan.cost.pld, "rdp": plan.cost.rdp},
+                "refused": refusal(plan.mechanism, plan.place.spent),
+            }
+            for plan in plans
+        ],
+        "of": most.place.name,
+        "delta": most.mechanism.config.delta,
+        "queries": _lines(most),
+        "budgets": _budgets(most),
+        "noise to fix": _new_levels(plans),
+    }
+
+
+def _most_limiting_plan(plans: Sequence[NodePlan]) -> NodePlan:
+    """Return the plan of the node with the highest cost, or with the fewest steps."""
+    most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
+    if most.found == "steps":
+        most = min(plans, key=lambda plan: plan.length.value if plan.length is not None else math.inf)
+    return most
+
+
+def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[str, str | Sequence[str]]:
+    """Return mechanism, length and the result."""
+    config, statement = most.mechanism.config, most.mechanism.statement()
+    if not most.mechanism.protects:
+        facts: dict[str, str | Sequence[str]] = {
+            "mechanism": "none: releases leave as they are, without any guarantee"
+        }
+    else:
+        facts = {
+            "mechanism": f"{config.registered_name}; noise from {config.randomness} randomness",
+            "unit": statement.unit,
+            **({"but": "; ".join(run.notes)} if run.notes else {}),
+            "delta": f"{config.delta:g}",
+        }
+        length = "" if most.length is None else most.length.name
+        if most.length is not None:
+            facts["length"] = f"{length} {most.length.value:.10g}{_steps_note(plans)}"
+        facts["found"] = {
+            "noise": f"noise chosen for epsilon <= {min(config.epsilon, config.total_budget[0]):g}",
+            "steps": f"{length} chosen for epsilon <= {config.epsilon:g}",
+            "epsilon": "epsilon computed from noise and length",
+        }[most.found]
+        if "model" in config.dp_trained and most.cost.pld and MODEL not in run.models:
+            records = sum(plan.place.examples for plan in plans) // len(plans)  # as they were recorded
+            if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
+                facts["advice"] = advised
+        facts |= config.facts({part: max(_levels(plans, part)) for part in config.noise_option_tables})
+    return facts
+
+
+def _levels(plans: Sequence[NodePlan], part: str) -> list[float]:
+    return [plan.mechanism.noise_levels[part] for plan in plans]
+
+
+def _steps_note(plans: Sequence[NodePlan]) -> str:
+    lengths = {plan.length.value for plan in plans if plan.length is not None}
+    if min(lengths) == MAX_STEPS:
+        return " or more"
+    return "" if len(lengths) == 1 else f", within every node's budget; one allows {max(lengths):.10g}"
+
+
+def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
+    parts = [part for part in plans[0].mechanism.config.noise_option_tables if any(_levels(plans, part))]
+    rows = [
+        [
+            plan.place.name,
+            f"{plan.place.examples:,}",
+            *(f"{plan.mechanism.noise_levels[part]:.4g}" for part in parts),
+            *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
+            epsilon_text_rounded_up(plan.cost.pld),
+            "" if plan.cost.rdp is None else epsilon_text_rounded_up(plan.cost.rdp),
+        ]
+        for plan in plans
+    ]
+    steps = ["steps"] if plans[0].found == "steps" and plans[0].length is not None else []
+    print_table(console, ["node", "records", *parts, *steps, "PLD", "RDP"], rows, left=1)
+    _explain(
+        console,
+        {
+            **dict.fromkeys(parts, "noise multiplier of the options with this name"),
+            **dict.fromkeys(steps, "longest run within the budget"),
+            "PLD, RDP": "epsilon spent by the run, by each accountant; both are upper bounds",
+        },
+    )
+
+
+def _explain(console: Console, columns: Mapping[str, str]) -> None:
+    """Print a line on each column of a table."""
+    print_facts(console, {f"{column}:": text for column, text in columns.items()})
+
+
+def _print_lines(console: Console, plan: NodePlan) -> None:
+    console.print(f"privacy cost of {plan.place.name}, {plan.place.examples:,} records, by query")
+    rows = []
+    for line in _lines(plan):
+        times, charge, alone = line["times"], line["events"], line["epsilon"]
+        free = "free (covered by training)" if _is_covered_by_training(plan, line) else "free"
+        cost_text = "no guarantee" if charge is None else "\n".join(events(charge)) or free
+        often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
+        each = " each" if times is None and charge else ""
+        what = line["query"] if line["part"] == RESPONSE else f"{line['query']}, {line['part']}"
+        noise = "-" if line["for"] in ("other", "nothing") else line["for"]
+        rows.append([what, noise, cost_text, often, f"{epsilon_text_rounded_up(alone)}{each}"])
+    print_table(console, ["query", "noise", "charge", "times", "epsilon"], rows, left=3)
+    _explain(
+        console,
+        {
+            "noise": "options of the mechanism whose noise protects the query; -: no noise",
+            "charge": "privacy cost of one release or training step",
+            "times": "how often it is charged in the run",
+            "epsilon": "epsilon of this query alone; the values do not add up to the run's",
+        },
+    )
+
+
+def _is_covered_by_training(plan: NodePlan, line: Mapping[str, Any]) -> bool:
+    """Return whether a query releases outputs of a model whose training with DP-SGD is charged."""
+    query = plan.mechanism.side.queries.get(line["query"])
+    return "model" in plan.mechanism.config.dp_trained and query is not None and bool(query.released_kinds())
+
+
+def _lines(plan: NodePlan) -> list[dict[str, Any]]:
+    """Return each release with its epsilon alone: of all times, or of one if their number is unknown."""
+    config, rows = plan.mechanism.config, []
+    for line in plan.cost.lines:
+        charge = alone = None
+        if line.cost is not None:
+            charge = cost_to_dict(line.cost)
+            times = PrivacyCost({event: count * max(line.times, 1) for event, count in line.cost.items()})
+            alone = compute_epsilon(times, config.delta, config.accountant)
+        rows.append(_line(line.label, line.charged_to, charge, line.times, alone, line.part))
+    charged = {line.label for line in plan.cost.lines}
+    for name, query in plan.mechanism.side.queries.items():
+        if name not in charged:
+            rows.append(_line(name, "nothing", {}, query.times, 0.0))
+    return rows
+
+
+def _line(
+    what: str,
+    charged_to: str,
+    charge: Mapping[str, int] | None,
+    times: int,
+    alone: float | None,
+    part: str = RESPONSE,
+) -> dict[str, Any]:
+    row = {"query": what, "part": part, "for": charged_to, "events": charge}
+    return {**row, "times": times or None, "epsilon": alone}
+
+
+def _budgets(plan: NodePlan) -> dict[str, Any]:
+    """Return the cost of the run and the remaining budgets. None: no guarantee, no budget, or an unreadable
+    audit log."""
+    config, cost, place = plan.mechanism.config, plan.cost, plan.place
+    before = after = None
+    if place.spent.fault is None and not place.spent.no_guarantee and not plan.unlike:
+        spent = cost_from_dict(place.spent.events)
+        before = compute_epsilon(spent, config.total_budget[1], config.accountant)
+        if cost.cost is not None:
+            after = compute_epsilon(spent + cost.cost, config.total_budget[1], config.accountant)
+    return {
+        "epsilon_pld": cost.pld,
+        "epsilon_rdp": cost.rdp,
+        "and_each_time": [name for name, asked in plan.mechanism.side.queries.items() if not asked.times],
+        "of_the_run": _budget(config.epsilon, config.delta, 0.0, cost.epsilon_by(config.accountant)),
+        "of_the_data": _budget(*config.total_budget, before, after),
+        "refused": refusal(plan.mechanism, place.spent),
+    }
+
+
+def _budget(most: float, delta: float, before: float | None, after: float | None) -> dict[str, float | None]:
+    left = None if math.isinf(most) or after is None else max(0.0, most - after)
+    return {
+        "epsilon": most,
+        "delta": delta,
+        "epsilon_before": before,
+        "epsilon_after": after,
+        "epsilon_left": left,
+    }
+
+
+def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
+    """The same in words."""
+    budgets, refused = _budgets(plan), ""
+    if budgets["refused"] is not None:
+        refused = f"REFUSED: {budgets['refused']}"
+    if plan.cost.cost is None:
+        return {"whole run": f"no guarantee, and {refused}" if refused else "no guarantee"}
+    lines = [
+        f"epsilon {epsilon_text_rounded_up(budgets['epsilon_pld'])} (PLD), "
+        f"{epsilon_text_rounded_up(budgets['epsilon_rdp'])} (RDP)"
+    ]
+    if endless := budgets["and_each_time"]:
+        lines.append(f"and the charge of {', '.join(endless)} each time, as long as the budget allows")
+    facts: dict[str, str | Sequence[str]] = {
+        "whole run": lines,
+        "of the run": _remaining_budget_text(budgets["of_the_run"]),
+    }
+    spent = plan.place.spent
+    unknown = spent.fault is not None or ((spent.no_guarantee or plan.unlike) and refused)
+    facts["of the data"] = refused if unknown else _remaining_budget_text(budgets["of_the_data"])
+    return facts
+
+
+def _remaining_budget_text(budget: Mapping[str, Any]) -> str:
+    """Return the rest of a budget after the run, in words."""
+    most, reached = budget["epsilon"], budget["epsilon_after"]
+    earlier = (
+        f"{epsilon_text_rounded_up(budget['epsilon_before'])} spent before, "
+        if budget["epsilon_before"]
+        else ""
+    )
+    if math.isinf(most) or reached is None:
+        return f"no budget; {earlier}{epsilon_text_rounded_up(reached)} after it" if earlier else "no budget"
+    kept = (
+        f"budget {most:g} at delta {budget['delta']:g}: {earlier}{epsilon_text_rounded_up(reached)} after it"
+    )
+    return (
+        f"{kept}, so it is REFUSED"
+        if reached > most
+        else f"{kept}, {epsilon_text_rounded_down(budget['epsilon_left'])} left"
+    )
+
+
+def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
+    """The noise that was found, by part, rounded up."""
+    found = {}
+    given = plans[0].place.privacy.noise_option_tables
+    for part, table in plans[0].mechanism.config.noise_option_tables.items():
+        most = max(_levels(plans, part))
+        if most > 0 and (table.noise is None or table.noise != given[part].noise):
+            found[part] = round_noise_up(most)
+    return found
+
+
+def _print_levels(console: Console, plans: Sequence[NodePlan], folder: Path | None) -> None:
+    """The noise that was found, as the owner can write it down."""
+    found = _new_levels(plans)
+    if not found:
+        return
+    section = "privacy" if folder is not None else "nodes.privacy"
+    where = "node.toml" if folder is not None else "the run's file, enough for every node"
+    console.print(f"To fix this noise, write into {where}:")
+    for part, level in found.items():
+        console.print(f"  [{section}.{part}]")
+        console.print(f"  noise = {level:g}")
+
+
+MODEL = "random-conv:64"
+
+
+@dataclass(frozen=True)
+class RecordedAccuracy:
+    """Accuracy of FedKD's student in runs with a preset's options, in percent, mean of three seeds: by the
+    average records of a node and the epsilon of a run."""
+
+    data: str
+    preset: str
+    percent: Mapping[int, Mapping[float, float]]
+
+
+# From fewer records to more; docs/results.md has their spread, and a test holds these to that page.
+RECORDED = (
+    RecordedAccuracy(  # experiments/privacy_curves.toml and privacy_digits_linear.toml
+        "digits",
+        "digits-fedkd-private",
+        {
+            58: {1.0: 29.1, 3.0: 54.9, 8.0: 75.8},
+            115: {1.0: 48.6, 3.0: 81.7, 8.0: 88.9},
+            230: {1.0: 72.1, 3.0: 87.3, 8.0: 90.3},
+        },
+    ),
+    RecordedAccuracy(  # experiments/privacy_fashion_linear.toml
+        "Fashion-MNIST",
+        "fashion-fedkd-private",
+        {2000: {3.5: 81.4}, 11400: {3.5: 86.3, 8.0: 86.5}},
+    ),
+)
+
+
+def advice(task: TaskConfig, records: int, epsilon: float) -> Sequence[str]:
+    """Return lines that recommend model and options, with the expected accuracy; for classes of images.
+
+    A node is held against the nearest row of :data:`RECORDED` that has no more records than it has, and of
+    the first where all have more: more records and a larger epsilon do no harm.
+    """
+    if (task.task_class.form, task.task_class.kind) != ("images", "class"):
+        return []
+    below = [each for each in RECORDED if min(each.percent) <= records]
+    nearest = below[-1] if below else RECORDED[0]
+    least = max((count for count in nearest.percent if count <= records), default=min(nearest.percent))
+    reached = nearest.percent[least]
+    budgets = [each for each in reached if each <= epsilon]
+    spent = max(budgets, default=min(reached))
+    word = "about" if below and budgets else "less than"
+    expected = f"{word} {reached[spent]:.0f} % on {nearest.data}"
+    return [
+        f"{MODEL}, a linear model on fixed features (docs/privacy.md),",
+        f"with nodes.local and nodes.privacy as in {nearest.preset}",
+        f"with {records:,} records and epsilon {epsilon:.4g}: {expected},",
+        f"as measured with {least:,} records a node at epsilon {spent:g}",
+    ]

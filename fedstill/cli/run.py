@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Options of `run` that people type often, and what they stand for.
 SHORT = {
-    "--engine": "--engine.name",
+    "--engine": "--engine.backend",
     "--startup-kit": "--engine.startup_kit",
     "--nodes": "--split.nodes",
     "--data": "--data.name",

@@ -15,7 +15,7 @@ from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import format_seconds, json_text
 
 if TYPE_CHECKING:
-    from fedstill.federation.server_status import ServerStatus
+    from fedstill.federation.admin import ServerStatus
 
 PORT = 8002
 MOST_RUNS = 10  # that are shown
@@ -58,21 +58,21 @@ def init(args: ParsedArgs) -> None:
 
 
 def start(args: ParsedArgs) -> None:
-    from fedstill.federation import flare_kit, flare_site, provision
+    from fedstill.federation import flare_site, provision
 
     folder = Path(args.positionals[0])
     federation = provision.read_federation(folder)
-    this = flare_kit.server(folder)
+    this = flare_site.server(folder)
     this.kit.require_valid()
     if flare_site.process_id(this) is None:
-        flare_kit.require_free_port(this)
+        flare_site.require_free_port(this)
         address = f"{federation['host']}:{federation['port']}"
         print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
     sys.exit(flare_site.run(this))
 
 
 def status(args: ParsedArgs) -> None:
-    from fedstill.federation.server_status import ServerMonitor
+    from fedstill.federation.admin import ServerMonitor
 
     folder = Path(args.positionals[0])
     with closing(ServerMonitor(folder)) as watch:
@@ -116,10 +116,10 @@ def _say(server: ServerStatus, folder: Path) -> None:
 
 
 def stop(args: ParsedArgs) -> None:
-    from fedstill.federation import flare_kit, flare_site
+    from fedstill.federation import flare_site
 
     folder = Path(args.positionals[0])
-    print("Stopped." if flare_site.stop(flare_kit.server(folder)) else "It did not run.")
+    print("Stopped." if flare_site.stop(flare_site.server(folder)) else "It did not run.")
 
 
 def add(args: ParsedArgs) -> None:
@@ -145,12 +145,11 @@ def renew(args: ParsedArgs) -> None:
 
 def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -> None:
     from fedstill.core.run_writer import write_text
-    from fedstill.federation import flare_kit, flare_site, provision
-    from fedstill.federation.admin import Admin
-    from fedstill.federation.run_status import STOPPED
+    from fedstill.federation import flare_site, provision
+    from fedstill.federation.admin import STOPPED, Admin
 
     folder, node = Path(args.positionals[0]), args.positionals[1]
-    if flare_site.process_id(flare_kit.server(folder)) is None:
+    if flare_site.process_id(flare_site.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)
     with Admin(folder / "admin") as admin:

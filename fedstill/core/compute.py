@@ -52,7 +52,7 @@ Precision = Literal["float32", "bfloat16"]
 CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig(CheckedOptions):
     """Options for computing the federation. Except for precision, they change only speed and last digits.
 
@@ -66,11 +66,14 @@ class EngineConfig(CheckedOptions):
 
     section: ClassVar[str] = "engine"
 
-    name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
-    """stacked computes nodes of equal architecture in one call, one-by-one computes each node separately.
-    auto stacks small networks on a GPU, except while they only train, and many networks without convolutions
-    on a CPU. flare runs nodes as separate processes in NVIDIA FLARE's simulator, flare-poc in a federation
-    deployed on this machine."""
+    backend: Literal["local", "flare", "flare-poc"] = "local"
+    """Where nodes are computed. local: in this process. flare: each in a process of its own, in NVIDIA
+    FLARE's simulator or with startup_kit in a deployed federation. flare-poc: in a federation that is
+    deployed on this machine for the run."""
+    batching: Literal["auto", "stacked", "one-by-one"] = "auto"
+    """How the local backend computes nodes. stacked computes nodes of equal architecture in one call,
+    one-by-one computes each node separately. auto stacks small networks on a GPU, except while they only
+    train, and many networks without convolutions on a CPU."""
     device: str = "cpu"
     """The torch device, for example cpu or cuda."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
@@ -87,13 +90,15 @@ class EngineConfig(CheckedOptions):
     """On a GPU, capture training steps as CUDA graphs. Steps that cannot be captured run eagerly, with a
     warning."""
     startup_kit: str = ""
-    """With flare: the folder of the startup kit of a deployed federation. Its nodes take part with their own
-    data, models and policies."""
+    """With the backend flare: the folder of the startup kit of a deployed federation. Its nodes take part
+    with their own data, models and policies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.startup_kit and self.name != "flare":
-            raise ArgumentError("engine.startup_kit", self.startup_kit, "none, unless engine.name is flare")
+        if self.startup_kit and self.backend != "flare":
+            raise ArgumentError(
+                "engine.startup_kit", self.startup_kit, "none, unless engine.backend is flare"
+            )
 
 
 class Compute:

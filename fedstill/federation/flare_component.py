@@ -10,25 +10,27 @@ import logging
 import os
 import shutil
 import signal
+import threading
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, RunProcessKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
-from fedstill.core.text_format import to_printable_line
-from fedstill.federation.connection_log import ServerConnection, update_connection_on_replies
-from fedstill.federation.flare_kit import CLIENT, Site
-from fedstill.federation.flare_lost_nodes import LostNodeMonitor
-from fedstill.federation.flare_site import JOB_ID, end_jobs
+from fedstill.core.text_format import format_seconds, to_printable_line
+from fedstill.federation.flare_site import CLIENT, JOB_ID, Site, end_jobs
 
 if TYPE_CHECKING:
     from fedstill.node.security_events import SecurityEvents
@@ -189,3 +191,159 @@ def install_job_request_filter(site: str, folder: Path) -> None:
         raise DeployError(
             f"none of this process's connections is {to_printable_line(site)}'s: none would be guarded"
         )
+
+
+# --- a node's connection to its server ------------------------------------------------------------------
+
+REPLY_SECONDS = 6.0  # seconds that the server may take for its reply to a heartbeat
+FIRST_REMINDER, MAX_REMINDER_INTERVAL = 60.0, 3600.0  # seconds between warnings while it is unreachable
+RETRYING = "retrying every 10 s until it answers or this process is ended"
+
+
+class ServerConnection:
+    """State of a node's connection to its server, with a log line for each change and reminders while it is
+    down.
+
+    Args:
+        server: its address.
+        clock: returns seconds.
+        on_refused: called with the reason when the server refuses the node.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        clock: Callable[[], float] = time.monotonic,
+        on_refused: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._on_refused = on_refused
+        self._server, self._clock = server, clock
+        self._state, self._was_connected = "", False  # "", "in", "gone" or "refused"
+        self._since, self._next = clock(), 0.0
+
+    def set_connected(self) -> None:
+        """Record that the server accepted this node."""
+        if self._state == "in":
+            return
+        after = f", after {format_seconds(self._clock() - self._since)}" if self._state else ""
+        again = " again" if self._was_connected else ""
+        logger.info("connected to the server at %s%s%s", self._server, again, after)
+        self._state, self._was_connected = "in", True
+
+    def set_unreachable(self) -> None:
+        """Record that the server cannot be reached or did not reply in time."""
+        now = self._clock()
+        if self._state == "gone":
+            if now >= self._next:
+                waited = now - self._since
+                self._next = now + min(max(waited, FIRST_REMINDER), MAX_REMINDER_INTERVAL)
+                logger.warning("no answer from %s for %s; %s", self._server, format_seconds(waited), RETRYING)
+            return
+        if self._state:
+            logger.warning("lost the connection to the server at %s; %s", self._server, RETRYING)
+        else:
+            why = "is the server up, may this machine reach it, and is the kit from this federation?"
+            logger.warning("no answer from %s; %s. %s", self._server, RETRYING, why.capitalize())
+        self._state, self._since, self._next = "gone", now, now + FIRST_REMINDER
+
+    def set_refused(self, reason: str) -> None:
+        """Record that the server refused this node, and why."""
+        if self._state != "refused":
+            revoked = "it has revoked this node" if "is disabled" in reason else reason
+            logger.warning("the server at %s refuses this node: %s", self._server, revoked)
+            self._state, self._since = "refused", self._clock()
+            self._on_refused(revoked)
+
+
+def update_connection_on_replies(
+    contact: ServerConnection, cell: Any, heartbeat: float, leave: Callable[[], None]
+) -> None:
+    """Update a connection from the server's replies in this process of FLARE.
+
+    Args:
+        contact: the connection.
+        cell: FLARE's communication endpoint.
+        heartbeat: seconds between two heartbeats.
+        leave: ends the process of a node that is refused. FLARE would end it too, with a traceback.
+    """
+    from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode
+
+    last = time.monotonic()
+
+    def on_reply(reply: Any) -> None:
+        nonlocal last
+        topic = reply.get_header(MessageHeaderKey.TOPIC)
+        if topic in (CellChannelTopic.Register, CellChannelTopic.HEART_BEAT):
+            last = time.monotonic()
+            code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+            if code == ReturnCode.UNAUTHENTICATED:
+                contact.set_refused(str(reply.get_header(MessageHeaderKey.ERROR)))
+                if topic == CellChannelTopic.Register:
+                    leave()
+            elif code == ReturnCode.OK:
+                contact.set_connected()
+
+    def listen() -> None:
+        while True:
+            time.sleep(1.0)
+            if time.monotonic() - last > heartbeat + REPLY_SECONDS:
+                contact.set_unreachable()
+
+    cell.add_incoming_reply_filter("*", "*", on_reply)
+    threading.Thread(target=listen, daemon=True).start()
+
+
+# --- nodes whose process for a job has ended ------------------------------------------------------------
+
+CHANNEL, TOPIC = "fedstill", "lost"  # of the notification to a job
+
+
+class LostNodeMonitor:
+    """Watches heartbeats in the server's main process and notifies jobs of lost nodes.
+
+    Args:
+        engine: FLARE's engine with its jobs.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._cell = engine, engine.get_cell().core_cell
+        self._active: set[tuple[str, str]] = set()  # (job, node) that were seen working
+        self._notified: set[tuple[str, str]] = set()
+        self._cell.add_incoming_request_filter(CellChannel.SERVER_MAIN, "*", self.check_heartbeat)
+
+    def check_heartbeat(self, message: Any) -> None:
+        """Check one message; FLARE has authenticated its sender."""
+        if message.get_header(MessageHeaderKey.TOPIC) != CellChannelTopic.HEART_BEAT:
+            return
+        keys = CellMessageHeaderKeys
+        node, token, active_jobs = map(message.get_header, (keys.CLIENT_NAME, keys.TOKEN, keys.JOB_IDS))
+        for job, process in list(self._engine.run_processes.items()):
+            participants = process.get(RunProcessKey.PARTICIPANTS) or {}
+            tokens = {client.name: known for known, client in participants.items()}
+            if job in (active_jobs or ()):
+                self._active.add((job, node))
+            # A new job may not have reached the node yet; a restarted node has another token.
+            elif node in tokens and (tokens[node] != token or (job, node) in self._active):
+                self._notify(job, node)
+
+    def _notify(self, job: str, node: str) -> None:
+        if (job, node) not in self._notified:
+            self._notified.add((job, node))
+            target = FQCN.join([FQCN.ROOT_SERVER, job])
+            self._cell.fire_and_forget(CHANNEL, TOPIC, target, new_cell_message({}, {"node": node}))
+
+
+def subscribe_to_lost_nodes(engine: Any, on_lost: Callable[[str], None]) -> None:
+    """Call a function in the process of a job at the server for each node that the job has lost.
+
+    Args:
+        engine: FLARE's engine.
+        on_lost: called with the name of the node.
+    """
+
+    def on_message(message: Any) -> Any:
+        if message.get_header(MessageHeaderKey.ORIGIN) == FQCN.ROOT_SERVER:
+            on_lost(str(message.payload["node"]))
+        return make_reply("ok")
+
+    engine.get_cell().core_cell.register_request_cb(CHANNEL, TOPIC, on_message)

@@ -17,6 +17,7 @@ from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.request_handler import RequestHandler
+from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumRequest
@@ -47,8 +48,8 @@ def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: boo
     Args:
         local_training: the networks are grouped for local training, without queries.
     """
-    if compute.config.name != "auto":
-        return compute.config.name == "stacked"
+    if compute.config.batching != "auto":
+        return compute.config.batching == "stacked"
     if compute.device.type == "cuda":
         models = [node.model for node in nodes]
         if local_training and compute.uses_cuda_graphs(*models):
@@ -74,6 +75,10 @@ class InProcess(Federation):
     ) -> None:
         super().__init__([node.name for node in nodes], side.queries, link)
         self._members = {node.name: node for node in nodes}
+        if self.link.secure_aggregation:
+            for node in nodes:
+                if node.gate.encoder is None:
+                    SumEncoder(node.gate)
         self._side, self._compute = side, compute
         self._groups = [[node.name for node in group] for group in groups]
         self._last = {node.name: -1 for node in nodes}  # number of the last query of each node
@@ -98,9 +103,7 @@ class InProcess(Federation):
         responses: dict[str, Tensors] = {}
         content = digest(sent.query, sent.tensors)  # once, as it copies tensors from the device
         for handler in handlers:
-            handler.admit_query(
-                sent.query, sent.number, sent.tensors, sent.differentiable, sent.call, content
-            )
+            handler.admit_query(sent.query, sent.number, sent.tensors, sent.differentiable, content)
         self._run_handlers(sent.query, handlers, lambda handler: handler.compute_responses(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
@@ -122,7 +125,7 @@ class InProcess(Federation):
         self._run_handlers(
             f"back {query}",
             list(by_handler),
-            lambda handler: handler.compute_gradients(number, by_handler[handler], call, contents),
+            lambda handler: handler.compute_gradients(number, by_handler[handler], contents),
         )
         gradients: dict[str, Tensors] = {}
         for handler in by_handler:

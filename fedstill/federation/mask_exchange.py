@@ -1,7 +1,8 @@
 """Messages of secure aggregation between queries: the server forwards key cards and agreements among nodes.
 
 The server can read neither. If some nodes do not contribute to a sum, the others agree on the contributors
-and reveal the masks that do not cancel, which the server then subtracts (:mod:`fedstill.node.sum_masks`).
+and reveal the masks that do not cancel, which the server then subtracts
+(:mod:`fedstill.node.secure_aggregation`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.federation.replies import parse_reply
-from fedstill.federation.transport import MessageSender
+from fedstill.federation.transport import MessageSender, parse_reply
 from fedstill.node.replies import AgreementCodes
-from fedstill.node.sum_masks import KEY_BYTES, mask_sign, mask_tensor
 from fedstill.protocol.messages import ConfirmSurvivors, Message, ReceiveKeys, RevealMasks, SendKeys
-from fedstill.protocol.secure_aggregation import SumRequest
+from fedstill.protocol.secure_aggregation import KEY_BYTES, SumRequest, mask_sign, mask_tensor
 from fedstill.protocol.wire_format import Tensors
 
 CallNodes = Callable[

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,33 +27,41 @@ from fedstill.core.errors import (
 )
 from fedstill.core.text_format import format_seconds
 from fedstill.data.public import PublicData
+from fedstill.federation import transport
 from fedstill.federation.federation import Federation
-from fedstill.federation.joining import NodeJoiner, NodeProgress
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.link_costs import LinkCosts
 from fedstill.federation.mask_exchange import MaskExchange
 from fedstill.federation.response_checks import require_finite_gradients
 from fedstill.federation.secure_aggregation import SentQuery
-from fedstill.federation.server_audit import ServerAuditLog
-from fedstill.federation.transport import EndlessReply, Link, LinkError, MessageSender, Reply
-from fedstill.node.audit_entries import GRADIENT, RESPONSE
+from fedstill.federation.transport import (
+    EndlessReply,
+    Link,
+    LinkError,
+    MessageSender,
+    Reply,
+    parse_node_status,
+    parse_reply,
+)
+from fedstill.node.audit_entries import GRADIENT, RESPONSE, Entry
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.replies import NodeStatus
+from fedstill.node.replies import NodeStatus, NodeVersions, TrainingProgress
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import (
     AnswerQuery,
     ComputeGradients,
     IdentifyNode,
+    JoinRun,
     LeaveRun,
     LoadCheckpoint,
     Message,
     SaveCheckpoint,
+    TrainLocally,
 )
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import RunPlan
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_tensors
 from fedstill.protocol.secure_aggregation import SumRequest
-from fedstill.protocol.wire_format import Tensors, bytes_by_kind, tensor_bytes
+from fedstill.protocol.wire_format import SCALE, Tensors, bytes_by_kind, tensor_bytes
 
 logger = logging.getLogger("fedstill.server")
 
@@ -339,3 +348,192 @@ class Remote(Federation):
         if not checkpoint - 1 <= status.last_query < number:
             self._sender.send(node, LoadCheckpoint(checkpoint))
         return status
+
+
+# --- messages before a node's first query ---------------------------------------------------------------
+
+TRAINING_SECONDS = 2.0  # seconds of local training per message
+
+
+@dataclass
+class NodeProgress:
+    """Progress of a node's local training.
+
+    Args:
+        node: its name.
+        percent: progress so far; -1 before the first message.
+        seconds: seconds since the last progress.
+    """
+
+    node: str
+    percent: int = -1
+    seconds: float = 0.0
+
+
+class NodeJoiner:
+    """Sends the messages before a node's first query in one run.
+
+    Args:
+        send: sends messages to nodes.
+        plan: the run's plan.
+        public: public data, for nodes that do not have them yet.
+        patience: seconds after which local training without progress counts as stuck.
+    """
+
+    def __init__(
+        self, send: MessageSender, plan: RunPlan, public: PublicData | None, patience: float
+    ) -> None:
+        self._send, self._plan, self._public, self._patience = send, plan, public, patience
+
+    def join(self, node: str) -> NodeStatus:
+        """Make one node join the run.
+
+        Raises:
+            NodeFault: it speaks another protocol, or does not take the public data.
+        """
+        versions = parse_reply(NodeVersions, self._send.send(node, IdentifyNode()))
+        if versions.protocol != PROTOCOL:
+            raise NodeFault(
+                node, "identify", f"it speaks protocol {versions.protocol}, the server {PROTOCOL}"
+            )
+        message = JoinRun(self._plan.to_dict())
+        status = parse_node_status(self._send.send(node, message), versions.versions)
+        if status.needs_public_data and self._public is not None:
+            body = self._send.send(node, message, public_tensors(self._public))
+            status = parse_node_status(body, versions.versions)
+        if status.needs_public_data:
+            raise NodeFault(node, "join", "it does not take the run's public data")
+        return status
+
+    def train(self, node_progress: NodeProgress) -> TrainingProgress:
+        """Continue one node's local training for a few seconds.
+
+        Raises:
+            NodeFault: it made no progress for too long.
+        """
+        start = time.monotonic()
+        reply = parse_reply(
+            TrainingProgress, self._send.send(node_progress.node, TrainLocally(TRAINING_SECONDS))
+        )
+        if reply.is_trained or reply.percent > node_progress.percent:
+            node_progress.percent, node_progress.seconds = reply.percent, 0.0
+            return reply
+        if time.monotonic() - start < TRAINING_SECONDS / 2:  # it replied earlier than it was asked to
+            self._send.ended.wait(transport.PAUSE)
+        node_progress.seconds += time.monotonic() - start
+        if node_progress.seconds > self._patience:
+            waited = format_seconds(node_progress.seconds)
+            reason = f"its local training stays at {node_progress.percent}%, after {waited} more"
+            raise NodeFault(node_progress.node, "train_locally", reason)
+        return reply
+
+
+# --- time and bytes of communication --------------------------------------------------------------------
+
+
+@dataclass
+class LinkCosts:
+    """Accumulated time and bytes of a link.
+
+    Attributes:
+        queries: rounds of messages.
+        seconds: total time of these rounds.
+        nodes: seconds of the slowest node, added over rounds.
+        waiting: part of ``nodes`` that the other nodes wait for the slowest one, on average.
+        bytes: bytes in both directions.
+        absent: seconds spent waiting for nodes that failed. The remaining time is the link's.
+    """
+
+    queries: int = 0
+    seconds: float = 0.0
+    nodes: float = 0.0
+    waiting: float = 0.0
+    bytes: int = 0
+    absent: float = 0.0
+
+    def add_round(
+        self, seconds: float, node_seconds: Sequence[float], bytes: int, absent: float = 0.0
+    ) -> None:
+        """Add one round of messages.
+
+        Args:
+            seconds: duration of the round.
+            node_seconds: computing time of each node that replied.
+            bytes: bytes in both directions.
+            absent: seconds from the last reply until nodes without one were given up.
+        """
+        self.queries += 1
+        self.seconds += seconds
+        self.nodes += max(node_seconds, default=0.0)
+        self.waiting += max(node_seconds, default=0.0) - sum(node_seconds) / max(len(node_seconds), 1)
+        self.bytes += bytes
+        self.absent += absent
+
+    def costs(self, total: float, training: float) -> dict[str, float]:
+        """Return the costs as ``link`` in ``result.json``.
+
+        Args:
+            total: seconds of the run.
+            training: seconds of local training before the first query.
+        """
+        link = max(self.seconds - self.nodes - self.absent, 0.0)
+        return {
+            "messages": self.queries,
+            "seconds_each": self.seconds / max(self.queries, 1),
+            "bytes_each": self.bytes / max(self.queries, 1),
+            "link": link,
+            "nodes": self.nodes - self.waiting,
+            "waiting": self.waiting,
+            "absent": self.absent,
+            "training": training,
+            "server": max(total - training - self.seconds, 0.0),
+            "share": link / max(total, 1e-9),
+        }
+
+
+# --- the server's own audit log -------------------------------------------------------------------------
+
+
+class ServerAuditLog:
+    """The server's audit log of one run.
+
+    Args:
+        masked: secure aggregation: responses are masked, and the server sees sums.
+    """
+
+    def __init__(self, audit: AuditLog, run: str, queries: Mapping[str, Query], masked: bool) -> None:
+        self._audit, self._run, self._queries, self._masked = audit, run, queries, masked
+
+    def record_release(
+        self,
+        node: str,
+        number: int,
+        query: str,
+        part: str,
+        content: str,
+        down: Mapping[str, int],
+        reply: Reply,
+    ) -> None:
+        """Record a node's release: its response, or the gradients of one.
+
+        Args:
+            content: hash of the message that was sent.
+            down: bytes that were sent, by payload kind.
+        """
+        kinds = self._queries[query].released_kinds()
+        # Undeclared tensors will be rejected, and are not counted.
+        known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
+        entry = Entry(
+            *(self._run, node, node, number, query, part, content),
+            history_hash=reply.privacy.history_hash,
+            # Other bits (e.g., after a restart with another number of threads) are another release, which is
+            # charged again. Masked bits differ each time.
+            release_hash=reply.privacy.release_hash if self._masked else digest(part, reply.tensors),
+            down=down,
+            up=bytes_by_kind(known, kinds),
+            mechanism=reply.privacy.mechanism,
+            cost=reply.privacy.cost or {},
+            no_guarantee=int(reply.privacy.cost is None),
+            queries=int(part == RESPONSE),
+        )
+        self._audit.charge(entry)

@@ -83,7 +83,8 @@ def invalid_dtype_fault(tensors: Tensors) -> str | None:
 def require_finite_inputs(tensors: Tensors, query: str) -> None:
     """Raise DataError if the method sends inputs with NaN or infinity, which is no node's fault."""
     for fault in non_finite_faults({"the server": tensors}).values():
-        raise DataError(f"query {query!r}: inputs {fault}: the method's networks at the server diverged")
+        cause = "the method's networks at the server diverged"
+        raise DataError(f"query {query!r}: the server sent numbers that are not finite, {fault}: {cause}")
 
 
 def require_finite_gradients(pulls: Mapping[str, Tensors], query: str) -> None:

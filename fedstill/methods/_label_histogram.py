@@ -12,7 +12,7 @@ from fedstill.core.text_format import brief_repr
 from fedstill.federation.federation import Federation
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, seal
+from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]
@@ -33,19 +33,16 @@ def _add_sizes(response: Tensors, sent: Tensors) -> Tensors:
     return {"counts": counts, "sizes": sizes}
 
 
-@seal(sizes=DATA_SIZES)
 def count_samples(node: NodeView) -> Tensors:
     """Return n_k, the node's number of examples, as ``sizes`` ()."""
     return {"sizes": torch.tensor(float(len(node.data)), device=node.device)}
 
 
-@seal(counts=LABEL_COUNTS)
 def count_labels(node: NodeView) -> Tensors:
     """Return the node's number of examples of each class, as ``counts`` (C,)."""
     return {"counts": node.task.counts(node.data)}
 
 
-@seal(counts=LABEL_COUNTS, sizes=DATA_SIZES)
 def count_labels_and_sizes(node: NodeView) -> Tensors:
     """Return ``counts`` (C,), and ``sizes`` (), which they do not give."""
     return {**count_labels(node), **count_samples(node)}

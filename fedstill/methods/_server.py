@@ -19,7 +19,7 @@ from fedstill.federation.federation import Federation, Responses
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
-from fedstill.protocol.payload_kinds import INPUTS
+from fedstill.protocol.sent_tensors import sent_query_fault
 from fedstill.tasks import Task
 
 
@@ -69,6 +69,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_registered_names(self.method, "method")
+        self.federation.outputs = self.task.output_shape(self.shape)
         self.federation.exclude_refusing_nodes(tuple(self.federation.queries))
         self.state = self.method.init_state(self)
         _check_state(self.name, self.state)
@@ -109,7 +110,8 @@ class Server:
                 declares them.
 
         Raises:
-            DataError: inputs that are not of the task's shape, or not float32 (token ids: int64).
+            DataError: a tensor of another dtype or shape than its kind's, such as inputs that are not of the
+                task's shape, or that is not finite.
             ArgumentError: a call in ``init_state``. It runs before the nodes have trained and again at each
                 resume, so that the release would be repeated and no training would be charged.
 
@@ -121,20 +123,17 @@ class Server:
                 "none, as init_state runs before training and at each resume: query in step, where t is 0"
             )
             raise ArgumentError(f"query in init_state of {self.name}", query, expected)
-        json_values = (
-            self.federation.queries[query].details.json_values if query in self.federation.queries else ()
-        )
+        declared = self.federation.queries.get(query)
+        if declared is None:
+            raise ArgumentError("query", query, f"one of {', '.join(self.federation.queries)}")
+        json_values = declared.details.json_values
         sent: dict[str, Any] = {
             name: value if name in json_values else torch.as_tensor(value) for name, value in inputs.items()
         }
-        kinds = self.federation.queries[query].sends if query in self.federation.queries else {}
         dtype = torch.int64 if self.task.form == "texts" else torch.float32
-        for name in (name for name in sent if kinds.get(name) == INPUTS):
-            value, shape = sent[name], tuple(self.shape)
-            if tuple(value.shape[1:]) != shape or value.dtype != dtype:
-                actual = f"{name} is {value.dtype} of shape {tuple(value.shape)}"
-                expected = f"{dtype} of shape (B, {', '.join(map(str, shape))})"
-                raise DataError(f"query {query!r}: {actual} (expected {expected})")
+        fault = sent_query_fault(declared, sent, self.shape, self.task.output_shape(self.shape), dtype)
+        if fault is not None:
+            raise DataError(f"query {query!r}: {fault}")
         return self.federation.query(query, nodes=nodes, **sent)
 
     def query_or_none(self, query: str, *, nodes: Sequence[str], **inputs: Any) -> Responses | None:

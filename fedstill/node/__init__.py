@@ -17,8 +17,7 @@ service.
 - Audit log: ``audit_log`` writes each release before it is handed over, as ``audit_entries``, with
   ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_log_inspection`` finds it in the
   owner's folder, ``spent_budget`` computes its epsilon.
-- Secure aggregation: ``sum_encoder`` converts releases, ``sum_masks`` masks them, ``masked_handler``
-  responds under masks, and ``sum_history`` records earlier sums.
+- ``secure_aggregation`` (experimental): releases become masked parts of sums over nodes.
 
 May import privacy, protocol and lower packages. Read ``gate`` first.
 """

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,23 +16,41 @@ from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
-from fedstill.node.sum_encoder import SumEncoder
 from fedstill.privacy.events import PrivacyCost, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
-from fedstill.protocol.payload_kinds import INDICES, INPUTS, KNOWN_KINDS, LABEL_MAPS, SOURCES, PayloadKind
+from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_MAPS, PayloadKind
 from fedstill.protocol.queries import Query, score_shape_fault
 from fedstill.protocol.run_plan import RunDescription
+from fedstill.protocol.sent_tensors import sent_tensor_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, bytes_by_kind, decompress, wire_kind
 
-INTEGER_DTYPES = (torch.int32, torch.int64)
-PARAMETER_KINDS = frozenset(
-    kind for kind in KNOWN_KINDS.values() if kind.category == "model"
-)  # networks as they travel
 COMPRESSED_WIRE = WireConfig(
     inputs="int8", gradients="int8"
 )  # a form with scales for every kind that can have them
 # Names of noise streams by part: another name gives other noise.
 NOISE_PARTS = {RESPONSE: "answer", GRADIENT: "gradient"}
+
+
+class ReleaseEncoder(Protocol):
+    """Linear conversion of a node's releases, after noise and before the entry in the audit log."""
+
+    def admit(self, query: Query) -> None:
+        """Refuse a query whose response could not be encoded, after all other rules and before any charge."""
+
+    def weight_gradients(self, query: Query, gradients: Tensors) -> dict[str, torch.Tensor]:
+        """Apply the transposed conversion to output gradients, or refuse them; float32 tensors by name."""
+
+    def encode(self, received: ReceivedQuery, part: str, query: Query, released: Tensors) -> Tensors:
+        """Return what is sent in place of a release."""
+
+    def record(self, query: Query, released: Tensors) -> None:
+        """Record a charged release, before it is handed over."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
 
 
 class Gate:
@@ -49,6 +67,7 @@ class Gate:
         approved: description that the owner approved; None: policy alone decides.
         output_shape: shape of the outputs for one input; None: any.
         budgets: privacy mechanism and budgets; None: no privacy accounting.
+        encoder: conversion of the releases; None: none.
     """
 
     def __init__(
@@ -59,6 +78,7 @@ class Gate:
         self.approved: RunDescription | None = None
         self.output_shape: tuple[int, ...] | None = None
         self.budgets: RunBudgets | None = None
+        self.encoder: ReleaseEncoder | None = None
         self._entry_numbers: dict[tuple[int, str], int] = {}  # last entry, by query number and part
 
     def refusal_reason(self, query: Query) -> str | None:
@@ -67,7 +87,12 @@ class Gate:
         return rule if rule is not None or self.budgets is None else self.budgets.refusal_reason(query)
 
     def check_tensors(
-        self, query: str, tensors: Tensors, sends: Mapping[str, str], input_shape: Sequence[int]
+        self,
+        query: str,
+        tensors: Tensors,
+        sends: Mapping[str, str],
+        input_shape: Sequence[int],
+        input_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Refuse a malformed query before anything is computed.
 
@@ -76,25 +101,30 @@ class Gate:
             tensors: tensors that came with the query.
             sends: declared payload kind of each tensor.
             input_shape: shape of one of the node's inputs.
+            input_dtype: dtype of the node's inputs.
 
         Raises:
-            QueryRefused: undeclared tensors, inputs of another shape or type, too many rows, or numbers
-                that are not finite.
+            QueryRefused: undeclared tensors, tensors of another shape or type than their kind's, too many
+                rows, or numbers that are not finite.
         """
-        for rule in self._faults(query, tensors, sends, input_shape):
+        for rule in self._faults(query, tensors, sends, input_shape, input_dtype):
             raise QueryRefused(self.node, query, rule)
 
     def _faults(
-        self, query: str, tensors: Tensors, sends: Mapping[str, str], input_shape: Sequence[int]
+        self,
+        query: str,
+        tensors: Tensors,
+        sends: Mapping[str, str],
+        input_shape: Sequence[int],
+        input_dtype: torch.dtype,
     ) -> Iterator[str]:
         """Yield the rules that a query breaks; each is checked only if those before it hold."""
         names = {name.removesuffix(SCALE) for name in tensors}
         if names != set(sends):
             yield f"tensors: expected {sorted(sends)}, got {sorted(names)}"
         for name, tensor in tensors.items():
-            if (
-                rule := self._tensor_fault(query, name, tensor, wire_kind(name, sends), input_shape)
-            ) is not None:
+            rule = self._row_fault(query, name, tensor, wire_kind(name, sends))
+            if rule is not None:
                 yield rule
         # Compressed tensors grow to four bytes per number.
         float32_bytes = sum(
@@ -103,37 +133,23 @@ class Gate:
         if float32_bytes > (self.policy.max_message or math.inf):
             yield f"max_message: {self.policy.max_message}, and in float32 it has {float32_bytes} bytes"
         for name, tensor in decompress(tensors).items():
-            is_measured = wire_kind(name, sends) == INPUTS or f"{name}{SCALE}" in tensors
-            is_numeric = is_measured or tensor.is_floating_point() or tensor.is_complex()
-            if is_numeric and tensor.dtype != torch.float32:
-                yield f"float32: {name} is {tensor.dtype} (expected torch.float32)"
+            kind = wire_kind(name, sends)
+            fault = sent_tensor_fault(name, tensor, kind, input_shape, self.output_shape, input_dtype)
+            if fault is not None:
+                yield f"tensors: {fault}"
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                yield f"finite numbers: {name} holds NaN or infinity"
+                yield f"finite numbers: the server sent {name} with NaN or infinity"
 
-    def _tensor_fault(
-        self, query: str, name: str, tensor: torch.Tensor, kind: str, input_shape: Sequence[int]
-    ) -> str | None:
-        """Return the rule that one tensor breaks by its dtype, shape or number of rows."""
+    def _row_fault(self, query: str, name: str, tensor: torch.Tensor, kind: str) -> str | None:
+        """Return the rule that one tensor breaks by its number of rows, before it is decompressed."""
         max_rows, row_count = self.policy.max_rows or math.inf, tensor.shape[:1].numel()
         if name.endswith(SCALE):
             has_scale = COMPRESSED_WIRE.wire_dtype(kind) != "float32"
             return None if has_scale else f"tensors: {name} is not expected: {kind} have no scales"
-        description = f"{tensor.dtype} {tuple(tensor.shape)}"
         if kind == INDICES and tensor.numel() > max_rows:
             return f"max_rows: {max_rows}, and {name} names {tensor.numel()}"
-        if kind == INDICES and (tensor.dtype not in INTEGER_DTYPES or tensor.ndim != 1):
-            return f"rows: {name} is {description} (expected int32 or int64 of shape (N,))"
-        if kind == SOURCES and (tensor.dtype not in INTEGER_DTYPES or not tensor.ndim):
-            return f"sources: {name} is {description} (expected int32 or int64 of shape (B, ...))"
-        if kind in PARAMETER_KINDS and (tensor.dtype != torch.float32 or tensor.ndim != 1):
-            return f"parameters: {name} is {description} (expected float32 of shape (P,))"
         if kind not in (INPUTS, LABEL_MAPS):
             return None
-        if kind == INPUTS and tuple(tensor.shape[1:]) != tuple(input_shape):
-            expected = f"(B, {', '.join(map(str, input_shape))})"
-            return f"inputs: {name} is {tuple(tensor.shape)} (expected {expected})"
-        if kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(input_shape)[1:]):
-            return f"label maps: {name} is {description} (expected uint8 class indices, one per pixel)"
         if not 1 <= row_count <= max_rows:
             return f"max_rows: {max_rows}, and {name} has {row_count}"
         if 0 < (approved_rows := self._approved_limit(query, "rows")) < row_count:
@@ -172,6 +188,8 @@ class Gate:
             self._require_within_limits(received.query, self.audit.spending(self.payer, self.run), 1, 1)
             if self.budgets is not None:
                 self.budgets.require_affordable(received, query, sent)
+        if self.encoder is not None:
+            self.encoder.admit(query)
 
     def charge_training(self, received: ReceivedQuery, query: Query, sent: Tensors) -> None:
         """Charge the private training on which the response of an admitted query depends, before it is
@@ -233,7 +251,6 @@ class Gate:
         query: Query,
         sent: Tensors,
         wire: WireConfig | None = None,
-        sum_encoder: SumEncoder | None = None,
     ) -> Tensors:
         """Release tensors: bound, add noise, charge and audit on disk, then hand over.
 
@@ -244,11 +261,10 @@ class Gate:
             query: declaration of the query.
             sent: the tensors that came with the query.
             wire: number formats of the message; None is float32.
-            sum_encoder: conversion into a contribution to a sum under secure aggregation; None: no sum.
 
         Raises:
             QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers that
-                cannot be added (without masks), more bytes than the policy allows, or more privacy than the
+                cannot be encoded, more bytes than the policy allows, or more privacy than the
                 budget.
             OwnDataError: rows of another width than the query declares, if their cost depends on it.
             AuditError: the log has a fault or cannot be written; nothing is released then.
@@ -277,15 +293,15 @@ class Gate:
             past = f"{received.content_hash} {received.history_hash}"
             context = f"{received.number} {part} {past} {digest(part, outgoing)}"
             release_hash = self.budgets.keyed_hash(chain_digest(context, bounded_digest))
-        unmasked = outgoing
-        if sum_encoder is not None:
-            outgoing = sum_encoder.encode(self.node, query, unmasked)
+        encoded: Tensors = outgoing
+        if self.encoder is not None:
+            encoded = self.encoder.encode(received, part, query, outgoing)
         entry = self._make_entry(
             received,
             part,
-            release_hash=release_hash,  # hash before masks, which differ each time
+            release_hash=release_hash,  # before the encoder, whose results may differ each time
             down=received.received_bytes,
-            up=bytes_by_kind(outgoing, kinds),
+            up=bytes_by_kind(encoded, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
             rule=rule,
             cost=cost_to_dict(cost or PrivacyCost()),
@@ -293,9 +309,9 @@ class Gate:
             unit=self.budgets.mechanism.unit if self.budgets is not None and cost else "",
         )
         self._entry_numbers[received.number, part] = self._charge(received, entry, max_cost)
-        if sum_encoder is not None:
-            sum_encoder.record_counts(query, unmasked)
-        return {name: tensor.detach() for name, tensor in outgoing.items()}
+        if self.encoder is not None:
+            self.encoder.record(query, outgoing)
+        return {name: tensor.detach() for name, tensor in encoded.items()}
 
     def _require_score_shapes(self, query: Query, tensors: Tensors, sent: Tensors) -> None:
         """Refuse scores that do not have the task's shape, with one row per received input."""
@@ -342,16 +358,16 @@ class Gate:
         keys = (self.run, self.payer, self.node, received.number, received.query, part)
         return Entry(*keys, content_hash=received.content_hash, history_hash=received.history_hash, **fields)
 
-    def release_cost(self, number: int, part: str, is_masked: bool = False) -> ReleaseCost:
+    def release_cost(self, number: int, part: str) -> ReleaseCost:
         """Return mechanism, cost and history hash of the last release of a query's part.
 
         The cost includes training for this release, and training before the first release, which was
-        charged by itself.
+        charged by itself. With an encoder it includes the sealed hash of the release, by which repeated
+        releases are recognized.
 
         Args:
             number: number of the query.
             part: ``"response"`` or ``"gradient"``.
-            is_masked: add the sealed hash of the release, by which repeated masked releases are recognized.
         """
         entry = self.audit.entry(self._entry_numbers[number, part])
         cost = Counter(entry["cost"]) + Counter(entry["training_cost"])
@@ -360,7 +376,7 @@ class Gate:
             mechanism=entry["mechanism"],
             cost=None if no_guarantee else dict(cost),
             history_hash=entry["history_hash"],
-            release_hash=entry["release_hash"] if is_masked else "",
+            release_hash=entry["release_hash"] if self.encoder is not None else "",
         )
 
     def _protect(
@@ -410,7 +426,7 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
     refused_kinds = sorted(
         {kind for kind in kinds.values() if policy.outputs_only and not _is_releasable(policy, kind)}
     )
-    if refused_kinds and all(kind.from_label_maps and not kind.package for kind in refused_kinds):
+    if refused_kinds and all(kind.from_label_maps for kind in refused_kinds):
         remedies = "".join(f"; {kind.opt_out}" for kind in refused_kinds if kind.opt_out)
         listed = " and ".join(refused_kinds)
         return f"label_maps: {listed} may not leave, unless its owner sets it to true{remedies}"
@@ -429,6 +445,4 @@ def _is_releasable(policy: PolicyConfig, kind: PayloadKind) -> bool:
     """Return whether ``outputs_only`` allows a payload kind: outputs, and kinds that the owner allows by
     name.
     """
-    if kind in policy.kinds:
-        return True
-    return not kind.package and (kind.is_output or (kind.from_label_maps and policy.label_maps))
+    return kind in policy.kinds or kind.is_output or (kind.from_label_maps and policy.label_maps)

@@ -72,7 +72,7 @@ class QuerySizeLimits:
             # Two numbers may be a range with an exclusive end, which may equal the number of rows.
             end = row_count if len(rows) == 2 and bool(rows[0] <= rows[1]) else row_count - 1
             if rows.numel() and not (row_count and 0 <= int(rows.min()) <= int(rows.max()) <= end):
-                rule = f"rows: {name} has rows outside the {row_count} of the public data"
+                rule = f"rows: the server sent {name} with rows outside the {row_count} of the public data"
                 raise QueryRefused(self._node.name, query.name, rule)
         input_count = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
         if input_count and self._limit:
@@ -95,11 +95,11 @@ class QuerySizeLimits:
                 expected = (self._task.classes,)
             elif kind == LOGITS and indices is not None:  # one row per index
                 expected = (len(indices), *self._spec.output_shape)
-            elif kind == SCHEDULE and (tensor.ndim or tensor.dtype != torch.int64 or int(tensor) < 0):
-                rule = f"schedule: {name} must be one int64 from 0"
+            elif kind == SCHEDULE and int(tensor) < 0:
+                rule = f"schedule: the server sent {name} = {int(tensor)} (expected a number from 0)"
             if expected is not None and (tensor.dtype != torch.float32 or tuple(tensor.shape) != expected):
                 received = f"{tensor.dtype} {tuple(tensor.shape)}"
-                rule = f"{kind}: {name} is {received} (expected torch.float32 {expected})"
+                rule = f"tensors: the server sent {name}: {received} (expected float32 {expected})"
             if rule is not None:
                 raise QueryRefused(self._node.name, query.name, rule)
 

@@ -41,7 +41,6 @@ from fedstill.node.refusal_text import public_text
 from fedstill.node.refusals import Refusals
 from fedstill.node.replies import (
     NOT_JOINED,
-    AgreementCodes,
     NodeStatus,
     NodeVersions,
     ReleaseReply,
@@ -183,7 +182,7 @@ class NodeService:
             message, TrainLocally | AnswerQuery | ComputeGradients | ConfirmSurvivors | RevealMasks
         ):
             self.require_still_allowed(session, message.operation)
-        gate, is_summed = session.node.gate, session.plan.secure_aggregation
+        gate = session.node.gate
         match message:
             case TrainLocally():
                 return session.train_locally(message.seconds), {}
@@ -191,10 +190,10 @@ class NodeService:
                 released = session.respond(
                     message.query, number, tensors, message.differentiable, message.sum
                 )
-                return ReleaseReply(gate.release_cost(number, RESPONSE, is_summed)), released
+                return ReleaseReply(gate.release_cost(number, RESPONSE)), released
             case ComputeGradients(number=number):
                 released = session.backward(number, tensors, message.sum)
-                return ReleaseReply(gate.release_cost(number, GRADIENT, is_summed)), released
+                return ReleaseReply(gate.release_cost(number, GRADIENT)), released
             case SaveCheckpoint():
                 session.save_checkpoint(message.checkpoint)
             case LoadCheckpoint():
@@ -202,7 +201,10 @@ class NodeService:
             case LeaveRun():
                 self.leave()
             case SendKeys() | ReceiveKeys() | ConfirmSurvivors() | RevealMasks():
-                return self._serve_secure_aggregation(session, message, tensors)
+                if session.sums is None:
+                    rule = "no secure aggregation: this run's plan has none"
+                    raise ArgumentError("operation", message.operation, rule)
+                return session.sums.serve(message, tensors)
             case _:
                 raise ArgumentError("operation", message.operation, "a message that a node serves")
         return None, {}
@@ -214,36 +216,11 @@ class NodeService:
         policy = self.file.policy
         admission.require_server(self.name, policy, self.server_fingerprint)  # before the plan is parsed
         admission.require_hour(self.name, policy, "join")
-        status = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public_tensors)
+        status = self.join(RunPlan.from_dict(message.plan, policy.plugins), public_tensors)
         if server != self._server:  # the earlier process ended; restart the message counter
             self._former_servers.append(self._server)
             self._server, self._last_message = server, -1
         return status
-
-    @staticmethod
-    def _serve_secure_aggregation(
-        session: Session, message: SendKeys | ReceiveKeys | ConfirmSurvivors | RevealMasks, tensors: Tensors
-    ) -> tuple[ReplyPayload, Tensors]:
-        """Serve a message of secure aggregation, which nodes exchange through the server."""
-        masks = session.masks
-        if masks is None:
-            raise ArgumentError(
-                "operation", message.operation, "no secure aggregation: this run's plan has none"
-            )
-        match message:
-            case SendKeys():
-                return None, {"card": torch.tensor(list(masks.make_key_card()), dtype=torch.uint8)}
-            case ReceiveKeys():
-                for name, card in tensors.items():
-                    if card.dtype != torch.uint8 or card.ndim != 1:
-                        description = f"{card.dtype} {tuple(card.shape)}"
-                        raise ArgumentError(f"card of {name}", description, "bytes: uint8, (N,)")
-                masks.exchange_keys({name: card.numpy().tobytes() for name, card in tensors.items()})
-                return None, {}
-            case ConfirmSurvivors():
-                return AgreementCodes(masks.confirm_survivors(message.sum, message.survivors)), {}
-            case RevealMasks():
-                return AgreementCodes(masks.reveal_mask_keys(message.sum, message.words)), {}
 
     def _is_duplicate(self, envelope: Envelope) -> bool:
         """Return whether a message that changes a state came before, or after a later one."""

@@ -96,7 +96,7 @@ def read_secret(folder: Path) -> int:
 def make_compute(file: NodeFile) -> Compute:
     """Return the node's device and precision; :class:`ArgumentError` if this machine has no such device."""
     config = file.compute
-    engine = EngineConfig("one-by-one", config.device, config.precision, config.channels_last, config.threads)
+    engine = EngineConfig(batching="one-by-one", **vars(config))
     try:
         return Compute(engine)
     except ArgumentError as error:

@@ -95,7 +95,8 @@ class MetricOverNodes:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecord:
-    name: str | None = None
+    backend: str | None = None
+    batching: str | None = None
     device: str | None = None
     precision: str | None = None
     threads: int | None = None
@@ -284,4 +285,3 @@ class KindRecord:
     description: str = ""
     category: str = ""
     from_label_maps: bool = False
-    package: str = ""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedstill.core.name_normalization import natural_sort_key
 from fedstill.core.text_format import format_percent
-from fedstill.federation.node_order import natural_sort_key
 from fedstill.report import plotting
 from fedstill.report.model_scores import CENTRALIZED, ENSEMBLE, LOCAL_MODELS, STANDALONE, list_model_scores
 from fedstill.report.plotting import ACCENT, CARD, MUTED, PAPER_WIDTH, Curve

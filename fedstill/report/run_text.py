@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, format_seconds, join_names
+from fedstill.protocol.method import METHODS
 from fedstill.report import privacy_section
 from fedstill.report.result import Result
 from fedstill.report.run_files import AuditTotals
@@ -71,8 +72,8 @@ def _release_sentence(result: Result) -> str:
     released = {kind for kind, sums in by_kind.items() if sums.up}
     kinds = result.declared_payload_kinds()
     # Payload kinds that contain neither training examples nor models. The page makes no claims about other
-    # kinds, nor about kinds that a custom method declares.
-    known = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
+    # kinds, nor about what a plug-in declares.
+    known = {kind for kind in by_kind if kind in kinds and result.method in METHODS.builtin}
     models = {kind for kind in known if kinds[kind].category == "model"}
     responses = {
         kind for kind in known & released if kinds[kind].is_output or kinds[kind].category == "query"
@@ -121,7 +122,7 @@ def count_word(count: int) -> str:
 
 def _engine_text(result: Result) -> str | None:
     threads = result.engine.threads
-    parts = [result.engine.name, result.engine.device, result.engine.precision]
+    parts = [result.engine.backend, result.engine.batching, result.engine.device, result.engine.precision]
     if threads is not None:
         parts.append(format_count(threads, "thread"))
     return ", ".join(part for part in parts if part) or None

@@ -12,7 +12,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.core.private_files import is_locked
 from fedstill.core.progress import PROGRESS_FILE
 from fedstill.core.text_format import NOT_MEASURED, format_seconds, to_printable_line
-from fedstill.federation.server_status import ServerStatus
+from fedstill.federation.admin import ServerStatus
 from fedstill.report import live_page, run_page
 from fedstill.report.bars import bar
 from fedstill.report.live_page import Section

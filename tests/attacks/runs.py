@@ -52,7 +52,7 @@ def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any
         "nodes": {"models": ["mlp:32"], "local": SGD, "policy": {"outputs_only": outputs_only}},
         "student": {"model": "mlp:32"},
         "evaluation": {"centralized": False, "samples": 0, "every": 0},
-        "engine": {"name": "one-by-one", "threads": 1},
+        "engine": {"batching": "one-by-one", "threads": 1},
     }
     return from_dict({**table, **changes, "method": method})
 

@@ -238,7 +238,7 @@ def leak() -> tuple[Leak, Leak]:
     others = data.train.subset(order[4 * N : 4 * N + 500])
     inside, theirs = shadow_halves(2 * N, TARGETS + 1, 1)[:TARGETS], shadow_halves(2 * N, SHADOWS, 2)
     pools: list[TensorData] = [pool] * TARGETS + [elsewhere] + [pool] * SHADOWS
-    compute = Compute(EngineConfig(name="stacked"))
+    compute = Compute(EngineConfig(batching="stacked"))
     models = train_shadows(
         lambda seed: build("mlp:64", (1, 8, 8), 10, seed),
         pools,
@@ -343,7 +343,7 @@ def make(seed: int) -> nn.Module:
 
 
 def engine(name: str) -> Compute:
-    return Compute(EngineConfig(name="stacked" if name == "stacked" else "one-by-one"))
+    return Compute(EngineConfig(batching="stacked" if name == "stacked" else "one-by-one"))
 
 
 # --- halves -----------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def _gate(name: str) -> Gate:
 
 
 TEN = Classification(10)
-COMPUTE = Compute(EngineConfig(name="stacked"))
+COMPUTE = Compute(EngineConfig(batching="stacked"))
 PROXY_RECORDS, PROXY_SHADOWS = 100, 8
 DISTIL = LocalConfig(epochs=60, batch=100, lr=3e-3, smoothing=0.0)
 

@@ -111,7 +111,7 @@ def test_rejects_unfinished_and_remote_runs(fediod: Path, tmp_path: Path) -> Non
         load_run(tmp_path)
     (tmp_path / "result.json").write_text("{}")
     text = (fediod / "config.toml").read_text()
-    for old, new in (('name = "one-by-one"', 'name = "flare"'), ('startup_kit = ""', 'startup_kit = "kit"')):
+    for old, new in (('backend = "local"', 'backend = "flare"'), ('startup_kit = ""', 'startup_kit = "kit"')):
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "config.toml").write_text(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.cli.arguments import dispatch
-from fedstill.cli.audit_log import SECRET, SECURITY
+from fedstill.cli.audit import SECRET, SECURITY
 from fedstill.cli.commands import COMMANDS
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner_folder

@@ -27,8 +27,9 @@ from fedstill.federation import signed_files
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.report import write_report
-from fedstill.runs import build, config, offline, run
+from fedstill.runs import config, offline, run
 from fedstill.runs.presets import parse
+from fedstill.runs.simulation import build_simulation
 from tests.audited import edit, entries, releases
 
 pytest.importorskip("cryptography")
@@ -56,7 +57,7 @@ predictions = 2
 [student]
 model = "small-cnn:8"
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 [evaluation]
 centralized = false
 """
@@ -66,7 +67,7 @@ def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)
     given = config.load_toml(folder / "run.toml")
-    experiment, _ = build.build_simulation(given)
+    experiment, _ = build_simulation(given)
     for index, name in enumerate(NAMES):
         own = folder / name
         own.mkdir()
@@ -143,7 +144,7 @@ def test_student_equals_live_run_and_report_names_offline_exchange(here: Path, c
     for one, other in zip(mine["nodes"], live["nodes"], strict=True):
         for same in ("name", "examples", "label_counts", "parameters", "bytes"):
             assert one[same] == other[same]
-    assert mine["engine"]["name"] == "files"
+    assert mine["engine"]["backend"] == "files"
     assert mine["standalone"] is None
     audits = [releases(here / name) for name in ("out", "live")]
     for lines in audits:

@@ -20,7 +20,7 @@ import pytest
 from fedstill import __version__, report
 from fedstill.cli import main as cli
 from fedstill.cli.commands import COMMANDS
-from fedstill.cli.list_command import kinds
+from fedstill.cli.tools import kinds
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import FedstillError, QueryRefused, RunFolderError
@@ -70,7 +70,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     runs = Runs()
     module = ModuleType("fedstill.runs.run")
-    vars(module).update(run=runs.run, resume=runs.resume, REHEARSED=("flare", "flare-poc"))
+    vars(module).update(run=runs.run, resume=runs.resume)
     monkeypatch.setitem(sys.modules, "fedstill.runs.run", module)
     real = report.write_report
     written = lambda folder: folder / "report.html" if runs.calls else real(folder)  # noqa: E731
@@ -236,7 +236,7 @@ def test_show_is_complete_and_reads_back(command: Main) -> None:
         ("--data.root 'a folder'", "data.root", "a folder"),
         ("--method.name fediod --method.tau 3", "method.tau", 3.0),
         ("--nodes 3", "split.nodes", 3),
-        ("--engine flare-poc", "engine.name", "flare-poc"),
+        ("--engine flare-poc", "engine.backend", "flare-poc"),
         ("--engine flare --startup-kit federation/admin", "engine.startup_kit", "federation/admin"),
         ("--link.quorum 0.5", "link.quorum", 0.5),
     ],

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.cli.dashboard import _pages
 from fedstill.cli.main import main
+from fedstill.cli.tools import _pages
 from fedstill.core.errors import QueryRefused
-from fedstill.federation import server_status
+from fedstill.federation import admin
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
@@ -217,9 +217,9 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
                 closed.append(self)
 
         closed: list[Admin] = []
-        monkeypatch.setattr(server_status, "Admin", Admin)
-        monkeypatch.setattr(server_status.flare_kit, "server", lambda folder: folder)
-        monkeypatch.setattr(server_status.flare_site, "process_id", lambda site: 77)
+        monkeypatch.setattr(admin, "Admin", Admin)
+        monkeypatch.setattr(admin.flare_site, "server", lambda folder: folder)
+        monkeypatch.setattr(admin.flare_site, "process_id", lambda site: 77)
         with serving(tmp_path) as server:
             page = Page(call(server)[2])
             assert call(server, f"/{server.token}/run/one")[0] == 200

@@ -20,9 +20,8 @@ import fedstill
 from fedstill.cli import compare
 from fedstill.cli.arguments import parse
 from fedstill.cli.commands import COMMANDS
-from fedstill.cli.completion import completions
-from fedstill.cli.doctor import EXTRAS
 from fedstill.cli.run import out_folder
+from fedstill.cli.tools import EXTRAS, completions
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.data.raw_images import raw_images_from_arrays
 from fedstill.models import MLP
@@ -99,7 +98,7 @@ def test_a_run_that_is_done_is_in_no_other_runs_way(
 def test_doctor_lists_missing_extras_with_their_use(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"nvflare"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
-    monkeypatch.setattr("fedstill.cli.doctor.EXTRAS", {"flare": ("nodes", ("nvflare", "json"))})
+    monkeypatch.setattr("fedstill.cli.tools.EXTRAS", {"flare": ("nodes", ("nvflare", "json"))})
     output = json.loads(command("doctor", "--json")[1])
     assert output["missing"] == {"flare": ["nvflare"]}
     assert output["versions"]["fedstill"] == fedstill.__version__
@@ -117,7 +116,7 @@ def test_doctor_imports_installed_modules(
     """A torchvision of another torch has metadata, and raises as it is imported."""
     (tmp_path / "broken_vision.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("fedstill.cli.doctor.EXTRAS", {"vision": ("networks", ("json", "broken_vision"))})
+    monkeypatch.setattr("fedstill.cli.tools.EXTRAS", {"vision": ("networks", ("json", "broken_vision"))})
     output = json.loads(command("doctor", "--json")[1])
     assert output["missing"] == {"vision": ["broken_vision"]}
     assert output["broken"] == {"broken_vision": "RuntimeError: operator nms does not exist"}

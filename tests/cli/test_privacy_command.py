@@ -19,8 +19,13 @@ from sklearn.datasets import load_digits
 from fedstill.attacks.mechanism_audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
-from fedstill.cli.privacy_plan import _planned_owner_node, _planned_simulated_nodes, _solve_for_missing_option
-from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode
+from fedstill.cli.privacy_plan import (
+    NodePlan,
+    PlannedNode,
+    _planned_owner_node,
+    _planned_simulated_nodes,
+    _solve_for_missing_option,
+)
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import audit_log_inspection, owner_folder
@@ -31,9 +36,8 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import epsilon_text_rounded_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import from_dict, load_toml
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_node_service import Clinic
 
@@ -49,7 +53,7 @@ outputs_only = false
 [student]
 model = "mlp:8"
 [engine]
-name = "one-by-one"
+batching = "one-by-one"
 [evaluation]
 centralized = false
 every = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.cli.privacy_plan_advice import MODEL, RECORDED, RecordedAccuracy, advice
+from fedstill.cli.privacy_plan import MODEL, RECORDED, RecordedAccuracy, advice
 from fedstill.runs import config
 from fedstill.tasks import TASKS
 

@@ -38,8 +38,8 @@ LAST = torch.channels_last
         (LocalConfig, "augment", r"invalid local.augment = 'misspelled' \(expected one of none, shift"),
         (
             EngineConfig,
-            "name",
-            r"invalid engine.name = 'misspelled' \(expected one of auto, stacked, one-by-one",
+            "batching",
+            r"invalid engine.batching = 'misspelled' \(expected one of auto, stacked, one-by-one",
         ),
         (
             EngineConfig,

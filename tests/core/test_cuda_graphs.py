@@ -258,13 +258,13 @@ def capturing_compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
 
     for module in (local_training, handler_runner):
         monkeypatch.setattr(module, "CudaGraphStep", capture)
-    compute = Compute(EngineConfig("one-by-one"))
+    compute = Compute(EngineConfig(batching="one-by-one"))
     monkeypatch.setattr(compute, "uses_cuda_graphs", lambda *modules: True, raising=False)
     return compute
 
 
 def test_captured_training_follows_learning_rate_and_batches(capturing_compute: Compute) -> None:
-    eager, expected = train_nodes(Compute(EngineConfig("one-by-one")), "mlp:8", "sgd")
+    eager, expected = train_nodes(Compute(EngineConfig(batching="one-by-one")), "mlp:8", "sgd")
     nodes, losses = train_nodes(capturing_compute, "mlp:8", "sgd")
     torch.testing.assert_close(losses, expected)
     for node, other in zip(nodes, eager, strict=True):
@@ -291,7 +291,7 @@ def test_captured_responses_follow_random_inputs_and_learning_rates(
 ) -> None:
     """Without gradients to the server, which the substitute cannot propagate twice."""
     options = {"importance": importance, "critic": {"schedule": "cosine"}, "backpropagate": False}
-    expected, networks = distill(Compute(EngineConfig("one-by-one")), **options)
+    expected, networks = distill(Compute(EngineConfig(batching="one-by-one")), **options)
     losses, others = distill(capturing_compute, **options)
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(others, networks)
@@ -324,7 +324,9 @@ def test_query_with_values_cannot_be_captured() -> None:
 
 def gpu(graphs: bool) -> Compute:
     torch.backends.cudnn.allow_tf32 = False
-    return Compute(EngineConfig("one-by-one", "cuda", "float32", cuda_graphs=graphs))
+    return Compute(
+        EngineConfig(batching="one-by-one", device="cuda", precision="float32", cuda_graphs=graphs)
+    )
 
 
 def nodes_of(compute: Compute, spec: str | None, count: int = 3, rows: int = 24) -> list[Node]:

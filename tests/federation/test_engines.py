@@ -62,7 +62,7 @@ def nodes_of(specs: tuple[str, ...], audit: AuditLog | None = None) -> list[Node
 
 def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 3) -> dict[str, Any]:
     """Some steps of FedIOD; all that an engine could change."""
-    compute, audit = Compute(EngineConfig(name=engine)), AuditLog()  # type: ignore[arg-type]
+    compute, audit = Compute(EngineConfig(batching=engine)), AuditLog()  # type: ignore[arg-type]
     nodes = nodes_of(specs, audit)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     for node in nodes:
@@ -151,14 +151,13 @@ def test_metrics_depend_on_compared_option() -> None:
         ("stacked", "cpu", "small-cnn:4", 2, True),
         ("one-by-one", "cpu", "mlp:8", 7, False),
         ("one-by-one", "cuda", "small-cnn:4", 2, False),
-        ("flare", "cpu", "mlp:8", 7, False),
     ],
 )
 def test_should_stack_equal_architectures(
     engine: Any, device: str, network: str, count: int, stacked: bool
 ) -> None:
     compute: Any = SimpleNamespace(
-        config=EngineConfig(name=engine), device=torch.device(device), workers=Workers(2)
+        config=EngineConfig(batching=engine), device=torch.device(device), workers=Workers(2)
     )
     assert should_stack(compute, nodes_of((network,) * count)) == stacked
 
@@ -181,7 +180,7 @@ def test_should_not_stack_large_networks_or_captured_training_on_gpu(
 
 
 def test_should_not_stack_nodes_with_convolutional_critics() -> None:
-    compute, nodes = Compute(EngineConfig(name="auto")), nodes_of(("mlp:8",) * 7)
+    compute, nodes = Compute(EngineConfig(batching="auto")), nodes_of(("mlp:8",) * 7)
     compute.workers = Workers(2)
     assert should_stack(compute, nodes)
     nodes[1].add_module("critic", PatchCritic(1, 4), lambda critic: torch.optim.Adam(critic.parameters()))

@@ -25,13 +25,13 @@ from fedstill.federation.offline_files import (
     NodeResponses,
     Queries,
     Replies,
+    ResponseFiles,
     ResponsesHeader,
     pack_responses,
     read_queries,
     read_responses,
     write_queries,
 )
-from fedstill.federation.offline_link import ResponseFiles
 from fedstill.federation.remote import Remote
 from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods import fedkd
@@ -310,7 +310,7 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
         (lambda h, t: h["plan"]["spec"].update(std=[0.0]), "spec.std ="),
         (
             lambda h, t: h["plan"]["spec"].update(task={"name": "antigravity:geohash"}),
-            r"invalid task.name = 'antigravity:geohash' (expected a name that policy.tasks of the "
+            r"invalid task.name = 'antigravity:geohash' (expected a name that policy.plugins of the "
             "node allows",
         ),
         (lambda h, t: h["plan"].update(run="../.."), "invalid run = '../..'"),

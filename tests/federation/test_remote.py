@@ -27,24 +27,24 @@ from fedstill.core.run_writer import RunWriter
 from fedstill.data.data_spec import DataSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.link_costs import LinkCosts
-from fedstill.federation.remote import Remote
-from fedstill.federation.replies import MAX_TEXT, parse_node_status, parse_release_cost
-from fedstill.federation.transport import Link, LinkError
+from fedstill.federation.remote import LinkCosts, Remote
+from fedstill.federation.transport import MAX_TEXT, Link, LinkError, parse_node_status, parse_release_cost
 from fedstill.methods._label_histogram import LabelHistogram
+from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_service import NodeService
 from fedstill.privacy.statement import PrivacyStatement
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
-from fedstill.runs import build, local_processes
+from fedstill.runs import deployment
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.remote_run import RemoteRun
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import total_charged
 from tests.loopback import Loopback
@@ -82,7 +82,7 @@ def tiny(
             "student": {"model": "mlp:8"},
             "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
             "evaluation": {"centralized": False, "samples": 2},
-            "engine": {"name": "one-by-one"},
+            "engine": {"batching": "one-by-one"},
             "method": to_table(chosen),
             "link": link,
         }
@@ -113,7 +113,7 @@ class Away:
         self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
+        deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
         self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         serve = {name: host.serve for name, host in self.hosts.items()}
         self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
@@ -134,7 +134,7 @@ class Away:
 
 
 def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
-    experiment, _ = build.build_simulation(config)
+    experiment, _ = build_simulation(config)
     return experiment, experiment.run()
 
 
@@ -366,6 +366,26 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
     alone = r"1 of 3 nodes are left, link\.quorum wants 2"
     with pytest.raises(NodeFault, match=f"{alone}|it is unknown which"):  # of two that differ
         nodes.query()
+
+
+@pytest.mark.parametrize(
+    ("x", "fault"),
+    [
+        (torch.full((2, 1, 2, 2), float("nan")), "not finite, x hold NaN"),
+        (torch.zeros(2, 1, 3, 3), r"x: torch.float32 \(2, 1, 3, 3\) \(expected float32 \(B, 1, 2, 2\)\)"),
+        (torch.zeros(2, 1, 2, 2).double(), "x: torch.float64"),
+    ],
+)
+def test_faulty_inputs_are_blamed_on_the_server_and_not_sent(x: torch.Tensor, fault: str) -> None:
+    nodes = Scripted(quorum=0.6)
+    student, task = torch.nn.Linear(4, 2), Classification(2)
+    setup = ((1, 2, 2), (0.5,), (0.5,), Compute(), 0, LocalConfig())
+    server = Server(METHODS["standalone"](), nodes.federation, student, task, *setup)
+    nodes.calls.clear()
+    with pytest.raises(DataError, match=f"'weigh': the server sent .*{fault}"):
+        server.query("weigh", x=x)
+    assert nodes.calls == []
+    assert nodes.events() == []
 
 
 @pytest.mark.parametrize(

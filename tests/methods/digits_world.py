@@ -16,7 +16,7 @@ from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES = (1, 8, 8), 10
@@ -102,7 +102,7 @@ def setting(name: str, options: dict[str, Any], **changes: Any) -> Setting:
         "method": config,
         "policies": [PolicyConfig(outputs_only=False)] * 3,
         "local": LOCAL,
-        "engine": EngineConfig(name="one-by-one"),
+        "engine": EngineConfig(batching="one-by-one"),
         "public": public() if needs.public or needs.public_labels else None,
         "samples": 2,
         **changes,

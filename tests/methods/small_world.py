@@ -132,7 +132,6 @@ class World:
     def preview(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Previewed responses of all nodes to inputs ``(B, ...)``: ``(K, B, ...)`` each."""
         assert self.side.preview_response is not None
-        assert self.side.setting is not None
         each = []
         with torch.no_grad():
             for node in self.nodes:

@@ -36,7 +36,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import ClassificationConfig
 from tests.audited import releases
@@ -161,7 +161,7 @@ def one_thread() -> Iterator[None]:
 def test_stacked_and_single_nodes_give_equal_metrics(name: str, options: dict[str, Any]) -> None:
     """Accuracies are compared with a tolerance: rounding may decide an example between two classes."""
     alone = plain(name, options)
-    stacked = ran(setting(name, options, engine=EngineConfig(name="stacked")))
+    stacked = ran(setting(name, options, engine=EngineConfig(batching="stacked")))
     groups = [groups for phase, groups in stacked.experiment.groups.items() if phase == "distillation"]
     assert [len(group) for group in groups[0]] == [3]
     same_networks(stacked, alone, atol=NEAR)
@@ -294,7 +294,8 @@ def test_custom_modules_are_trained_in_place_on_both_engines(name: str) -> None:
     """Batch norm statistics and batch counts included, with a smaller last batch."""
     local = dataclasses.replace(LOCAL, optimizer="sgd", lr=0.05)
     alone, stacked = (
-        setting(name, {}, ("own",) * 3, engine=EngineConfig(name=engine), local=local) for engine in ENGINES
+        setting(name, {}, ("own",) * 3, engine=EngineConfig(batching=engine), local=local)
+        for engine in ENGINES
     )
     assert distilled_in_place(stacked)["bytes"] == distilled_in_place(alone)["bytes"]
     for mine, theirs in zip([stacked.student, *stacked.models], [alone.student, *alone.models], strict=True):
@@ -354,7 +355,7 @@ def test_bfloat16_reaches_the_weights_of_float32(name: str, engine: Any) -> None
     local = LocalConfig(epochs=20, batch=16, optimizer="sgd", lr=0.02, lr_end=0.02)
     first, full = setting(name, {}), in_float32(name, local)
     begun = [first.student, *first.models]
-    low = ran(setting(name, {}, local=local, engine=EngineConfig(name=engine, precision="bfloat16")))
+    low = ran(setting(name, {}, local=local, engine=EngineConfig(batching=engine, precision="bfloat16")))
     for mine, theirs, start in zip(low.networks(), full.networks(), begun, strict=True):
         moved, difference = (to_vector(other) - to_vector(theirs) for other in (start, mine))
         assert difference.norm() <= 0.2 * moved.norm()
@@ -454,7 +455,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
         models = [node["model"] for node in outcome.metrics["nodes"]]
         split = one.method.needs().split_models
         assert models == (["Split"] * 3 if split else ["MLP", "SmallCNN", "MLP"])
-        stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
+        stacked = ran(setting(name, options, MIXED, engine=EngineConfig(batching="stacked")))
         for mine, theirs in zip(stacked.networks(), outcome.networks(), strict=True):
             outputs, expected = (model.eval()(one.test.inputs) for model in (mine, theirs))
             torch.testing.assert_close(outputs, expected, rtol=0.0, atol=NEAR)

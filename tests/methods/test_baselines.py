@@ -27,7 +27,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.run_plan import RunPlan
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import entries
@@ -66,7 +66,7 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
         "method": method,
         "policies": [PolicyConfig(outputs_only=False)] * 3,
         "local": LOCAL,
-        "engine": EngineConfig(name="one-by-one"),
+        "engine": EngineConfig(batching="one-by-one"),
         **changes,
     }
     return Setting(**given)
@@ -86,7 +86,7 @@ def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_standalone_trains_each_node_without_queries(engine: Any, tmp_path: Path) -> None:
     policies = [PolicyConfig(queries=())] * 3  # who answers nothing can take part
-    one = setting(Standalone(), engine=EngineConfig(name=engine), policies=policies)
+    one = setting(Standalone(), engine=EngineConfig(batching=engine), policies=policies)
     alone = [
         trained_alone(f"node-{index}", one.parts[index], model) for index, model in enumerate(one.models)
     ]
@@ -109,7 +109,7 @@ def test_standalone_trains_each_node_without_queries(engine: Any, tmp_path: Path
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ensemble_is_weighted_by_class_counts(how: Any, engine: Any) -> None:
     specs = ("mlp:8", "small-cnn:4", "mlp:8")
-    one = setting(NodeEnsemble(ensemble=how), specs, engine=EngineConfig(name=engine))
+    one = setting(NodeEnsemble(ensemble=how), specs, engine=EngineConfig(batching=engine))
     experiment = Simulation(one)
     metrics = experiment.run()
     x, y = one.test.inputs, one.test.targets
@@ -171,7 +171,7 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_centralized_equals_training_on_pooled_data(engine: Any) -> None:
-    one = setting(Centralized(), engine=EngineConfig(name=engine))
+    one = setting(Centralized(), engine=EngineConfig(batching=engine))
     union = TensorData(
         torch.cat([part.inputs for part in one.parts]), torch.cat([part.targets for part in one.parts])
     )

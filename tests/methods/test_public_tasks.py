@@ -32,7 +32,7 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import method_name
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Task
 
@@ -89,7 +89,7 @@ def setting(name: str, method: Any, **changes: Any) -> Setting:
         "public": PublicData("held-out", public.inputs, public.targets),
         "policies": [PolicyConfig(outputs_only=False)] * 2,
         "local": LOCAL,
-        "engine": EngineConfig(name="one-by-one"),
+        "engine": EngineConfig(batching="one-by-one"),
         "vocabulary": WORDS * (task_of(name).form == "texts"),
         **changes,
     }
@@ -122,7 +122,7 @@ METHODS = (
 def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any) -> None:
     key = task_of(name).metric
     metrics = [
-        Simulation(setting(name, method, engine=EngineConfig(name=engine))).run()
+        Simulation(setting(name, method, engine=EngineConfig(batching=engine))).run()
         for engine in ("one-by-one", "stacked")
     ]
     assert metrics[0][key] is not None

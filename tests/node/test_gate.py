@@ -28,6 +28,7 @@ from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, total_charged
+from tests.settings import SETTING
 
 QUERY = Query(
     lambda node: {},
@@ -71,7 +72,7 @@ class Journal:
         self.calls: list[str] = []
         self.before: CostBreakdown = {"training": PrivacyCost()}
         self.learned: CostBreakdown = {}
-        self.side = NodeSide({"predict_logits": QUERY})
+        self.side = NodeSide({"predict_logits": QUERY}, SETTING)
 
     def rule(self, query: Query, name: str) -> Any:
         return self
@@ -390,7 +391,7 @@ def test_release_has_no_graph() -> None:
 
 def noisy() -> Gate:
     """A gate with noise on its answers."""
-    side = NodeSide({"predict_logits": replace(QUERY, depends_on_records=())})
+    side = NodeSide({"predict_logits": replace(QUERY, depends_on_records=())}, SETTING)
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
     mechanism = PrivacyMechanism("a", privacy, side, LocalConfig(), 10, Classification(3))
@@ -459,11 +460,11 @@ def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "scale", "message"),
     [
-        (torch.zeros(2, 1, 8, 8).double(), torch.float32, "x is torch.float64"),
-        (torch.zeros(2, 1, 8, 8).long(), torch.int64, "x is torch.int64"),
-        (torch.zeros(2, 1, 8, 8).char(), torch.float64, "x is torch.float64"),
-        (torch.zeros(2, 1, 8, 8).cfloat(), torch.float32, "x is torch.complex64"),
-        (torch.full((2, 1, 8, 8), complex("nan")).cfloat(), torch.float32, "x is torch.complex64"),
+        (torch.zeros(2, 1, 8, 8).double(), torch.float32, "x: torch.float64"),
+        (torch.zeros(2, 1, 8, 8).long(), torch.int64, "x: torch.int64"),
+        (torch.zeros(2, 1, 8, 8).char(), torch.float64, "x: torch.float64"),
+        (torch.zeros(2, 1, 8, 8).cfloat(), torch.float32, "x: torch.complex64"),
+        (torch.full((2, 1, 8, 8), complex("nan")).cfloat(), torch.float32, "x: torch.complex64"),
     ],
     ids=["float64", "int64", "a scale of float64", "complex", "complex NaN"],
 )
@@ -471,7 +472,7 @@ def test_scaled_tensors_are_decompressed_to_float32(
     x: torch.Tensor, scale: torch.dtype, message: str
 ) -> None:
     tensors = {"x": x, "x:scale": torch.ones(2, dtype=scale)}
-    with pytest.raises(QueryRefused, match=f"float32: {message} .expected torch.float32"):
+    with pytest.raises(QueryRefused, match=f"the server sent {message}.* .expected float32"):
         gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 
@@ -483,12 +484,12 @@ def test_compressed_inputs_are_accepted(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2])
 def test_other_float_dtypes_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(QueryRefused, match=f"parameters is {dtype}"):
+    with pytest.raises(QueryRefused, match=f"the server sent parameters: {dtype}"):
         gate().check_tensors("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}, ())
 
 
 def test_complex_numbers_are_refused() -> None:
-    with pytest.raises(QueryRefused, match=r"float32: logits is torch\.complex64"):
+    with pytest.raises(QueryRefused, match=r"the server sent logits: torch\.complex64"):
         gate().check_tensors("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())
 
 
@@ -503,10 +504,10 @@ def test_unexpected_scales_are_refused() -> None:
     [
         (torch.zeros(5, 8, 8).byte(), "max_rows: 4, and maps has 5"),
         (torch.zeros(0, 8, 8).byte(), "max_rows: 4, and maps has 0"),
-        (torch.zeros(4, 8, 8).int(), r"maps is torch.int32 .4, 8, 8. .expected uint8"),
-        (torch.zeros(4, 8, 9).byte(), r"maps is torch.uint8 .4, 8, 9. .expected uint8"),
-        (torch.tensor(1).byte(), r"maps is torch.uint8 .. .expected uint8"),
-        (torch.zeros(4, 1, 8, 8).byte(), r"maps is torch.uint8 .4, 1, 8, 8. .expected uint8"),
+        (torch.zeros(4, 8, 8).int(), r"the server sent maps: torch.int32 .4, 8, 8. .expected uint8"),
+        (torch.zeros(4, 8, 9).byte(), r"the server sent maps: torch.uint8 .4, 8, 9. .expected uint8"),
+        (torch.tensor(1).byte(), r"the server sent maps: torch.uint8 .. .expected uint8"),
+        (torch.zeros(4, 1, 8, 8).byte(), r"the server sent maps: torch.uint8 .4, 1, 8, 8. .expected uint8"),
     ],
     ids=["too many", "none", "int32", "another size", "a number", "channels"],
 )

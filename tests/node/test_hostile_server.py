@@ -9,8 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,16 +21,17 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node import node_service as node_service
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
+from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.audited import security_events
 from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.settings import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
     name = "broken_of_hostile:Method"
     leaky = "leaky_of_hostile:THING"
     clinic = Clinic(
-        tmp_path / "clinic", f"methods = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
+        tmp_path / "clinic", f"plugins = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
     )
     code = "from functools import partial\nTHING = partial(print, 'admin:pa66')\n"
     (clinic.folder / "leaky_of_hostile.py").write_text(code)
@@ -183,11 +183,11 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "ordinal", 3, None, ["text"]])
 def test_disallowed_task_is_refused_without_import(tmp_path: Path, name: Any) -> None:
-    clinic = Clinic(tmp_path / "clinic", "tasks = ['json:JSONDecoder']")
+    clinic = Clinic(tmp_path / "clinic", "plugins = ['json:JSONDecoder']")
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
     reply = clinic.say("join", plan=plan)
-    allowed = "a name that policy.tasks of the node allows, or one of classification, text,"
+    allowed = "a name that policy.plugins of the node allows, or one of classification, text,"
     assert f"task.name = {name!r} (expected {allowed}" in reply["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None
@@ -244,14 +244,14 @@ def test_row_indices_have_row_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "rule"),
     [
-        (torch.zeros(4, dtype=torch.float32), "rows: rows is torch.float32 (4,)"),
-        (torch.zeros(4, dtype=torch.bool), "rows: rows is torch.bool (4,)"),
-        (torch.zeros(4, dtype=torch.uint16), "rows: rows is torch.uint16 (4,)"),
-        (torch.zeros((), dtype=torch.int64), "rows: rows is torch.int64 ()"),
-        (torch.zeros(2, 2, dtype=torch.int64), "rows: rows is torch.int64 (2, 2)"),
-        (torch.tensor([0, 1, 2, -1]), "rows: rows has rows outside the 6"),
-        (torch.tensor([0, 1, 2, 6]), "rows: rows has rows outside the 6"),
-        (torch.tensor([6, 5]), "rows: rows has rows outside the 6"),
+        (torch.zeros(4, dtype=torch.float32), "tensors: the server sent rows: torch.float32 (4,)"),
+        (torch.zeros(4, dtype=torch.bool), "tensors: the server sent rows: torch.bool (4,)"),
+        (torch.zeros(4, dtype=torch.uint16), "tensors: the server sent rows: torch.uint16 (4,)"),
+        (torch.zeros((), dtype=torch.int64), "tensors: the server sent rows: torch.int64 ()"),
+        (torch.zeros(2, 2, dtype=torch.int64), "tensors: the server sent rows: torch.int64 (2, 2)"),
+        (torch.tensor([0, 1, 2, -1]), "rows: the server sent rows with rows outside the 6"),
+        (torch.tensor([0, 1, 2, 6]), "rows: the server sent rows with rows outside the 6"),
+        (torch.tensor([6, 5]), "rows: the server sent rows with rows outside the 6"),
     ],
 )
 def test_row_indices_out_of_range_are_refused(rows: torch.Tensor, rule: str, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_malformed_parameters_are_refused(bad: str, tmp_path: Path) -> None:
     given = {"query": "train", "number": 0, "differentiable": False}
     reply = clinic.say("answer_query", {"parameters": sent[bad], "round": torch.tensor(0)}, **given)
     assert reply["kind"] == "QueryRefused"
-    assert reply["rule"].partition(":")[0] in ("parameters", "float32")
+    assert reply["rule"].startswith("tensors: the server sent ")
     assert torch.equal(to_vector(clinic.session.node.model), own)
 
 
@@ -539,9 +539,9 @@ def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
 
 def test_frozen_model_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
-    side = NodeSide({}, trains_models=False)
+    side = NodeSide({}, SETTING, trains_models=False)
     assert side.initial_training is None
-    assert NodeSide({}).initial_training is not None
+    assert NodeSide({}, SETTING).initial_training is not None
 
 
 @pytest.mark.parametrize(
@@ -558,11 +558,9 @@ def test_only_noisy_counts_have_minimum_weight(tmp_path: Path, privacy: str, lea
     policy = "outputs_only = false\n" + privacy
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, method=method))
     clinic.say("join", plan=clinic.plan.to_dict())
-    handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
-    request = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
-    adding = handler._sum_encoder(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, request))
-    assert adding is not None
-    assert adding.min_count == least
+    encoder, query = SumEncoder(clinic.session.node.gate), clinic.session.side.queries["count_samples"]
+    encoder.record(dataclasses.replace(query, sums={"sizes": "sum"}), {"sizes": torch.zeros(())})
+    assert encoder.counts["size"].item() == least
 
 
 # --- tensors of another form than the run's --------------------------------------------------------------
@@ -624,11 +622,15 @@ def test_tensors_of_another_shape_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "tensor", "rule"),
     [
-        ("consensus", torch.zeros(3, 10), "logits: consensus is torch.float32 (3, 10)"),
-        ("consensus", torch.zeros(4, 9), "logits: consensus is torch.float32 (4, 9)"),
-        ("consensus", torch.zeros(4, 10, dtype=torch.int64), "logits: consensus is torch.int64 (4, 10)"),
-        ("round", torch.tensor(-1), "schedule: round"),
-        ("round", torch.tensor(-(2**63)), "schedule: round"),
+        ("consensus", torch.zeros(3, 10), "tensors: the server sent consensus: torch.float32 (3, 10)"),
+        ("consensus", torch.zeros(4, 9), "tensors: the server sent consensus: torch.float32 (4, 9)"),
+        (
+            "consensus",
+            torch.zeros(4, 10, dtype=torch.int64),
+            "tensors: the server sent consensus: torch.int64 (4, 10)",
+        ),
+        ("round", torch.tensor(-1), "schedule: the server sent round"),
+        ("round", torch.tensor(-(2**63)), "schedule: the server sent round"),
     ],
 )
 def test_invalid_logits_and_rounds_are_refused(
@@ -665,6 +667,5 @@ def test_label_counts_of_other_classes_are_refused(counts: torch.Tensor, tmp_pat
     others = {name: torch.zeros(3) for name, kind in sends.items() if kind not in (LABEL_COUNTS, SCHEDULE)}
     sent = {**others, "counts": counts, "round": torch.tensor(0)}
     reply = clinic.say("answer_query", sent, query="train", number=0, differentiable=False)
-    assert (reply["kind"], reply["rule"].startswith("label counts: counts is")) == ("QueryRefused", True), (
-        reply
-    )
+    assert reply["kind"] == "QueryRefused"
+    assert reply["rule"].startswith("tensors: the server sent counts: ")

@@ -26,6 +26,7 @@ from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan
 from fedstill.tasks.classification import Classification
 from tests.node.test_node_service import FEDIOD, PLAN, Clinic, same
+from tests.settings import SETTING
 
 PRIVACY = """
 [privacy]
@@ -151,7 +152,7 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
         name="predict",
     )
     config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
-    side, x = NodeSide({"predict": query}), {"x": torch.zeros(4, 1, 4, 4)}
+    side, x = NodeSide({"predict": query}, SETTING), {"x": torch.zeros(4, 1, 4, 4)}
     charged, released = [], []
     for name in ("first", "second", "second"):
         mechanism = PrivacyMechanism(

@@ -23,7 +23,7 @@ from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QueryRefused
 from fedstill.data.data_spec import DataSpec
-from fedstill.federation.replies import parse_reply
+from fedstill.federation.transport import parse_reply
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, local_training, run_folder
 from fedstill.node import session as at
@@ -459,7 +459,9 @@ def test_missing_public_rows_are_refused_before_training(
     taken, before, weights = steps(monkeypatch), clinic.rows(), to_vector(clinic.session.node.model)
     for number in range(1, 4):
         refused = a_round(clinic, scores, torch.tensor([3, bad]).int(), number)
-        assert refused["rule"] == "rows: rows_next has rows outside the 400 of the public data"
+        assert (
+            refused["rule"] == "rows: the server sent rows_next with rows outside the 400 of the public data"
+        )
     assert taken == []
     assert clinic.rows() == before
     assert torch.equal(to_vector(clinic.session.node.model), weights)
@@ -544,7 +546,7 @@ def test_run_over_budget_is_refused_at_join(tmp_path: Path) -> None:
 
 def test_rows_without_public_data_are_refused(clinic: Clinic) -> None:
     query = Query(lambda node: {}, sends={"rows": "indices"}, name="rows")
-    with pytest.raises(QueryRefused, match="rows has rows outside the 0 of the public data"):
+    with pytest.raises(QueryRefused, match="the server sent rows with rows outside the 0 of the public data"):
         clinic.session.size_limits.require(query, {"rows": torch.ones(1).int()})
 
 
@@ -569,17 +571,22 @@ def test_two_checkpoints_are_kept(clinic: Clinic) -> None:
 
 REFUSED = "QueryRefused"
 BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
-    "too many channels": ({}, {"x": torch.zeros(2, 3, 8, 8)}, REFUSED, "expected (B, 1, 8, 8)"),
-    "no batch": ({}, {"x": torch.zeros(8, 8)}, REFUSED, "expected (B, 1, 8, 8)"),
+    "too many channels": ({}, {"x": torch.zeros(2, 3, 8, 8)}, REFUSED, "expected float32 (B, 1, 8, 8)"),
+    "no batch": ({}, {"x": torch.zeros(8, 8)}, REFUSED, "expected float32 (B, 1, 8, 8)"),
     "no numbers": ({}, {"x": torch.zeros(0, 1, 8, 8)}, REFUSED, "has 0"),
     "too many rows": ({}, {"x": torch.zeros(65, 1, 8, 8)}, REFUSED, "max_rows: 64, and x has 65"),
-    "float64": ({}, {"x": torch.zeros(2, 1, 8, 8).double()}, REFUSED, "x is torch.float64"),
-    "nan": ({}, {"x": torch.full((2, 1, 8, 8), float("nan"))}, REFUSED, "x holds NaN or infinity"),
+    "float64": ({}, {"x": torch.zeros(2, 1, 8, 8).double()}, REFUSED, "the server sent x: torch.float64"),
+    "nan": (
+        {},
+        {"x": torch.full((2, 1, 8, 8), float("nan"))},
+        REFUSED,
+        "the server sent x with NaN or infinity",
+    ),
     "an infinite scale": (
         {},
         {"x": torch.ones(2, 1, 8, 8).char(), "x:scale": torch.tensor([1.0, float("inf")])},
         REFUSED,
-        "x holds NaN or infinity",
+        "the server sent x with NaN or infinity",
     ),
     "scales of another length": (
         {},
@@ -613,7 +620,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
         {"operation": "compute_gradients", "number": 1},
         gradients(float("nan")),
         REFUSED,
-        "holds NaN or infinity",
+        "with NaN or infinity",
     ),
     "to do something else": ({"operation": "send the data"}, {}, "ArgumentError", "send the data"),
     "a checkpoint that is no number": (

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from fedstill import models
-from fedstill.cli.node_facts import node_facts
+from fedstill.cli.node_check import node_facts
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import commented_toml, read_table, to_table
 from fedstill.core.errors import FedstillError, ModelError
@@ -31,7 +31,7 @@ from fedstill.models.predictors import Predictor
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
-from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
+from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS

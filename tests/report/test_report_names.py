@@ -99,7 +99,7 @@ def a_run(folder: Path, **split: Any) -> dict[str, Any]:
             },
             "student": {"model": "unet:4"},
             "evaluation": {"centralized": False},
-            "engine": {"name": "one-by-one", "threads": 1},
+            "engine": {"batching": "one-by-one", "threads": 1},
         }
     )
     run(config, folder / "out", command="", progress=False)

@@ -96,7 +96,14 @@ def a_result() -> dict[str, Any]:
         "queries_by_name": {"predict_logits": 4, "count_labels": 1},
         "seconds": {"total": 192.4, "local_training": 41.2, "centralized": 9.9, "distillation": 141.3},
         "peak_memory_mb": 812.4,
-        "engine": {"name": "auto", "device": "cpu", "precision": "float32", "threads": 2, "groups": groups},
+        "engine": {
+            "backend": "local",
+            "batching": "auto",
+            "device": "cpu",
+            "precision": "float32",
+            "threads": 2,
+            "groups": groups,
+        },
         "privacy": {"guarantee": None, "text": "no guarantee"},
         "machine": "2-core x86_64, Linux",
         "date": "2026-11-21T23:12:40+00:00",
@@ -288,7 +295,7 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     result["nodes"][0].update(name=hostile, model=hostile, site=hostile)
     result["notes"] = [hostile]
     result["versions"] = {hostile: hostile}
-    result["engine"].update(name=hostile, groups={hostile: [[hostile]]})
+    result["engine"].update(backend=hostile, groups={hostile: [[hostile]]})
     result["privacy"] = {"guarantee": {hostile: hostile}, "text": hostile}
     result["bytes"]["by_kind"][hostile] = {"up": 1, "down": 1}
     folder = a_folder(tmp_path, result)
@@ -326,7 +333,7 @@ def test_run_from_python_needs_no_data_and_command(tmp_path: Path) -> None:
     text = page_of(tmp_path, result).text
     assert "Data: 1,437 training examples. " in text
     assert "Node 0 1 2 All north 700 3 0 703" in text
-    assert "it was started from Python. Seed 17 Engine auto" in text
+    assert "it was started from Python. Seed 17 Engine local, auto" in text
     assert "not measured" not in text
 
 

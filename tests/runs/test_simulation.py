@@ -34,8 +34,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.build import describe_cases
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting, describe_cases
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
@@ -62,7 +61,7 @@ def setting(method: Any, spec: str = "mlp:8", *, test: int = 40, nodes: int = 3,
         "method": method,
         "policies": [PolicyConfig(outputs_only=False)] * nodes,
         "local": LocalConfig(epochs=2, batch=10),
-        "engine": EngineConfig(name="one-by-one"),
+        "engine": EngineConfig(batching="one-by-one"),
         **changes,
     }
     return Setting(**given)
@@ -136,7 +135,7 @@ def test_evaluates_nodes_on_labels_of_public_data() -> None:
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
 def test_virtual_model_is_weighted_mean_of_nodes(engine: Any) -> None:
     """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
-    one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(name=engine))
+    one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(batching=engine))
     results = Simulation(one).run()
     models = [model.state_dict() for model in one.models]
     assert not torch.equal(models[0]["8.weight"], models[1]["8.weight"])

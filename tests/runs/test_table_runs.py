@@ -56,7 +56,7 @@ def test_one_by_one_equals_stacked(tmp_path: Path, method: str) -> None:
     results = []
     for engine in ("stacked", "one-by-one"):
         (tmp_path / engine).mkdir()
-        assert run(tmp_path / engine, *steps, "--engine.name", engine, method=method) == 0
+        assert run(tmp_path / engine, *steps, "--engine.batching", engine, method=method) == 0
         results.append(result_of(tmp_path / engine))
     assert results[0]["accuracy"] == results[1]["accuracy"]
     assert results[0]["bytes"] == results[1]["bytes"]

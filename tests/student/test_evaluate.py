@@ -137,7 +137,7 @@ def config(task: str, folder: Path, **tables: Any) -> tuple[RunConfig, str]:
         },
         "student": {"model": model},
         "evaluation": {"centralized": False, "samples": 0},
-        "engine": {"name": "one-by-one", "precision": "bfloat16", "threads": 1},
+        "engine": {"batching": "one-by-one", "precision": "bfloat16", "threads": 1},
         "method": {"name": "fedavg", "rounds": 2},
         **tables,
     }
@@ -182,7 +182,7 @@ def test_plain_pytorch_reaches_reported_accuracy(batch: int, tmp_path: Path) -> 
 
 def test_evaluates_in_float32() -> None:
     """Local models, ensemble, upper bound and student, during and after training."""
-    engine = EngineConfig(name="one-by-one", precision="bfloat16")
+    engine = EngineConfig(batching="one-by-one", precision="bfloat16")
     centralized = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, centralized_model=centralized))
     experiment.run()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.cli.list_command import tasks_by_method
+from fedstill.cli.tools import tasks_by_method
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.data import make_data_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,41 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.autograd.functional import jacobian
 
-from fedstill.core.errors import QueryRefused, RunFolderError
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import QueryMismatch, QueryRefused, RunFolderError
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
+from fedstill.node.node import Node
+from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_encoder import SumEncoder
-from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
-from fedstill.node.sum_masks import SumMasks, mask_sign, mask_tensor
+from fedstill.node.request_handler import RequestHandler
+from fedstill.node.secure_aggregation import (
+    SUM_HISTORY_FILE,
+    MaskedReleases,
+    SumEncoder,
+    SumHistory,
+    SumMasks,
+)
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
+from fedstill.protocol.secure_aggregation import (
+    FRACTION_BITS,
+    GRADIENT_FRACTION_BITS,
+    SumRequest,
+    add_contributions,
+    from_ring,
+    mask_sign,
+    mask_tensor,
+    to_ring,
+)
 from tests.kits import Authority
+from tests.settings import SETTING
 from tests.unknowns import free_directions
 
 NAMES = ("n0", "n1", "n2", "n3")
@@ -79,6 +103,11 @@ class Party:
 @pytest.fixture
 def party(tmp_path: Path) -> Party:
     return Party(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_party(tmp_path_factory: pytest.TempPathFactory) -> Party:
+    return Party(tmp_path_factory.mktemp("shared"))
 
 
 def read(each: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
@@ -227,27 +256,154 @@ def test_numbers_and_masks_are_used_once(party: Party) -> None:
             party.added("n0", again)
 
 
+class Deployed:
+    """A node whose response is z + x, with its gate, handler and masks."""
+
+    def __init__(self, masks: SumMasks, z: torch.Tensor) -> None:
+        def predict(node: NodeView, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.calls += 1
+            if self.fails:
+                raise RuntimeError("it fails half-way")
+            return {"z": z + x}
+
+        self.calls, self.fails = 0, False
+        query = Query(
+            predict, sends={"x": INPUTS}, releases={"z": LOGITS}, sums={"z": "sum"}, differentiable=("x",)
+        )
+        self.side = NodeSide({"predict": query}, setting=SETTING)
+        self.gate = Gate(masks.name, masks.policy, AuditLog(), "one")
+        data = TensorData(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+        node = Node(masks.name, data, nn.Linear(2, 2), self.gate, 0)
+        self.sums = MaskedReleases(masks, self.gate, self.side)
+        self.handler = RequestHandler(NodeGroup([node]), self.side, Compute())
+
+    def respond(self, number: int, x: float, call: SumRequest | None) -> torch.Tensor:
+        inputs = {"x": torch.full((1, 2), x)}
+        return self.sums.respond(self.handler, "predict", number, inputs, True, call)["z"]
+
+    def backward(self, number: int, gradient: float, call: SumRequest | None) -> torch.Tensor:
+        gradients = {"z": torch.full((1, 2), gradient)}
+        return self.sums.backward(self.handler, number, gradients, call)["d/dx"]
+
+
+def deploy(party: Party) -> list[Deployed]:
+    return [Deployed(party.masks[name], torch.tensor([[1.0, 2.0]])) for name in NAMES]
+
+
+def test_server_that_asks_twice_gets_the_same_bytes_or_a_refusal(party: Party) -> None:
+    """Two payloads under one mask differ by the payloads alone."""
+    node, call, other = deploy(party)[0], SumRequest(1, NAMES), SumRequest(2, NAMES)
+    first = node.respond(0, 0.0, call)
+
+    assert torch.equal(node.respond(0, 0.0, call), first)
+    assert node.calls == 1
+    with pytest.raises(QueryMismatch):  # the same query for another sum: the same response under two masks
+        node.respond(0, 0.0, other)
+    with pytest.raises(QueryMismatch):
+        node.respond(0, 0.5, call)
+    for again in (call, None):
+        with refused("sums:"):
+            node.respond(1, 0.0, again)
+    gradient = node.backward(0, 0.5, other)
+    assert torch.equal(node.backward(0, 0.5, other), gradient)
+    for different, request in ((0.5, SumRequest(3, NAMES)), (0.75, other), (0.5, None)):
+        with pytest.raises(QueryMismatch):
+            node.backward(0, different, request)
+
+
+def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit log could not be written; the server repeats its query, for this sum or another one."""
+    nodes, call = deploy(party), SumRequest(1, NAMES)
+    node, encoded = nodes[0], list[torch.Tensor]()
+    encode = node.sums.encode
+
+    def record(*given: Any) -> Any:
+        encoded.append(encode(*given)["z"])
+        return {"z": encoded[-1]}
+
+    monkeypatch.setattr(node.sums, "encode", record)
+    with monkeypatch.context() as full:
+        full.setattr(node.gate, "_charge", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(OSError, match="full"):
+            node.respond(0, 0.0, call)
+    with pytest.raises(QueryMismatch):
+        node.respond(0, 0.0, SumRequest(2, NAMES))
+    released = node.respond(0, 0.0, call)
+
+    assert node.calls == 1
+    assert [torch.equal(released, each) for each in encoded] == [True, True]
+    others = [each.respond(0, 0.0, call) for each in nodes[1:]]
+    assert read([{"z": each} for each in (released, *others)]).tolist() == [[4.0, 8.0]]
+
+
+def test_masks_depend_on_a_query_that_failed_at_one_node(party: Party) -> None:
+    """Its networks may have changed, which the others' did not."""
+    nodes = deploy(party)
+    nodes[0].fails = True
+    with pytest.raises(RuntimeError, match="half-way"):
+        nodes[0].respond(0, 3.0, SumRequest(1, NAMES))
+    nodes[0].fails = False
+
+    sums = read([{"z": each.respond(1, 0.0, SumRequest(2, NAMES))} for each in nodes])
+
+    assert (sums - torch.tensor([[4.0, 8.0]])).abs().min() > 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["respond", "backward", "restore"]),
+            st.integers(0, 3),
+            st.sampled_from([0.0, 0.5, 1.0]),
+            st.one_of(st.none(), st.integers(1, 8)),
+        ),
+        min_size=2,
+        max_size=16,
+    )
+)
+def test_no_mask_serves_two_payloads(
+    steps: list[tuple[str, int, float, int | None]], shared_party: Party
+) -> None:
+    """Whatever a server sends in any order: two released tensors with the same mask are the same release."""
+    masks = shared_party.start_node("n0")
+    masks.exchange_keys({**shared_party.cards, "n0": masks.make_key_card()})
+    node, payloads = Deployed(masks, torch.tensor([[1.0, 2.0]])), dict[bytes, bytes]()
+    for what, number, value, call in steps:
+        request = None if call is None else SumRequest(call, NAMES)
+        if what == "restore":  # to a checkpoint before the first query
+            node.handler = RequestHandler(node.handler.group, node.side, Compute())
+            node.sums.forget_contributions()
+            node.sums.query_history_hash = ""
+            continue
+        try:
+            if what == "respond":
+                masked, payload = node.respond(number, value, request), torch.tensor([[1.0, 2.0]]) + value
+                fraction = FRACTION_BITS
+            else:
+                masked, payload = node.backward(number, value, request), torch.full((1, 2), value)
+                fraction = GRADIENT_FRACTION_BITS
+        except (QueryRefused, QueryMismatch):
+            continue
+        plain = to_ring(payload, fraction)
+        mask = (masked - plain).numpy().tobytes()
+        assert payloads.setdefault(mask, plain.numpy().tobytes()) == plain.numpy().tobytes()
+        assert request is not None
+
+
+def respond(masks: SumMasks, call: SumRequest, z: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a node with response z sends, through its gate and its encoder."""
+    return {"z": Deployed(masks, z).respond(0, 0.0, call)}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) -> None:
     """Else a server learned how large one node's answers are, place by place; and from zeros in its place the
     others' sum."""
-    query = Query(
-        lambda node, **_: {}, sends={"x": INPUTS}, releases={"z": LOGITS}, sums={"z": "sum"}, name="predict"
-    )
     totals = []
     for call in (SumRequest(1, NAMES), SumRequest(2, NAMES)):
-        each = []
-        for name in NAMES:
-            z = torch.tensor([[1.0, value if name == "n0" else 2.0]])
-            masks = party.masks[name]
-            masks.admit("predict", call)
-            adding = SumEncoder(
-                {},
-                add_mask=masks.mask_function(call, "predict", ["content"]),
-                replacement=masks.random_replacement_function(call),
-            )
-            each.append(adding.encode(name, query, {"z": z}))
-        totals.append(from_ring(add_contributions(each)["z"]))
+        z = {name: torch.tensor([[1.0, value if name == "n0" else 2.0]]) for name in NAMES}
+        totals.append(read([respond(party.masks[name], call, z[name]) for name in NAMES]))
     for sums in totals:
         assert bool(sums.isfinite().all())
         assert abs(sums[0, 0] - 4.0) > 1.0, "in no other place can it be read either"
@@ -259,25 +415,11 @@ def test_exhausted_node_corrupts_all_sums(
     party: Party,
 ) -> None:
     """With corrupted sums, a server that chooses inputs learns response sizes; a refusal names its node."""
-    query = Query(
-        lambda node, **_: {}, sends={"x": INPUTS}, releases={"z": LOGITS}, sums={"z": "sum"}, name="predict"
-    )
 
     def sum_responses(number: int, large: bool = False) -> torch.Tensor:
-        each, call = [], SumRequest(number, NAMES)
-        for name in NAMES:
-            masks = party.masks[name]
-            masks.admit("predict", call)
-            mask = masks.mask_function(call, "predict", ["content"])
-            adding = SumEncoder(
-                {},
-                add_mask=mask,
-                replacement=masks.random_replacement_function(call),
-                always_replace=masks.has_reached_corruption_limit,
-            )
-            z = torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]])
-            each.append(adding.encode(name, query, {"z": z}))
-        return from_ring(add_contributions(each)["z"])
+        z = {name: torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]]) for name in NAMES}
+        call = SumRequest(number, NAMES)
+        return read([respond(party.masks[name], call, z[name]) for name in NAMES])
 
     assert sum_responses(1).tolist() == [[4.0, 8.0]]
     sum_responses(2, large=True)
@@ -413,11 +555,13 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
 def test_weights_are_first_released_counts() -> None:
     """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
     count = Query(lambda node, **_: {}, releases={"n": LABEL_COUNTS}, sums={"n": "sum"}, name="count")
-    for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
-        adding = SumEncoder({}, min_count=least)
-        adding.record_counts(count, {"n": torch.tensor([0.0, 7.0])})
-        adding.record_counts(count, {"n": torch.tensor([3.0, 4.0])})
-        assert adding.counts["counts"].tolist() == expected
+    for protects, expected in ((False, [0.0, 7.0]), (True, [1.0, 7.0])):
+        gate = Gate("n0", PolicyConfig(), AuditLog(), "one")
+        gate.budgets = SimpleNamespace(mechanism=SimpleNamespace(protects=protects))  # type: ignore[assignment]
+        encoder = SumEncoder(gate)
+        encoder.record(count, {"n": torch.tensor([0.0, 7.0])})
+        encoder.record(count, {"n": torch.tensor([3.0, 4.0])})
+        assert encoder.counts["counts"].tolist() == expected
 
 
 def test_counts_are_equal_in_all_runs(tmp_path: Path) -> None:
@@ -471,8 +615,8 @@ TRAPS = [  # statistics of one response that a server could name
     ("logits", "logits", "size"),
     ("logits", "probs", "size"),
     ("critic", "log_probs", "size"),
-    ("my_lab: entropies", "", "size"),
-    ("my_lab: records", "", "size"),
+    ("my_lab: entropies", "my_lab", "size"),
+    ("my_lab: records", "my_lab", "size"),
 ]
 Trap = tuple[str, str, str]
 
@@ -493,14 +637,12 @@ def statistic(trap: Trap, z: torch.Tensor) -> torch.Tensor:
 
 def build_node_side(trap: Trap, name: str) -> NodeSide:
     kind, adds, how = trap
-    package, _, plain = kind.rpartition(": ")
+    _, _, plain = kind.rpartition(": ")
     of: Any = "records" if plain == "records" else "scores"
-    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).for_package(
-        package
-    )
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of)
     handler: Any = lambda node, **inputs: {}  # noqa: E731
     query = Query(handler, sends={"x": INPUTS}, releases={"z": made}, sums={"z": how}, name=name)  # type: ignore[dict-item]
-    return NodeSide({name: query}, sum_source=adds)
+    return NodeSide({name: query}, SETTING, sum_source=adds)
 
 
 @given(requests=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
@@ -528,7 +670,7 @@ def test_no_sequence_of_queries_determines_a_nodes_response(
 def test_two_statistics_of_three_responses_determine_them() -> None:
     """The reason for the rule: with two classes, the responses of three nodes are solved from such sums."""
     z = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    one, other = ("logits", "log_probs", "size"), ("my_lab: entropies", "", "size")
+    one, other = ("logits", "log_probs", "size"), ("my_lab: entropies", "my_lab", "size")
     for traps, free in (([one], 1), ([one, other], 0)):
         J = jacobian(lambda z, traps=traps: torch.cat([statistic(trap, z) for trap in traps]), z)  # type: ignore[misc]
         assert [free_directions(J.flatten(1), k, 3, 2) for k in range(3)] == [free] * 3

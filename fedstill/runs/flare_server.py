@@ -21,9 +21,9 @@ from fedstill.core.registry import add_search_folders
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import to_printable_line
 from fedstill.federation import server_rules
+from fedstill.federation.admin import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment_variable
-from fedstill.federation.flare_lost_nodes import subscribe_to_lost_nodes
-from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
+from fedstill.federation.flare_component import subscribe_to_lost_nodes
 from fedstill.runs.config import RunConfig, read_toml
 from fedstill.runs.remote_run import RemoteRun
 
