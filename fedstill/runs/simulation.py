@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
 from fedstill.core.progress import ProgressBar
@@ -366,6 +367,7 @@ class Simulation(MeasuredSimulation):
         last_steps = {node.name: len(span.steps(local.steps(len(node.data)))) for node in nodes}
         group_ends = [max(last_steps[node.name] for node in group) for group in groups]
         architectures = [(phase, stacking_key(group[0].model)) for group in groups]
+        random = [uses_global_rng(group[0].model) for group in groups]
 
         def advance(nodes: Sequence[Node]) -> tuple[int, list[dict[str, Any]]]:
             lines = []
@@ -407,7 +409,12 @@ class Simulation(MeasuredSimulation):
             results = (
                 map(advance, now)
                 if len(groups) == 1
-                else workers.map(advance, now, [architectures[index] for index in batch])
+                else workers.map(
+                    advance,
+                    now,
+                    [architectures[index] for index in batch],
+                    [random[index] for index in batch],
+                )
             )
             for group, (done, lines) in zip(now, results, strict=True):
                 self.local_steps[group[0].name] = done
