@@ -26,7 +26,7 @@ from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter, lock_folder
 from fedstill.core.text_format import replace_nonfinite
 from fedstill.core.timing import Clock
-from fedstill.federation.federation import Federation
+from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._server import Server
 from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import parameter_count
@@ -259,7 +259,7 @@ class Run(ABC):
             else None
         )
 
-    def _make_server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
+    def _make_server(self, federation: AnyFederation, student: torch.nn.Module, kinds: Any) -> Server:
         """Create the server in its initial state, without sending queries."""
         return Server(
             self.method,

@@ -12,6 +12,7 @@ from torch import nn
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, seeded
 from fedstill.federation.inprocess import InProcess
+from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import deep_copy
 from fedstill.node import local_training
@@ -138,7 +139,10 @@ class PreparedSimulation(Run, ABC):
             student: replaces the simulation's student.
         """
         chosen = self.student if student is None else student
-        return self._make_server(self._federation(groups), chosen, self.kinds)
+        engine = self._federation(groups)
+        is_summed = self.setting.link.secure_aggregation
+        federation = SecureAggregation.in_process(engine, self.nodes) if is_summed else engine
+        return self._make_server(federation, chosen, self.kinds)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
