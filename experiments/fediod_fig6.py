@@ -18,7 +18,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.report.image_panels import CODE_COLORS, MAPS_SUFFIX
-from fedstill.runs.build import build_simulation
+from fedstill.runs.simulation import build_simulation
 
 SHOWN = 4  # pictures of each method
 

@@ -32,9 +32,8 @@ from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
-from fedstill.runs.build import build_setting, split_data
+from fedstill.runs.build import Setting, build_setting, split_data
 from fedstill.runs.config import RunConfig, load_toml
-from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 
 STUDENT_TOLERANCE = 1e-2  # relative distance, above the accumulated rounding of other engines

@@ -37,9 +37,8 @@ from fedstill.core.text_format import format_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig
-from fedstill.runs.simulation import digest_examples
+from fedstill.runs.simulation import build_simulation, digest_examples
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
 

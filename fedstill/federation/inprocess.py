@@ -137,7 +137,10 @@ class InProcess(Federation):
         parallel = [handler for handler in handlers if not handler.trains_privately]
         if len(self._groups) > 1:  # a single one uses all cores
             self._compute.workers.map(
-                compute, parallel, [(name, handler.stacking_key) for handler in parallel]
+                compute,
+                parallel,
+                kinds=[(name, handler.stacking_key) for handler in parallel],
+                random=[handler.group.uses_global_rng for handler in parallel],
             )
         for handler in handlers:
             if handler.trains_privately or len(self._groups) == 1:

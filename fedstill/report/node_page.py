@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.text_format import format_bytes, format_count, to_printable_line
-from fedstill.node.audit_entries import ALL_RUNS
+from fedstill.node.audit_entries import ALL_RUNS, WAITS
 from fedstill.node.overview import Overview
-from fedstill.node.request_text import describe_log_line, describe_request
-from fedstill.node.requests import MIN_DIGITS_TO_APPROVE, UNPROVEN, WAITS, ApprovalRequest, requires_approval
+from fedstill.node.request_text import describe_request, describe_security_event
+from fedstill.node.requests import MIN_DIGITS_TO_APPROVE, UNPROVEN, ApprovalRequest, requires_approval
 from fedstill.node.spent_budget import SpentBudget
 from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 from fedstill.report import live_page
@@ -35,7 +35,6 @@ def render_node_page(node: Overview, folder: Path, process: int | None, nonce: s
     pending = [request for request in node.requests if request.state == WAITS]
     decided = [request for request in node.requests if request.state != WAITS]
     released = sum(sums.bytes_by_kind.total() for sums in node.releases.values())
-    is_intact = node.audit_fault is None and node.security_fault is None
     approval = (
         "runs need your approval"
         if requires_approval(node.file)
@@ -46,7 +45,11 @@ def render_node_page(node: Overview, folder: Path, process: int | None, nonce: s
         Fact("Pending requests", str(len(pending)), approval),
         Fact("Released", format_bytes(released), format_count(len({run for _, run in node.releases}), "run")),
         Fact("Remaining budget", remaining, "epsilon, over all runs"),
-        Fact("Logs", "intact" if is_intact else "not intact", f"{node.entry_count:,} audit log entries"),
+        Fact(
+            "Audit log",
+            "intact" if node.audit_fault is None else "not intact",
+            f"{node.entry_count:,} entries",
+        ),
     ]
     lead = (
         "The node is not connected to a federation."
@@ -71,10 +74,9 @@ def render_node_page(node: Overview, folder: Path, process: int | None, nonce: s
             empty="No epsilon spent yet.",
         ),
         Section(
-            "Security log",
+            "Security events",
             "Connections, refusals, approvals, rejections and policy changes, the latest first.",
-            node.security_fault and f"The security log is not intact: {node.security_fault}",
-            _security_log_table(node),
+            table=_security_event_table(node),
             empty="No entries yet.",
         ),
         Section(
@@ -145,14 +147,14 @@ def _remaining(cost: SpentBudget) -> str:
     return epsilon_text_rounded_down(cost.remaining) if cost.remaining is not None else UNKNOWN
 
 
-def _security_log_table(node: Overview) -> Table:
+def _security_event_table(node: Overview) -> Table:
     rows = []
-    for line in node.security_lines:
+    for event in node.events:
         cells = [
-            Cell(to_printable_line(line["event"])),
-            Cell(to_printable_line(line["actor"]) or "not authenticated"),
-            Cell(describe_log_line(line)),
+            Cell(to_printable_line(event["event"])),
+            Cell(to_printable_line(event["actor"]) or "not authenticated"),
+            Cell(describe_security_event(event)),
         ]
-        rows.append(Row(line["at"][:19].replace("T", " "), cells))
+        rows.append(Row(event["at"][:19].replace("T", " "), cells))
     columns = [Column("Event", "model"), Column("Party", ""), Column("Details", "")]
-    return Table("Security log", "Time (UTC)", columns, rows, style="stacked")
+    return Table("Security events", "Time (UTC)", columns, rows, style="stacked")

@@ -29,10 +29,9 @@ from fedstill.protocol.payload_kinds import LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
-from fedstill.runs.build import build_server_setting, describe_run
+from fedstill.runs.build import build_server_setting, check_networks, describe_run
 from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
-from fedstill.runs.setting import check_networks
 
 LINK = (
     "messages",
@@ -172,10 +171,10 @@ class RemoteRun(Run):
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 
-    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
+    def privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         return {name: status.privacy for name, status in self.federation.node_status.items()}
 
-    def _describe_nodes(self) -> list[dict[str, Any]]:
+    def describe_nodes(self) -> list[dict[str, Any]]:
         return [self._about(name) for name in self.federation.nodes]
 
     def _about(self, name: str) -> dict[str, Any]:

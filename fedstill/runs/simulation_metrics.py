@@ -23,20 +23,28 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
+from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
-from fedstill.runs.simulation_nodes import PreparedSimulation
+from fedstill.runs.loop import Run
 from fedstill.runs.trained_model_cache import TrainedModels
 
 
-class MeasuredSimulation(PreparedSimulation, ABC):
+class MeasuredSimulation(Run, ABC):
     """Evaluates a simulation's models.
 
     Attributes:
+        nodes: all of them.
+        evaluated_nodes: those whose models can be measured: all, but for what was left out of a rehearsal.
         trained: cache of node models and their outputs, shared with other runs of a comparison; None without
             one.
     """
 
+    nodes: list[Node]
+    evaluated_nodes: list[Node]
+    centralized_node: Node | None
+    at_nodes: NodeSetting
+    groups: dict[str, list[list[str]]]
     trained: TrainedModels | None = None
 
     def evaluate(self) -> Mapping[str, float]:
@@ -62,7 +70,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
 
     # --- parts of the results -------------------------------------------------------------------------
 
-    def _test_outputs(self) -> Outputs:
+    def test_outputs(self) -> Outputs:
         node_models = (
             self._node_outputs(self.evaluated_nodes, self.side.initial_training == FULL_TRAINING)
             if self.side.trains_models
@@ -97,7 +105,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 TrainedModels.save_outputs(file, own)
         return own
 
-    def _baseline_metrics(self, model_outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
+    def baseline_metrics(self, model_outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         evaluation, ensemble = self.evaluation, model_outputs.ensemble
         node_metrics = [
             evaluation.compute_metrics(outputs, node=name)
@@ -130,7 +138,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             ),
         }
 
-    def _describe_nodes(self) -> list[dict[str, Any]]:
+    def describe_nodes(self) -> list[dict[str, Any]]:
         """Describe each node: its model, its examples and its label counts."""
         setting = self.setting
         names = setting.model_names or [type(node.model).__name__ for node in self.nodes]
@@ -146,10 +154,10 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             for index, (node, name, part) in enumerate(zip(self.nodes, names, setting.parts, strict=True))
         ]
 
-    def _group_info(self) -> Mapping[str, Any]:
+    def group_info(self) -> Mapping[str, Any]:
         return {"groups": self.groups}
 
-    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
+    def privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         holders = {node.name: node.gate.budgets for node in self.nodes}
         return {name: each.mechanism.statement() for name, each in holders.items() if each is not None}
 

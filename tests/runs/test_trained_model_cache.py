@@ -18,9 +18,8 @@ from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
 from fedstill.node import local_training
 from fedstill.runs import run
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.trained_model_cache import TrainedModels
 
 FEDKD = {"name": "fedkd", "student": {"epochs": 2}}
