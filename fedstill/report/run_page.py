@@ -18,6 +18,7 @@ from fedstill.core.progress import PROGRESS_FILE
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, format_seconds, join_names
 from fedstill.protocol.method import METHODS
+from fedstill.protocol.payload_kinds import KNOWN_KINDS
 from fedstill.report import figures, images, live_page, privacy_section, run_tables
 from fedstill.report.records import LOCAL_MODELS, list_model_scores
 from fedstill.report.result import RESULT_FILE, AuditTotals, MetricOverNodes, Result, RunFiles
@@ -339,7 +340,8 @@ def _release_sentence(result: Result) -> str:
     kinds = result.declared_payload_kinds()
     # Payload kinds that contain neither training examples nor models. The page makes no claims about other
     # kinds, nor about what a plug-in declares.
-    known = {kind for kind in by_kind if kind in kinds and result.method in METHODS.builtin}
+    described = kinds if result.method in METHODS.builtin else KNOWN_KINDS
+    known = {kind for kind in by_kind if kind in described}
     models = {kind for kind in known if kinds[kind].category == "model"}
     responses = {
         kind for kind in known & released if kinds[kind].is_output or kinds[kind].category == "query"
