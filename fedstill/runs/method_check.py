@@ -34,7 +34,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, unmet_need
 from fedstill.protocol.payload_kinds import INDICES, INPUTS
 from fedstill.protocol.queries import Query
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 
