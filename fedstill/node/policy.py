@@ -48,8 +48,8 @@ class PolicyConfig(CheckedOptions):
     outputs_only = false allows them, too."""
     sums_only: bool = False
     """Refuse any response that is not added to other nodes' responses under masks before the server sees it
-    (secure aggregation). The server then learns sums of min_nodes responses, and of three at least.
-    Certificates prove who the other nodes are (live link); the holder of the key of the authority that
+    (secure aggregation, experimental: not reviewed from outside). The server then learns sums of min_nodes
+    responses, and of three at least. Certificates prove who the other nodes are (live link); the holder of the key of the authority that
     signed these could make further nodes."""
     sums_may_differ: bool = False
     """Let this node add with other members than before, in this run or an earlier one: runs then continue
