@@ -20,7 +20,8 @@ from fedstill.protocol.needs import Needs
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
 
 SECURE_AGGREGATION_NOTE = (
-    "secure aggregation: the server saw only sums of the nodes' responses (link.secure_aggregation)"
+    "secure aggregation (experimental): the server saw only sums of the nodes' responses "
+    "(link.secure_aggregation)"
 )
 
 
