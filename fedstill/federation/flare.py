@@ -140,7 +140,7 @@ def write_job(folder: Path, nodes: Sequence[str], server: dict[str, Any], name: 
     Args:
         folder: of the job.
         nodes: names of the nodes that take part.
-        server: arguments of :class:`~fedstill.runs.flare.ServerProgram`.
+        server: arguments of :class:`~fedstill.runs.flare_server.ServerProgram`.
         name: of the job.
     """
     everyone = {"min_clients": len(nodes), "mandatory_clients": list(nodes)}

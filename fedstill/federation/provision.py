@@ -267,7 +267,7 @@ def _install_kit(source: Path, target: Path) -> None:
 # The classes that a job may name at the server and at a node: FLARE's runtime and fedstill's program.
 SERVER_CLASSES = (
     "nvflare.collab.runtime.controller.CollabController",
-    "fedstill.runs.flare.ServerProgram",
+    "fedstill.runs.flare_server.ServerProgram",
 )
 NODE_CLASSES = (
     "nvflare.collab.runtime.executor.CollabExecutor",

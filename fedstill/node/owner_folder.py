@@ -30,8 +30,8 @@ from fedstill.node.gate import policy_refusal
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_name_and_weights, load_perceptual, make_model
 from fedstill.node.policy_faults import policy_faults, privacy_faults
-from fedstill.node.security_log import SecurityLog
 from fedstill.node.startup_kit_faults import kit_faults, server_faults
+from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.protocol.queries import Query
 from fedstill.tasks import TaskConfig
@@ -117,6 +117,8 @@ HEAD = """\
 def init_folder(folder: Path, name: str | None = None) -> bool:
     """Write a ``node.toml`` with every option at its default, and a secret; or only a lost secret.
 
+    Only ``privacy.isolate_rounding`` is not at its default, as a server may be hostile.
+
     Args:
         folder: created if it does not exist.
         name: name of the node; None: the folder's name.
@@ -134,7 +136,11 @@ def init_folder(folder: Path, name: str | None = None) -> bool:
             raise ArgumentError("--name", name, f"none, since {folder / FILE} exists and holds the name")
         _write_secret(folder)
         return False
-    file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
+    file = NodeFile(
+        name=folder.resolve().name if name is None else name,
+        privacy=NoPrivacy(isolate_rounding=True),
+        seed=secrets.randbits(31),
+    )
     private_files.make_folder(folder)
     if not (folder / SECRET).exists():
         _write_secret(folder)
@@ -258,8 +264,6 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
         )
         if reason:
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {reason}")
-    if (fault := SecurityLog(folder).find_fault()) is not None:
-        found.append(f"the security log: {fault}")
     if data is not None and "policy" not in invalid and len(data) < file.policy.min_records:
         found.append(f"policy.min_records is {file.policy.min_records}, and here are {len(data)} examples")
     if file.online:

@@ -34,11 +34,11 @@ from fedstill.federation.transport import parse_reply
 from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
-from fedstill.protocol.sent_tensors import sent_query_fault
+from fedstill.protocol.tensor_forms import sent_query_fault
+from fedstill.runs.build import check_method
 from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
-from fedstill.runs.setting import check_method
 from fedstill.track.tracker_group import TrackerGroup
 
 FILES = "files.json"  # in the run's folder: the files that it uses

@@ -23,8 +23,9 @@ from fedstill.node.run_folder import RunFolder
 from fedstill.protocol.method import SECURE_AGGREGATION_NOTE
 from fedstill.protocol.secure_aggregation import add_contributions, from_ring
 from fedstill.protocol.wire_format import pack, unpack
-from fedstill.runs import build, local_processes
+from fedstill.runs import deployment
 from fedstill.runs.config import RunConfig, to_toml
+from fedstill.runs.simulation import build_simulation
 from tests.federation.test_remote import Live, here, tiny
 from tests.kits import Authority
 from tests.loopback import Loopback
@@ -57,7 +58,7 @@ class Four:
         self.config, self.folder, self.responses = config, folder, list[tuple[str, str, dict[str, Any]]]()
         folder.mkdir()
         authority = Authority()
-        local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
+        deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
         self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         for name, host in self.hosts.items():
             authority.write(host.folder, name)

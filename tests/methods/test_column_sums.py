@@ -26,7 +26,7 @@ from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import COLUMN_SUMS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
 from tests.settings import SETTING

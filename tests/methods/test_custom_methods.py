@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from fedstill.compare.comparison_file import plan_comparison
+from fedstill.compare.comparison import plan_comparison
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._label_histogram import count_labels_query
@@ -25,8 +25,8 @@ from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.simulation import build_simulation
 from fedstill.tasks.classification import Classification
 
 
