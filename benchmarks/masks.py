@@ -22,9 +22,14 @@ from pathlib import Path
 import torch
 
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_history import SumHistory
-from fedstill.node.sum_masks import SumMasks, mask_tensor
-from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
+from fedstill.node.secure_aggregation import SumHistory, SumMasks
+from fedstill.protocol.secure_aggregation import (
+    SumRequest,
+    add_contributions,
+    from_ring,
+    mask_tensor,
+    to_ring,
+)
 
 NODES, VALUES, ROUNDS = (3, 5, 20, 50), (640, 196_608, 1_000_000), 3
 

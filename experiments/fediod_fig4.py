@@ -49,9 +49,9 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import presets
-from fedstill.runs.build import build_simulation
+from fedstill.runs.build import Setting, input_shape
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.setting import Setting, input_shape
+from fedstill.runs.simulation import build_simulation
 
 PRESETS = Path(__file__).parent / "presets"  # packs of data are next to them
 JUDGE = LocalConfig(batch=64, lr=0.002, augment="shift-flip")

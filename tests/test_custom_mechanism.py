@@ -227,7 +227,7 @@ def test_flare_nodes_use_their_own_mechanism_options(lab: Lab) -> None:
     for name in ("node-0", "node-1"):
         file = lab.text(f"flare/federation/nodes/{name}/node.toml")
         assert 'mechanism = "flip"' in file
-        assert 'tasks = [\n    "ordinal",\n]' in file
+        assert 'plugins = [\n    "ordinal",\n]' in file
     assert nodes(lab, "flare") == nodes(lab, "flipped")
     page, noise = lab.text("flare/report.html"), nodes(lab, "flare")[0]["noise"]["flip"]
     assert 'data-label="Epsilon spent"><div>20</div>' in page

@@ -14,8 +14,8 @@ import pytest
 from fedstill.core.checkpoint import load_state
 from tests.my_lab_package import MY_LAB, ROOT, SMALL, Lab, write_plates
 
-KIND = "my_lab: class logits"
-NODES = {**SMALL["nodes"], "policy": {"kinds": [KIND]}}
+KIND = "class logits"
+NODES = SMALL["nodes"]
 OWN = {  # a run with custom components only
     "task": {"name": "ordinal"},
     "data": {"name": "plates", "white": 16.0},
@@ -103,21 +103,18 @@ def test_example_of_the_page_passes_its_own_test(lab: Lab) -> None:
     assert "2 passed" in run.stdout
 
 
-def test_outputs_only_releases_named_kinds_only(lab: Lab) -> None:
-    line = lab.refused("--nodes.policy.kinds", "liar: logits")
-    assert f"outputs_only: {KIND} may not leave, unless its owner names it in policy.kinds" in line
-    (lab.here / "liar.py").write_text(
-        "import dataclasses\nfrom fedstill.methods import payload_kinds\n"
+def test_outputs_only_refuses_other_categories(lab: Lab) -> None:
+    (lab.here / "records.py").write_text(
+        "import dataclasses\nfrom fedstill.methods import PayloadKind\n"
         "from my_lab.feddistill import FedDistill\n\n"
-        "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Records(FedDistill):\n"
         "    def queries(self, setting):\n"
         "        for query in super().queries(setting):\n"
-        "            sends = {'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE}\n"
-        "            changes = {'sends': sends, 'releases': {'mean': payload_kinds.LOGITS}}\n"
-        "            yield dataclasses.replace(query, **changes, depends_on_records=())\n"
+        "            kinds = {name: PayloadKind('features') for name in query.releases}\n"
+        "            yield dataclasses.replace(query, releases=kinds)\n"
     )
-    line = lab.refused("--method.name", "liar:Liar")
-    assert "outputs_only: liar: logits may not leave" in line, "whatever kind it declares"
+    line = lab.refused("--method.name", "records:Records")
+    assert "outputs_only: features may not leave" in line
 
 
 def test_compares_with_fedavg(lab: Lab) -> None:
@@ -162,7 +159,7 @@ def test_attacks_run_on_custom_method(lab: Lab) -> None:
     printed = lab("attack", "whole", "--membership.shadows", "4", "--quiet")
     assert "membership" in printed
     assert "gradient inversion needs parameters, and none are released" in printed
-    assert "my_lab" in lab.text("whole/report.html")
+    assert KIND in lab.text("whole/report.html")
 
 
 def test_node_responds_only_to_allowed_queries(lab: Lab, unbroken: str) -> None:
@@ -175,12 +172,12 @@ def test_node_responds_only_to_allowed_queries(lab: Lab, unbroken: str) -> None:
         (lab.here / "refused" / rest).unlink()
     federation = lab.here / "refused" / "federation"
     shutil.rmtree(federation / "runs")
-    for name, rule, allowed in (("node-0", "methods", "feddistill"), ("node-1", "tasks", "ordinal")):
+    for name, removed in (("node-0", "feddistill"), ("node-1", "ordinal")):
         node = federation / "nodes" / name
         shutil.rmtree(node / "runs")
-        file, named = (node / "node.toml").read_text(), f'{rule} = [\n    "{allowed}",\n]'
-        assert named in file
-        (node / "node.toml").write_text(file.replace(named, f"{rule} = []"))
+        file, line = (node / "node.toml").read_text(), f'    "{removed}",\n'
+        assert file.count(line) == 1
+        (node / "node.toml").write_text(file.replace(line, ""))
     line = lab("run", "--resume", "refused", code=2)
-    assert "policy.methods" in line
-    assert "policy.tasks" in line
+    for option, name in (("method.name", "feddistill"), ("task.name", "ordinal")):
+        assert f"invalid {option} = '{name}' (expected a name that policy.plugins of the node allows" in line

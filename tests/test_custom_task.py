@@ -73,16 +73,16 @@ def test_node_runs_custom_task_only_if_allowed(lab: Lab) -> None:
     """Queries are carried to a node with its own data, and responses are carried back."""
     digits = load_digits()
     pixels = np.minimum(digits.images * 16, 255).astype(np.uint8)
-    toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[policy]\ntasks = []\n'
+    toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[policy]\nplugins = []\n'
     node = lab.node("clinic", toml, pixels[:300], digits.target[:300])
-    assert "policy.tasks does not name ordinal" in lab("node", "check", "clinic", "small.toml")
+    assert "policy.plugins does not name ordinal" in lab("node", "check", "clinic", "small.toml")
     lab("offline", "make", "small.toml")
     refused = lab("offline", "answer", "clinic", "queries.safetensors", code=2)
-    assert "invalid task.name = 'ordinal' (expected a name that policy.tasks of the node allows" in refused
+    assert "invalid task.name = 'ordinal' (expected a name that policy.plugins of the node allows" in refused
     assert not (node / "runs").exists()
 
     (node / "node.toml").write_text(
-        (node / "node.toml").read_text().replace("tasks = []", 'tasks = ["ordinal"]')
+        (node / "node.toml").read_text().replace("plugins = []", 'plugins = ["ordinal"]')
     )
     assert "It can take part." in lab("node", "check", "clinic", "small.toml")
     lab("offline", "answer", "clinic", "queries.safetensors")

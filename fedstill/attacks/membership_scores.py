@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.compute import Compute
+from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
@@ -329,7 +330,7 @@ def train_shadows(
         local_training.train(group, task, local, compute, train_step=work)
 
     kinds = [("shadow", work is None, stacking_key(group[0].model)) for group in groups]
-    compute.workers.map(learn, groups, kinds)
+    compute.workers.map(learn, groups, kinds, [uses_global_rng(group[0].model) for group in groups])
     return [node.model for node in nodes]
 
 

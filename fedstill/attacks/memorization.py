@@ -57,7 +57,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError
 from fedstill.core.options import PositiveInt
 from fedstill.core.seeds import torch_generator
-from fedstill.runs.setting import normalization
+from fedstill.runs.build import normalization
 from fedstill.runs.simulation import Simulation
 
 MAX_NUMBERS = 1 << 23  # float64 in memory at once in the search of neighbors (64 MiB)

@@ -32,6 +32,7 @@ PATH is a node's folder, a run's folder, or the .sqlite file of a log.""",
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
 SECRET = ("content_hash", "history_hash", "release_hash", "hash")  # fields that depend on the records
+SECURITY = ("actor", "details")  # fields of security events
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,15 @@ def show(
         last: number of entries (default: 20; 0 shows all)
         delta: delta of the totals (default: the node's, or 1e-5)
     """
+    from fedstill.node.audit_entries import is_about_data
+
     log, most = _find_log(path), last
     at = delta or (1e-5 if log.privacy is None else log.privacy.delta)
 
     console = plain()
     with _open_log(log) as entries_log:
-        entries = list(entries_log.entries())
+        everything = list(entries_log.entries())
+        entries = list(filter(is_about_data, everything))
         if as_json:
             status = {"log": str(log.file), "sound": entries_log.fault is None, "trouble": entries_log.fault}
             shown = [_without_secrets(entry) for entry in entries[-most:]]
@@ -120,7 +124,7 @@ def show(
         if not entries:
             console.print("Nothing has left.")
             return
-        print_entries(console, entries[-most:], len(entries))
+        print_entries(console, entries[-most:], len(entries), lost_numbers(everything))
         print_totals(console, entries_log, entries, at, log.privacy, log.mine)
 
 
@@ -152,7 +156,7 @@ def verify(path: Path, /, *, as_json: AsJson = False) -> None:
 
 @audit.command
 def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
-    """Export all entries as JSON lines.
+    """Export releases, charges and refused queries as JSON lines.
 
     example: fedstill audit export clinic --out clinic.jsonl
 
@@ -162,9 +166,10 @@ def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
     Args:
         path: a node's folder, a run's folder, or the .sqlite file of a log
         out: file to write, NAME.jsonl
-        whole: with fingerprints to check entries by
+        whole: also security events, and fingerprints to check entries by
     """
     from fedstill.core.private_files import private_opener
+    from fedstill.node.audit_entries import is_about_data
 
     log, to = _find_log(path), out
     if to.suffix != ".jsonl":
@@ -173,15 +178,16 @@ def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
         raise ArgumentError("--out", str(to), "a file that does not exist")
     with _open_log(log) as entries_log, open(to, "x", encoding="utf-8", opener=private_opener) as file:
         for entry in entries_log.entries():
-            file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
+            if whole or is_about_data(entry):
+                file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
         if entries_log.fault is not None:
             raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {entries_log.fault}")
 
 
 def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry without the fields that depend on the records."""
-    return {name: value for name, value in entry.items() if name not in SECRET}
+    """Return an entry without the fields that depend on the records, and without those of security events."""
+    return {name: value for name, value in entry.items() if name not in (*SECRET, *SECURITY)}
 
 
 @audit.command
@@ -211,8 +217,26 @@ def accept(path: Path, /, *, because: str) -> None:
 MANY = 6  # charges that are shown of all
 
 
-def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
-    """Print a table of entries, and a table of the rules that it names by letter."""
+def lost_numbers(entries: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each gap in the entries of a log."""
+    return [
+        (before + 1, after - 1)
+        for before, after in pairwise(entry["entry"] for entry in entries)
+        if after > before + 1
+    ]
+
+
+def print_entries(
+    console: Console, entries: list[dict[str, Any]], count: int, lost: list[tuple[int, int]]
+) -> None:
+    """Print a table of entries, and a table of the rules that it names by letter.
+
+    Args:
+        console: where to print.
+        entries: the last entries that are releases, charges, refused queries or acceptances.
+        count: number of all of these.
+        lost: lost numbers of entries, of any kind.
+    """
     from fedstill.node.audit_entries import ACCEPTED, NODE_DATA, REFUSED
 
     shown_rules = dict.fromkeys(
@@ -243,11 +267,10 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
         table.add_row(str(entry["entry"]), when, to, _entry_description(entry), letters, charge)
     console.print()
     console.print(table)
-    for before, after in pairwise(entry["entry"] for entry in entries):
-        if after > before + 1:
-            one, more = f"Entry {before + 1} is", f"Entries {before + 1} to {after - 1} are"
-            lost = one if after == before + 2 else more
-            console.print(f"{lost} lost, and their numbers are not used again.")
+    for first, last in lost:
+        if last > entries[0]["entry"]:
+            numbers = f"Entry {first} is" if first == last else f"Entries {first} to {last} are"
+            console.print(f"{numbers} lost, and their numbers are not used again.")
     if len(entries) < count:
         console.print(f"These are the last {len(entries)} of {count} entries; --last 0 shows all.")
     legend = columns("rule", "processing before the release", no_wrap=True)

@@ -18,7 +18,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, simi
 from fedstill.core.options import PositiveInt
 
 if TYPE_CHECKING:
-    from fedstill.compare.comparison_file import Comparison
+    from fedstill.compare.comparison import Comparison
     from fedstill.protocol.method import Method
     from fedstill.runs.config import RunConfig
 
@@ -65,7 +65,7 @@ def compare(
         planned = None
 
     from fedstill.compare import comparison_runner
-    from fedstill.compare.comparison_file import read_comparison_folder
+    from fedstill.compare.comparison import read_comparison_folder
     from fedstill.report import write_report
 
     folder = resume or out_folder(out, f"runs/{planned.name if planned else ''}", "comparison")
@@ -84,8 +84,7 @@ def compare(
 
 def list_comparison_options(call: Call) -> str:
     """Return the run options that all methods share, with the base's values, and those of each method."""
-    from fedstill.compare.comparison import methods_by_label
-    from fedstill.compare.comparison_file import base_run, is_file_listing_methods
+    from fedstill.compare.comparison import base_run, is_file_listing_methods, methods_by_label
     from fedstill.runs.config import from_dict
 
     names = call.positionals
@@ -98,7 +97,7 @@ def list_comparison_options(call: Call) -> str:
 
 def shared_options(base: RunConfig, words: Sequence[str], methods: Mapping[str, Method] | None = None) -> str:
     """Return the run options that all methods of a comparison share, and those of each method by label."""
-    from fedstill.compare.comparison_file import PER_RUN_KEYS
+    from fedstill.compare.comparison import PER_RUN_KEYS
 
     shared = [part for part in dataclasses.fields(base) if part.name not in PER_RUN_KEYS]
     parts = {part.name: getattr(base, part.name) for part in shared}
@@ -128,11 +127,16 @@ def plan_comparison(
     if not names:
         raise UsageError("fedstill compare", missing="METHOD|PRESET|FILE.toml")
 
-    from fedstill.compare import comparison_file
+    from fedstill.compare.comparison import (
+        base_run,
+        is_file_listing_methods,
+        plan_comparison,
+        read_comparison,
+    )
 
     prog = f"fedstill compare {' '.join(names)}"
-    planned = any(comparison_file.is_file_listing_methods(name) for name in names)
-    run = comparison_file.base_run(names, base)  # which also says where modules are looked for
+    planned = any(is_file_listing_methods(name) for name in names)
+    run = base_run(names, base)  # which also says where modules are looked for
     options, shared = (
         ({}, call.overrides) if planned else _split_off_method_options(call.overrides, names, run, prog)
     )
@@ -140,7 +144,7 @@ def plan_comparison(
     changes = changes_of(words, run, call, prog)
     if not planned:
         many = seeds or 1
-        plan = comparison_file.plan_comparison(
+        plan = plan_comparison(
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
         if not quiet:
@@ -149,7 +153,7 @@ def plan_comparison(
         return plan
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
-    return comparison_file.read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
+    return read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
 def _print_ignored_settings(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
@@ -213,7 +217,7 @@ def _split_off_method_options(
 def changes_of(words: Sequence[str], base: RunConfig, call: Call, prog: str) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
-    from fedstill.compare.comparison_file import PER_RUN_KEYS
+    from fedstill.compare.comparison import PER_RUN_KEYS
     from fedstill.runs.config import to_dict
 
     given = group(words)
@@ -234,10 +238,12 @@ def changes_of(words: Sequence[str], base: RunConfig, call: Call, prog: str) -> 
 
 def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     """Print a comparison and write its files; leave with 1 where a method that was to run did not."""
-    from fedstill.compare import comparison_file as compare
+    from fedstill.compare import comparison as compare
     from fedstill.compare import comparison_runner
     from fedstill.core.safe_console import SafeConsole
-    from fedstill.report.compare_files import print_comparison, summarize, write_comparison
+    from fedstill.report.comparison_page import write_comparison
+    from fedstill.report.comparison_records import summarize
+    from fedstill.report.terminal import print_comparison
 
     comparison = compare.read_comparison_folder(folder)
     page = write_comparison(folder, comparison)
@@ -254,9 +260,9 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
 def _print_json(folder: Path, only: Sequence[str]) -> None:
     """Write a comparison's files, and print each run's result by its folder; leave with 1 if one that was to
     run has none."""
-    from fedstill.compare.comparison_file import read_comparison_folder
+    from fedstill.compare.comparison import read_comparison_folder
     from fedstill.compare.comparison_runner import read_results
-    from fedstill.report.compare_files import write_comparison
+    from fedstill.report.comparison_page import write_comparison
 
     comparison = read_comparison_folder(folder)
     write_comparison(folder, comparison)

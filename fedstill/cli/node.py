@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -25,7 +26,7 @@ Sha256 = Annotated[str, Parameter(name="HASH")]
 Fingerprint = Annotated[
     str | None, Parameter(help='the server, if several request the same run; "none": one without proof')
 ]
-Because = Annotated[str, Parameter(help="reason, kept in the security log")]
+Because = Annotated[str, Parameter(help="reason, kept in the audit log")]
 
 node = group(
     "node",
@@ -87,7 +88,7 @@ def start(folder: Path, /) -> None:
     Args:
         folder: folder of the node
     """
-    from fedstill.federation import flare_kit, flare_site
+    from fedstill.federation import flare_site
     from fedstill.node import owner_folder
 
     found = owner_folder.check_folder(folder, quick=True)
@@ -96,7 +97,7 @@ def start(folder: Path, /) -> None:
     if not found.file.online:
         allowed = "true to join a federation; `fedstill offline answer` responds to files"
         raise ArgumentError("online", False, allowed)
-    here = flare_kit.node(folder)
+    here = flare_site.node(folder)
     if flare_site.process_id(here) is None:
         print(
             f"node {here.kit.node_name} joins {here.target}; Ctrl+C ends it. Its log: {here.log_file}",
@@ -114,20 +115,20 @@ def status(folder: Path, /, *, as_json: AsJson = False) -> None:
     Args:
         folder: folder of the node
     """
-    from fedstill.federation import flare_kit, flare_site
+    from fedstill.federation import flare_site
 
-    here = flare_kit.node(folder)
+    here = flare_site.node(folder)
     number = flare_site.process_id(here)
     if as_json:
         target = None if number is None else here.target
-        responses = target is not None and flare_kit.is_reachable(target)
+        responses = target is not None and flare_site.is_reachable(target)
         print_json({"process": number, "server": target, "answers": responses, "log": str(here.log_file)})
         sys.exit(0 if responses else 1)
     if number is None:
         print(f"The node does not run on this machine: fedstill node start {folder}")
         sys.exit(1)
     address = here.target
-    reached = flare_kit.is_reachable(address)
+    reached = flare_site.is_reachable(address)
     print(
         f"The node runs as process {number}; {address} {'is reachable' if reached else 'is not reachable'}."
     )
@@ -195,55 +196,52 @@ def reject(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, becau
 
 
 @node.command
-def log(folder: Path, noted: Sha256 = "", /, *, archive: Path | None = None, as_json: AsJson = False) -> None:
-    """Show and verify the security log: joins, refusals and approvals.
+def log(folder: Path, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None:
+    """Show the security events in the audit log: joins, refusals and approvals.
 
     example: fedstill node log clinic
 
-    The exit code is 2 if a line was changed or is missing.
+    The exit code is 2 if an entry of the audit log was changed or is missing.
 
     Args:
         folder: folder of the node
-        noted: hash of a line that you noted elsewhere; must be part of the log
-        archive: move full log files to this folder first
+        noted: hash of an entry that you noted elsewhere; must be part of the log
     """
-    from fedstill.node import owner_folder
-    from fedstill.node.request_text import describe_log_line
-    from fedstill.node.security_log import SecurityLog
+    from fedstill.node import audit_log_inspection, owner_folder
+    from fedstill.node.request_text import describe_security_event
+    from fedstill.node.security_events import read_security_events
 
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
-    kept = SecurityLog(folder)
-    if archive is not None:
-        for path in kept.archive(archive):
-            print(f"Moved to {path}.")
-    lines = list(kept.lines())
-    number = kept.find_hash(noted) if noted else None
-    fault = kept.find_fault()
+    file = owner_folder.read_node_file(folder)
+    path = audit_log_inspection.audit_path(file, folder)
+    number, last_hash = None, ""
+    events: list[dict[str, Any]] = []
+    fault = audit_log_inspection.missing_log_fault(path, folder)
+    if path.exists():
+        with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
+            events, fault, last_hash = list(read_security_events(audit)), audit.fault, audit.last_hash
+            number = audit.find_hash(noted) if noted else None
     if fault is None and noted and number is None:
-        causes = "it was archived, the folder was put back to before it, or this is another log"
-        fault = f"no line has the hash that you noted; {causes}"
+        causes = "the folder was restored from before it, or this is another log"
+        fault = f"no entry has the hash that you noted; {causes}"
     if as_json:
-        print_json({"fault": fault, "lines": lines})
+        print_json({"fault": fault, "hash": last_hash, "events": events})
         sys.exit(2 if fault else 0)
     rows = []
-    for line in lines[-LAST:]:
-        who = to_printable_line(line["actor"]) or "not proven"
-        rows.append([str(line["line"]), line["at"][:19], line["event"], who, describe_log_line(line)])
+    for event in events[-LAST:]:
+        who = to_printable_line(event["actor"]) or "not proven"
+        why = describe_security_event(event)
+        rows.append([str(event["entry"]), event["at"][:19], event["event"], who, why])
     if rows:
-        print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
+        print_table(plain(), ["no.", "when (UTC)", "what", "who", "why"], rows, left=5)
     if fault is not None:
-        leave_faulty(folder, [f"the security log of {folder}: {fault}"])
-    first = (
-        f" from line {lines[0]['line']} on, as those before were archived"
-        if lines[:1] and lines[0]["line"] > 1
-        else ""
-    )
-    print(f"{len(lines)} lines, as they were written{first}.")
-    if lines:
-        print(f"The last one's hash, to note elsewhere: {lines[-1]['hash']}")
+        leave_faulty(folder, [f"audit log {path}: {fault}"])
+    print(f"{len(events)} security events, as they were written.")
+    if last_hash:
+        print(f"Hash of the audit log's last entry, to note elsewhere: {last_hash}")
     if number is not None:
-        print(f"Line {number} has the hash that you noted.")
+        print(f"Entry {number} has the hash that you noted.")
 
 
 def _requests(folder: Path) -> ApprovalRequests:

@@ -183,7 +183,7 @@ def _judge_method(
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
-    from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
+    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, placeholder_public
 
@@ -283,10 +283,11 @@ def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> 
 
 def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
+    from fedstill.node.policy_faults import allowed_methods
     from fedstill.protocol.method import METHODS
 
     rows = []
-    for name in (*METHODS.builtin, *file.policy.methods):
+    for name in (*METHODS.builtin, *allowed_methods(file.policy)):
         verdict = _judge_method(METHODS[name](), file, found, None, None)
         answered = [query for query in verdict.queries if query not in verdict.rules]
         parts = [f"accepts {', '.join(answered)}"] if answered else []
@@ -336,9 +337,9 @@ def _reason_not_to_take_part(
 
 def _unlisted_plugin_reason(config: RunConfig, file: NodeFile) -> str | None:
     """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
-    for option, chosen in (("methods", config.method), ("tasks", config.task)):
-        if not chosen.registry.is_allowed(chosen.registered_name, getattr(file.policy, option)):
-            return f"policy.{option} does not name {chosen.registered_name}"
+    for chosen in (config.method, config.task):
+        if not chosen.registry.is_allowed(chosen.registered_name, file.policy.plugins):
+            return f"policy.plugins does not name {chosen.registered_name}"
     return None
 
 
@@ -505,8 +506,8 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
+    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.node.startup_kit_faults import kit_faults
-    from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,12 +169,13 @@ def answer(folder: Path, file: Path, /, *, out: Path | None = None, server_key: 
         server_key: the server's public key, or its fingerprint as read out by phone
     """
     from fedstill.core.progress import ProgressBar
-    from fedstill.federation import offline_node, signed_files
+    from fedstill.federation import offline_files, signed_files
     from fedstill.node.node_service import NodeService
 
-    NodeService(folder).limit_process_memory()  # the process runs this command only
+    with closing(NodeService(folder)) as service:
+        service.limit_process_memory()  # the process runs this command only
     with ProgressBar(True) as bars:
-        reply = offline_node.answer_queries(
+        reply = offline_files.answer_queries(
             folder,
             file,
             out,
@@ -222,7 +224,7 @@ def show(file: Path, /) -> None:
     from fedstill.tasks import TASKS
 
     # Custom methods and tasks are imported only if they are installed, never because a file names them.
-    queries = offline_files.read_queries(file, methods=tuple(METHODS), tasks=tuple(TASKS))
+    queries = offline_files.read_queries(file, plugins=(*METHODS, *TASKS))
     _print_queries(queries)
     run = group_digits(describe(queries.plan, queries.public).sha256)
     _print_facts({"SHA-256": queries.sha256, "run": run, "signed by": queries.signer})

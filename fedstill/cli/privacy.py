@@ -12,7 +12,7 @@ from fedstill.cli.arguments import AsJson, CalledAs, UsageError, group
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.core.name_normalization import parse_cli_number
-from fedstill.core.options import Fraction, NonNegativeInt, PositiveInt
+from fedstill.core.options import NonNegativeInt, PositiveInt
 from fedstill.core.text_format import format_seconds, json_text
 
 if TYPE_CHECKING:

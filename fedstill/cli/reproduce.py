@@ -53,7 +53,7 @@ def reproduce(
         recorded: print the recorded table with the paper's values, and run nothing
     """
     from fedstill.compare.reproduction import find_reproduction
-    from fedstill.report.reproduction_table import markdown, write_table
+    from fedstill.report.comparison_tables import reproduction_markdown, write_table
 
     if name is None:
         if lost := [word for word in [*call.words, *call.overrides] if word != "--json"]:
@@ -70,7 +70,7 @@ def reproduce(
             leave(f"nothing is recorded of {entry.scaled_name(scale)}", 2)
         if as_json:
             return print_json(asdict(kept))
-        return print(markdown(entry, kept), end="")
+        return print(reproduction_markdown(entry, kept), end="")
     changes = _changes(entry.reproduction_with_runs, scale, name, call)
     if plan:
         return print(_plan(entry, scale, seeds, changes), end="")
@@ -94,7 +94,7 @@ def reproduce(
 
 def list_reproduction_options(call: Call) -> str:
     """Return the run's options of a table or figure (default: of any comparison)."""
-    from fedstill.compare.comparison_file import base_run
+    from fedstill.compare.comparison import base_run
     from fedstill.compare.reproduction import find_reproduction
 
     if not call.positionals:
@@ -136,7 +136,7 @@ def _existing_record(
 
 def _list() -> None:
     """Print the content, data, minutes a seed (small scale) and date of each."""
-    from fedstill.compare.comparison_file import SMALL_SCALE
+    from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
     from fedstill.core.text_format import format_count
 
@@ -161,14 +161,14 @@ def _list() -> None:
 
 def _count_pairs_in_paper_order(entry: Reproduction, record: ReproductionRecord) -> str:
     """Return how many pairs of methods are in the paper's order, where it has values."""
-    from fedstill.report.reproduction_ranking import compare_ranking
+    from fedstill.report.comparison_tables import compare_ranking
 
     order = compare_ranking(record.rows, entry.published(record.scale))
     return f"; {order}" if order.pairs else ""
 
 
 def _print_json() -> None:
-    from fedstill.compare.comparison_file import SMALL_SCALE
+    from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
 
     entries = []
@@ -201,7 +201,7 @@ def _run_missing_and_read_metrics(
     """Run what is missing, and return its metrics."""
     from fedstill.compare import reproduction
     from fedstill.report import write_report
-    from fedstill.report.reproduction_table import write_and_collect
+    from fedstill.report.comparison_page import write_and_collect
 
     with resumable(folder, again=call.command):
         return reproduction.run_reproduction(
@@ -221,7 +221,7 @@ def _run_missing_and_read_metrics(
 
 def _changes(source: Reproduction, scale: str, name: str, call: Call) -> dict[str, Any]:
     """Run options by dotted name; what compares no runs has one alone, where the data lie."""
-    from fedstill.compare.comparison_file import base_run
+    from fedstill.compare.comparison import base_run
 
     if source.is_comparison:
         base = base_run([str(source.file)], scale=scale)

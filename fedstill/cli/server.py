@@ -17,7 +17,7 @@ from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import format_seconds, json_text
 
 if TYPE_CHECKING:
-    from fedstill.federation.server_status import ServerStatus
+    from fedstill.federation.admin import ServerStatus
 
 MOST_RUNS = 10  # that are shown
 Port = Annotated[int, Interval(ge=1, le=65535), "1 to 65535"]
@@ -68,13 +68,13 @@ def start(folder: Path, /) -> None:
     Args:
         folder: folder of the federation
     """
-    from fedstill.federation import flare_kit, flare_site, provision
+    from fedstill.federation import flare_site, provision
 
     federation = provision.read_federation(folder)
-    this = flare_kit.server(folder)
+    this = flare_site.server(folder)
     this.kit.require_valid()
     if flare_site.process_id(this) is None:
-        flare_kit.require_free_port(this)
+        flare_site.require_free_port(this)
         address = f"{federation['host']}:{federation['port']}"
         print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
     sys.exit(flare_site.run(this))
@@ -89,7 +89,7 @@ def status(folder: Path, /, *, as_json: AsJson = False) -> None:
     Args:
         folder: folder of the federation
     """
-    from fedstill.federation.server_status import ServerMonitor
+    from fedstill.federation.admin import ServerMonitor
 
     with closing(ServerMonitor(folder)) as watch:
         found = watch.read_status()
@@ -140,9 +140,9 @@ def stop(folder: Path, /) -> None:
     Args:
         folder: folder of the federation
     """
-    from fedstill.federation import flare_kit, flare_site
+    from fedstill.federation import flare_site
 
-    print("Stopped." if flare_site.stop(flare_kit.server(folder)) else "It did not run.")
+    print("Stopped." if flare_site.stop(flare_site.server(folder)) else "It did not run.")
 
 
 @server.command
@@ -209,11 +209,10 @@ def readmit(folder: Path, node: str, /) -> None:
 
 def _set_admission(folder: Path, node: str, *, command: str, done: str, nothing: str) -> None:
     from fedstill.core.run_writer import write_text
-    from fedstill.federation import flare_kit, flare_site, provision
-    from fedstill.federation.admin import Admin
-    from fedstill.federation.run_status import STOPPED
+    from fedstill.federation import flare_site, provision
+    from fedstill.federation.admin import STOPPED, Admin
 
-    if flare_site.process_id(flare_kit.server(folder)) is None:
+    if flare_site.process_id(flare_site.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)
     with Admin(folder / "admin") as admin:

@@ -21,12 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.attack_results import Leakage
-from fedstill.compare.comparison_file import (
-    COMPARISON_FILE,
-    Comparison,
-    ComparisonRun,
-    read_comparison_folder,
-)
+from fedstill.compare.comparison import COMPARISON_FILE, Comparison, ComparisonRun, read_comparison_folder
 from fedstill.core import toml
 from fedstill.core.config_tables import flatten, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
@@ -37,9 +32,8 @@ from fedstill.core.text_format import format_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig
-from fedstill.runs.simulation import digest_examples
+from fedstill.runs.simulation import build_simulation, digest_examples
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
 

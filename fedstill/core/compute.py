@@ -86,6 +86,10 @@ class EngineConfig(CheckedOptions):
     threads: Annotated[int, Ge(0), "0 (torch's default) or more"] = 0
     """CPU threads, and nodes that are computed in parallel; 0: torch's default, but one thread for small
     convolutional networks on images below 16 x 16."""
+    watch_random: bool = False
+    """Find networks and methods that use torch's global generator outside of layers such as torch.nn.Dropout.
+    The first computation of each architecture is watched, and if it uses the generator, nodes are computed
+    one after another. Without this option, a run that computes such nodes in parallel stops with an error."""
     cuda_graphs: bool = True
     """On a GPU, capture training steps as CUDA graphs. Steps that cannot be captured run eagerly, with a
     warning."""
@@ -124,7 +128,9 @@ class Compute:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.threads = torch.get_num_threads()
-        self.workers = Workers(self.threads if self.device.type == "cpu" else 1)
+        self.workers = Workers(
+            self.threads if self.device.type == "cpu" else 1, watch_random=self.config.watch_random
+        )
         self.cuda_graphs = CudaGraphCapturer()  # for local training, one network after another
 
     def for_network(

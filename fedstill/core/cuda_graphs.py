@@ -250,7 +250,14 @@ class ModelAndOptimizerTensors:
 
 
 # Layers that use torch's global generator.
-RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
+RANDOM_LAYERS = (
+    nn.modules.dropout._DropoutNd,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.RReLU,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
 
 
 def uses_global_rng(module: nn.Module) -> bool:

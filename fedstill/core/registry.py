@@ -101,7 +101,6 @@ def first_line(error: BaseException) -> str:
 
 
 T = TypeVar("T")
-PACKAGE = "fedstill"  # the package whose objects need no permission
 _FOLDER: ContextVar[Path | None] = ContextVar("_FOLDER", default=None)
 
 
@@ -237,49 +236,31 @@ class Registry(Mapping[str, T], Generic[T]):
         names_by_path = {point.value: short for short, point in installed if short not in self.builtin}
         return {**names_by_path, **{path: short for short, path in self.builtin.items()}}.get(name, name)
 
-    def is_allowed(self, name: object, also_allowed: Iterable[str]) -> bool:
-        """Return whether a name is built-in or one of ``also_allowed``.
-
-        Only the objects of ``also_allowed`` are imported, to find their other names.
-        """
-        allowed_names = {self.canonical_name(other) for other in (*self.builtin, *also_allowed)}
-        for other in also_allowed:
-            with suppress(ArgumentError):
-                allowed_names.add(self.name_of(self[other]))
+    def is_allowed(self, name: object, plugins: Iterable[str]) -> bool:
+        """Return whether a name is built in or in an allow-list of plug-ins. Nothing is imported."""
+        allowed_names = {*self.builtin, *map(self.canonical_name, plugins)}
         return isinstance(name, str) and self.canonical_name(name) in allowed_names
 
-    def require_allowed(self, name: object, also_allowed: Iterable[str], path: str, rule: str) -> None:
-        """Refuse a received name unless it is allowed and installed. Nothing else is imported.
+    def require_allowed(self, name: object, plugins: Iterable[str], path: str) -> None:
+        """Refuse a name that a server sent unless it is built in, or installed and allowed by its owner.
+
+        This is the only check of plug-ins at a node. Nothing is imported before it, or by it.
 
         Args:
-            name: the name.
-            also_allowed: allowed names besides the built-in ones.
+            name: the received name.
+            plugins: allow-list of the node's owner (``policy.plugins``).
             path: dotted name of the option, for errors.
-            rule: name of the policy rule that allows further names.
 
         Raises:
             ArgumentError: the name is not allowed, or not installed.
         """
-        if not self.is_allowed(name, also_allowed):
-            expected = f"a name that {rule} of the node allows, or one of {', '.join(self.builtin)}"
+        if not self.is_allowed(name, plugins):
+            expected = f"a name that policy.plugins of the node allows, or one of {', '.join(self.builtin)}"
             raise ArgumentError(path, name, expected)
         if name not in self:
             raise ArgumentError(
-                path, name, f"a name that is installed at the node: {rule} of the node allows it"
+                path, name, "a name that is installed at the node: its policy.plugins allows it"
             )
-
-    def origin(self, name: str) -> str:
-        """Return the package or module that a name comes from; ``"fedstill"`` for built-in objects.
-
-        >>> Registry("error", {}).origin("my_lab.errors:Odd")
-        'my_lab'
-        """
-        if name in self.builtin:
-            return PACKAGE
-        installed = _installed(self.group)
-        module = (installed[name].value if name in installed else name).partition(":")[0]
-        package = module.partition(".")[0]
-        return module if package == PACKAGE else package  # unlisted modules in our package are not ours
 
     def _load(self, name: str) -> T:
         if name in self.builtin:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedstill.core import seeds, timing
+from fedstill.core.errors import FedstillError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,37 +28,47 @@ class Workers:
 
     Args:
         count: number of threads; 1: functions run in the calling thread.
+        watch_random: find calls that use torch's global generator by watching the first one of each kind.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, watch_random: bool = False) -> None:
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
+        self._watch_random = watch_random
         self._uses_rng: dict[Hashable, bool] = {}  # by kind: whether it uses torch's global generator
 
-    def map(self, function: Callable[[T], R], items: Sequence[T], kinds: Sequence[Hashable]) -> list[R]:
+    def map(
+        self,
+        function: Callable[[T], R],
+        items: Sequence[T],
+        kinds: Sequence[Hashable],
+        random: Sequence[bool] | None = None,
+    ) -> list[R]:
         """Apply a function to each item and return the results in order.
 
-        All threads share torch's global generator. Therefore the first call of each kind runs alone. If it
-        uses that generator, as dropout does, all calls of its kind run one after another.
+        All threads share torch's global generator. Calls that use it run one after another, each seeded.
 
         Args:
             function: the function. Nested calls of ``map`` run sequentially in its thread.
             items: arguments of the function.
             kinds: kind of each call, equal if equal code computes on equal architectures.
+            random: whether each call uses torch's global generator, as networks with dropout do; None: no
+                call does.
 
         Raises:
-            RuntimeError: a call used torch's global generator although the first of its kind did not.
+            FedstillError: a call used torch's global generator unexpectedly, so its results would not repeat.
         """
         if self.count == 1 or _thread.is_worker:  # a worker thread has one core
             return [function(item) for item in items]
         results: dict[int, R] = {}
         for index, (item, kind) in enumerate(zip(items, kinds, strict=True)):
-            if kind not in self._uses_rng:
+            if self._watch_random and kind not in self._uses_rng:
                 with seeds.watch_global_rng() as watch:
                     results[index] = self._run_in_threads(_run_alone, function, {index: item})[index].result()
                 self._uses_rng[kind] = watch.used
-        for index, item in enumerate(items):
-            if index not in results and self._uses_rng[kinds[index]]:
+        for index, (item, kind) in enumerate(zip(items, kinds, strict=True)):
+            is_random = self._uses_rng.get(kind, False) or (random is not None and random[index])
+            if index not in results and is_random:
                 # On one core as well: else the last digits would depend on the first call.
                 results[index] = self._run_in_threads(_run_alone, function, {index: item})[index].result()
         remaining = [index for index in range(len(items)) if index not in results]
@@ -67,9 +78,10 @@ class Workers:
         )
         results |= {index: future.result() for index, future in futures.items()}
         if not torch.equal(torch.get_rng_state(), before):
-            raise RuntimeError(
-                "nodes that are computed concurrently used torch's global generator, so results would not "
-                "repeat: use it in each query or in none, or set engine.threads to 1"
+            raise FedstillError(
+                "nodes that are computed in parallel used torch's global generator outside of layers such as "
+                "torch.nn.Dropout, so results would not repeat: set engine.watch_random to true, or "
+                "engine.threads to 1"
             )
         return [results[index] for index in range(len(items))]
 

@@ -127,27 +127,27 @@ class DataSpec:
         return table
 
     @classmethod
-    def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> DataSpec:
+    def from_dict(cls, table: Any, plugins: Collection[str] = ()) -> DataSpec:
         """Return the spec described by JSON values.
 
         Args:
-            tasks: names of tasks that may be imported, in addition to the package's.
+            plugins: names of tasks that may be imported, in addition to the built-in ones.
         """
-        check_task_allowed(table, tasks)
+        check_task_allowed(table, plugins)
         return read_table(cls, table, "spec.")
 
 
-def check_task_allowed(spec: Any, tasks: Collection[str] = ()) -> None:
+def check_task_allowed(spec: Any, plugins: Collection[str] = ()) -> None:
     """Refuse a received spec, before it is parsed, if parsing would import an unknown task.
 
     Raises:
-        ArgumentError: the task is neither built in nor one of ``tasks``.
+        ArgumentError: the task is neither built in nor one of ``plugins``.
     """
     task = spec.get("task") if isinstance(spec, Mapping) else None
     if not isinstance(task, Mapping):
         raise ArgumentError("spec", type(spec).__name__, "a table, with a table task in it")
     name = task.get(TaskConfig.key, TaskConfig.default)
-    TASKS.require_allowed(name, tasks, "task.name", "policy.tasks")
+    TASKS.require_allowed(name, plugins, "task.name")
 
 
 def example_bytes(spec: DataSpec) -> int:

@@ -11,15 +11,19 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fedstill.core.errors import DeployError, RunFolderError
-from fedstill.core.progress import ProgressSnapshot
+from fedstill.core.name_normalization import is_run_name
+from fedstill.core.private_files import is_locked
+from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
+from fedstill.federation import flare_site, provision
 from fedstill.federation.provision import require_flare
-from fedstill.federation.run_status import METRICS, PROGRESS_TOPIC
 
 PATIENCE = 10.0  # seconds to reach the server
 
@@ -102,7 +106,7 @@ class Admin:
             time.sleep(0.2)
 
     def submit(self, job: Path) -> str:
-        """Submit a job's folder, written by :func:`~fedstill.federation.flare_job.write_job`; return its
+        """Submit a job's folder, written by :func:`~fedstill.federation.flare.write_job`; return its
         id."""
         with self._flare_errors():
             return str(self._session.submit_job(str(job.resolve())))
@@ -204,3 +208,198 @@ def _await_port(host: str, port: int, patience: float) -> None:
                 hint = "does it run, and may this machine reach that port?"
                 raise DeployError(f"no answer from the server at {host}:{port}: {hint}") from error
             time.sleep(0.1)
+
+
+# --- status of a run, from its folder at the server -----------------------------------------------------
+
+STOPPED = "stopped.json"  # in a run's folder: why it stopped
+PROGRESS_TOPIC = "progress"  # FLARE command that returns the progress of a job
+METRICS = "metrics"  # key in this command: first line of metrics.jsonl to return, and the lines in the reply
+JOB = "job.lock"  # in a run's folder: locked by the job that runs it
+RESULT = "result.json"  # in a run's folder once it is finished
+REFUSED = ("QueryRefused", "MethodRefused")
+# Errors after which the same run would only stop again.
+FINAL = (*REFUSED, "ArgumentError", "UnknownName", "DataError", "ModelError")
+
+RESUME_HINT = "; `fedstill run --resume` resumes it, on the machine where it was started"
+
+_WAITING_TEXTS = {
+    "SUBMITTED": "waiting: it begins once all its nodes are connected and free",
+    "APPROVED": "waiting: it begins once all its nodes are connected and free",
+    "DISPATCHED": "starting",
+}
+
+
+@dataclass(frozen=True)
+class StopReason:
+    """Reason why a run stopped.
+
+    Args:
+        error: name of the error's class.
+        text: its message, one line.
+    """
+
+    error: str
+    text: str
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if a node or a method refused the run."""
+        return self.error in REFUSED
+
+    @property
+    def is_final(self) -> bool:
+        """True if the run would stop again when it is resumed without changes."""
+        return self.error in FINAL
+
+
+def read_stop_reason(folder: Path) -> StopReason | None:
+    """Return why the run in a folder stopped, or None if it did not. A run with a result did not stop."""
+    path = folder / STOPPED
+    if not path.exists() or (folder / RESULT).exists():
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return StopReason(values["error"], values["text"])
+
+
+def run_status_line(folder: Path, status: str = "", since: float = 0.0) -> str:
+    """Return the status of a run in one line.
+
+    Args:
+        folder: of the run at the server; it need not exist.
+        status: FLARE's status of its latest job; empty if no job is running. It has no reason, and stays
+            "running" for ever if the server was killed.
+        since: time at which that job was submitted, in seconds; older files belong to an earlier job.
+    """
+    if status in _WAITING_TEXTS:
+        return _WAITING_TEXTS[status]
+    if status and not status.startswith("FINISHED"):
+        if has_running_job(folder):
+            return f"running{progress_suffix(folder)}"
+        if not _is_newer(folder / JOB, since):
+            return _WAITING_TEXTS["DISPATCHED"]
+    if (folder / RESULT).exists():
+        return "done"
+    why = read_stop_reason(folder)
+    if why is not None and _is_newer(folder / STOPPED, since):
+        if why.is_refusal:
+            return f"refused: {why.text}"
+        return f"stopped: {why.text}{'' if why.is_final else RESUME_HINT}"
+    if status.startswith("FINISHED"):
+        word = status.removeprefix("FINISHED:")
+        return f"no result, for an unknown reason (FLARE's status: {word}){RESUME_HINT}"
+    return f"the server ended before the run did{progress_suffix(folder)}{RESUME_HINT}"
+
+
+def has_ended(folder: Path) -> bool:
+    """Return whether the run in a folder at the server has finished or stopped, and all files are written."""
+    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not has_running_job(folder)
+
+
+def has_running_job(folder: Path) -> bool:
+    """Return whether a job is running in the folder."""
+    return is_locked(folder / JOB)
+
+
+def _is_newer(path: Path, since: float) -> bool:
+    return path.exists() and path.stat().st_mtime >= since
+
+
+def progress_suffix(folder: Path) -> str:
+    """Return the progress of the run in a folder as ``", ..."`` to append to other text; empty if unknown."""
+    noted = ProgressSnapshot.read(folder / PROGRESS_FILE)
+    return "" if noted is None else f", {noted.describe()}"
+
+
+# --- status of a server: its process, connected nodes and runs ------------------------------------------
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """A run at a server.
+
+    Args:
+        folder: of the run; a waiting run has none yet.
+        begun: time at which it began.
+        status_line: its status in one line.
+        job: id of its latest job.
+    """
+
+    folder: Path
+    begun: datetime
+    status_line: str
+    job: str | None = None
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """Status of a server.
+
+    Args:
+        name: of the federation.
+        address: host and port.
+        process: id of its process; None if it does not run on this machine.
+        nodes: names of the connected nodes, with the seconds since the last heartbeat of each.
+        runs: newest first.
+        error: why the nodes are unknown, or empty.
+    """
+
+    name: str
+    address: str
+    process: int | None
+    nodes: Mapping[str, float]
+    runs: Sequence[ServerRun]
+    error: str = ""
+
+
+class ServerMonitor:
+    """Reads the status of the server of a federation's folder, in one admin session until it is closed.
+
+    Raises:
+        DeployError: the folder contains no federation.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._about = folder, provision.read_federation(folder)
+        self._admin: Admin | None = None
+
+    def read_status(self) -> ServerStatus:
+        """Return the server's current status."""
+        process, error = flare_site.process_id(flare_site.server(self._folder)), ""
+        nodes: Mapping[str, float] = {}
+        jobs: list[dict[str, Any]] = []
+        if process is not None:
+            try:
+                self._admin = self._admin or Admin(self._folder / "admin")
+                nodes, jobs = self._admin.nodes(), self._admin.jobs()
+            except DeployError as failure:
+                error, self._admin = str(failure), None
+        address = f"{self._about['host']}:{self._about['port']}"
+        runs = _runs(self._folder / "runs", jobs)
+        return ServerStatus(str(self._about["name"]), address, process, nodes, runs, error)
+
+    def close(self) -> None:
+        """Close the session, if there is one."""
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+
+def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[ServerRun]:
+    """Return all runs, newest first; a resumed run has several jobs."""
+    latest = {str(job["name"]): job for job in reversed(jobs) if is_run_name(str(job["name"]))}
+    runs = []
+    for name in {*(path.name for path in folder.glob("*") if path.is_dir()), *latest}:
+        path, job = folder / name, latest.get(name)
+        if job is None:  # the server does not run, or was provisioned again
+            status_line = run_status_line(path, "RUNNING" if has_running_job(path) else "")
+            runs.append(ServerRun(path, _utc_time(path.stat().st_mtime), status_line))
+        else:
+            submitted = float(job["submit_time"])
+            status_line = run_status_line(path, str(job["status"]), submitted)
+            runs.append(ServerRun(path, _utc_time(submitted), status_line, str(job["job_id"])))
+    return sorted(runs, key=lambda run: run.begun, reverse=True)
+
+
+def _utc_time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -17,8 +17,9 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.core.errors import DeployError, FedstillError
+from fedstill.core.name_normalization import natural_sort_key
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
-from fedstill.federation.node_order import natural_sort_key
+from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
 # Environment variables: the server's folder, a node's, and that of all nodes of a simulation.
@@ -119,3 +120,48 @@ def read_environment_variable(name: str) -> str:
     if name not in os.environ:
         raise DeployError(f"{name} is not set: `fedstill server start` and `fedstill node start` set it")
     return os.environ[name]
+
+
+# --- job files ------------------------------------------------------------------------------------------
+
+# Seconds without a node until FLARE ends a job. Long, as the run itself handles missing nodes.
+MAX_ABSENCE = 7 * 86400.0
+# Seconds within which each node's process for a job must start; FLARE's default of 60 is short on two cores.
+START_TIMEOUT = 180
+UNFILTERED: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": []}
+
+
+def write_job(folder: Path, nodes: Sequence[str], server: dict[str, Any], name: str = "fedstill") -> Path:
+    """Write a job for :mod:`fedstill.federation.flare` into a folder and return the folder.
+
+    The job begins once all its nodes are connected. FLARE's ``CollabRecipe`` and ``FedJob`` are not used, as
+    they copy the source of classes into the job, which makes it custom code that sites refuse.
+
+    Args:
+        folder: of the job.
+        nodes: names of the nodes that take part.
+        server: arguments of :class:`~fedstill.runs.flare_server.ServerProgram`.
+        name: of the job.
+    """
+    everyone = {"min_clients": len(nodes), "mandatory_clients": list(nodes)}
+    deploy = {"name": name, "resource_spec": {}, "deploy_map": {"app": ["server", *nodes]}}
+    write_json(folder / "meta.json", {**deploy, **everyone})
+    (controller, program), app = SERVER_CLASSES, folder / "app" / "config"
+    controller_args = {"server_obj_id": "program", "sync_task_timeout": START_TIMEOUT}
+    at_server = {
+        **UNFILTERED,
+        "server": {"task_request_interval": 0.5},
+        "dead_client_grace_period": MAX_ABSENCE,
+        "workflows": [{"id": "controller", "path": controller, "args": controller_args}],
+        "components": [{"id": "program", "path": program, "args": server}],
+    }
+    write_json(app / "config_fed_server.json", at_server)
+    executor, program = NODE_CLASSES
+    executor_config = {"path": executor, "args": {"client_obj_id": "program"}}
+    at_node = {
+        **UNFILTERED,
+        "executors": [{"tasks": ["*"], "executor": executor_config}],
+        "components": [{"id": "program", "path": program, "args": {}}],
+    }
+    write_json(app / "config_fed_client.json", at_node)
+    return folder

@@ -5,31 +5,35 @@ FLARE creates this component because the site's own ``local/resources.json`` nam
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, RunProcessKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
-from fedstill.core.text_format import to_printable_line
-from fedstill.federation.connection_log import ServerConnection, update_connection_on_replies
-from fedstill.federation.flare_kit import CLIENT, Site
-from fedstill.federation.flare_lost_nodes import LostNodeMonitor
-from fedstill.federation.flare_site import JOB_ID, end_jobs
-from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.core.text_format import format_seconds, to_printable_line
+from fedstill.federation.flare_site import CLIENT, JOB_ID, Site, end_jobs
+
+if TYPE_CHECKING:
+    from fedstill.node.security_events import SecurityEvents
 
 logger = logging.getLogger("fedstill.site")
 
@@ -64,7 +68,6 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
     def __init__(self, role: str, folder: str) -> None:
         super().__init__()
         self._site = Site(role, Path(folder))
-        self._security = SecurityLog(Path(folder))
         self._lost_nodes: LostNodeMonitor | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -86,13 +89,17 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             self._clean_up_job(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
     def _filter_request(self, message: Any) -> Any:
-        return refusal_reply(refusal_reason(message), self._security, self._site.kit)
+        return refusal_reply(refusal_reason(message), self._site.kit, self._site.folder)
 
     def _log_refusal_by_server(self, why: str) -> None:
-        """Write to the security log that the server refused this node."""
-        with contextlib.suppress(SecurityLogError):
-            asker = self._site.kit.authority_fingerprint
-            self._security.write("certificate", asker, f"not let in: {to_printable_line(why)}")
+        """Write to the audit log that the server refused this node."""
+        asker = self._site.kit.authority_fingerprint
+        try:
+            _security_events(self._site.folder).write(
+                "certificate", asker, f"not let in: {to_printable_line(why)}"
+            )
+        except FedstillError as fault:
+            logger.error("the audit log cannot be written: %s", fault)
 
     def _clean_up_job(self, job: str) -> None:
         """Log the end of a job and delete its files in the kit; its run is in ``runs/``."""
@@ -131,14 +138,24 @@ def refusal_reason(message: Any) -> str | None:
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-def refusal_reply(reason: str | None, security: SecurityLog, kit: StartupKit) -> Any:
-    """Write a refused request to the security log and return FLARE's reply; None if it is accepted."""
+@cache
+def _security_events(folder: Path) -> SecurityEvents:
+    """Return a node's security events for this process; the first call loads torch."""
+    from fedstill.node.security_events import SecurityEvents
+
+    return SecurityEvents(folder)
+
+
+def refusal_reply(reason: str | None, kit: StartupKit, folder: Path) -> Any:
+    """Write a refused request to the audit log and return FLARE's reply; None if it is accepted."""
     if reason is None:
         return None
-    with contextlib.suppress(SecurityLogError):  # it stands in node.log
-        security.record_refusal(
+    try:
+        _security_events(folder).record_refusal(
             kit.authority_fingerprint, f"a node does not do that: {to_printable_line(reason)}"
         )
+    except FedstillError as fault:
+        logger.error("the audit log cannot be written: %s", fault)
     logger.warning("refused the server %s", to_printable_line(reason))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
 
@@ -155,17 +172,16 @@ def job_request_refusal_reason(message: Any) -> str | None:
 
 
 def install_job_request_filter(site: str, folder: Path) -> None:
-    """Make this process of a job at a node refuse such requests and record them in the node's security log.
+    """Make this process of a job at a node refuse such requests and record them in the node's audit log.
 
     FLARE filters requests only in the site's process, but a server can address a job's process by its name.
 
     Raises:
         DeployError: FLARE does not name this process's connections as expected.
     """
-    security = SecurityLog(folder)
 
     def filtered(message: Any) -> Any:
-        return refusal_reply(job_request_refusal_reason(message), security, StartupKit(folder / KIT_FOLDER))
+        return refusal_reply(job_request_refusal_reason(message), StartupKit(folder / KIT_FOLDER), folder)
 
     # A simulation has all sites in one process.
     cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]
@@ -175,3 +191,159 @@ def install_job_request_filter(site: str, folder: Path) -> None:
         raise DeployError(
             f"none of this process's connections is {to_printable_line(site)}'s: none would be guarded"
         )
+
+
+# --- a node's connection to its server ------------------------------------------------------------------
+
+REPLY_SECONDS = 6.0  # seconds that the server may take for its reply to a heartbeat
+FIRST_REMINDER, MAX_REMINDER_INTERVAL = 60.0, 3600.0  # seconds between warnings while it is unreachable
+RETRYING = "retrying every 10 s until it answers or this process is ended"
+
+
+class ServerConnection:
+    """State of a node's connection to its server, with a log line for each change and reminders while it is
+    down.
+
+    Args:
+        server: its address.
+        clock: returns seconds.
+        on_refused: called with the reason when the server refuses the node.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        clock: Callable[[], float] = time.monotonic,
+        on_refused: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._on_refused = on_refused
+        self._server, self._clock = server, clock
+        self._state, self._was_connected = "", False  # "", "in", "gone" or "refused"
+        self._since, self._next = clock(), 0.0
+
+    def set_connected(self) -> None:
+        """Record that the server accepted this node."""
+        if self._state == "in":
+            return
+        after = f", after {format_seconds(self._clock() - self._since)}" if self._state else ""
+        again = " again" if self._was_connected else ""
+        logger.info("connected to the server at %s%s%s", self._server, again, after)
+        self._state, self._was_connected = "in", True
+
+    def set_unreachable(self) -> None:
+        """Record that the server cannot be reached or did not reply in time."""
+        now = self._clock()
+        if self._state == "gone":
+            if now >= self._next:
+                waited = now - self._since
+                self._next = now + min(max(waited, FIRST_REMINDER), MAX_REMINDER_INTERVAL)
+                logger.warning("no answer from %s for %s; %s", self._server, format_seconds(waited), RETRYING)
+            return
+        if self._state:
+            logger.warning("lost the connection to the server at %s; %s", self._server, RETRYING)
+        else:
+            why = "is the server up, may this machine reach it, and is the kit from this federation?"
+            logger.warning("no answer from %s; %s. %s", self._server, RETRYING, why.capitalize())
+        self._state, self._since, self._next = "gone", now, now + FIRST_REMINDER
+
+    def set_refused(self, reason: str) -> None:
+        """Record that the server refused this node, and why."""
+        if self._state != "refused":
+            revoked = "it has revoked this node" if "is disabled" in reason else reason
+            logger.warning("the server at %s refuses this node: %s", self._server, revoked)
+            self._state, self._since = "refused", self._clock()
+            self._on_refused(revoked)
+
+
+def update_connection_on_replies(
+    contact: ServerConnection, cell: Any, heartbeat: float, leave: Callable[[], None]
+) -> None:
+    """Update a connection from the server's replies in this process of FLARE.
+
+    Args:
+        contact: the connection.
+        cell: FLARE's communication endpoint.
+        heartbeat: seconds between two heartbeats.
+        leave: ends the process of a node that is refused. FLARE would end it too, with a traceback.
+    """
+    from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode
+
+    last = time.monotonic()
+
+    def on_reply(reply: Any) -> None:
+        nonlocal last
+        topic = reply.get_header(MessageHeaderKey.TOPIC)
+        if topic in (CellChannelTopic.Register, CellChannelTopic.HEART_BEAT):
+            last = time.monotonic()
+            code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+            if code == ReturnCode.UNAUTHENTICATED:
+                contact.set_refused(str(reply.get_header(MessageHeaderKey.ERROR)))
+                if topic == CellChannelTopic.Register:
+                    leave()
+            elif code == ReturnCode.OK:
+                contact.set_connected()
+
+    def listen() -> None:
+        while True:
+            time.sleep(1.0)
+            if time.monotonic() - last > heartbeat + REPLY_SECONDS:
+                contact.set_unreachable()
+
+    cell.add_incoming_reply_filter("*", "*", on_reply)
+    threading.Thread(target=listen, daemon=True).start()
+
+
+# --- nodes whose process for a job has ended ------------------------------------------------------------
+
+CHANNEL, TOPIC = "fedstill", "lost"  # of the notification to a job
+
+
+class LostNodeMonitor:
+    """Watches heartbeats in the server's main process and notifies jobs of lost nodes.
+
+    Args:
+        engine: FLARE's engine with its jobs.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._cell = engine, engine.get_cell().core_cell
+        self._active: set[tuple[str, str]] = set()  # (job, node) that were seen working
+        self._notified: set[tuple[str, str]] = set()
+        self._cell.add_incoming_request_filter(CellChannel.SERVER_MAIN, "*", self.check_heartbeat)
+
+    def check_heartbeat(self, message: Any) -> None:
+        """Check one message; FLARE has authenticated its sender."""
+        if message.get_header(MessageHeaderKey.TOPIC) != CellChannelTopic.HEART_BEAT:
+            return
+        keys = CellMessageHeaderKeys
+        node, token, active_jobs = map(message.get_header, (keys.CLIENT_NAME, keys.TOKEN, keys.JOB_IDS))
+        for job, process in list(self._engine.run_processes.items()):
+            participants = process.get(RunProcessKey.PARTICIPANTS) or {}
+            tokens = {client.name: known for known, client in participants.items()}
+            if job in (active_jobs or ()):
+                self._active.add((job, node))
+            # A new job may not have reached the node yet; a restarted node has another token.
+            elif node in tokens and (tokens[node] != token or (job, node) in self._active):
+                self._notify(job, node)
+
+    def _notify(self, job: str, node: str) -> None:
+        if (job, node) not in self._notified:
+            self._notified.add((job, node))
+            target = FQCN.join([FQCN.ROOT_SERVER, job])
+            self._cell.fire_and_forget(CHANNEL, TOPIC, target, new_cell_message({}, {"node": node}))
+
+
+def subscribe_to_lost_nodes(engine: Any, on_lost: Callable[[str], None]) -> None:
+    """Call a function in the process of a job at the server for each node that the job has lost.
+
+    Args:
+        engine: FLARE's engine.
+        on_lost: called with the name of the node.
+    """
+
+    def on_message(message: Any) -> Any:
+        if message.get_header(MessageHeaderKey.ORIGIN) == FQCN.ROOT_SERVER:
+            on_lost(str(message.payload["node"]))
+        return make_reply("ok")
+
+    engine.get_cell().core_cell.register_request_cb(CHANNEL, TOPIC, on_message)

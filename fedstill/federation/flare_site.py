@@ -1,4 +1,4 @@
-"""Process of a site (server or node) on this machine: run, start, stop, and query it.
+"""A site (server or node) on this machine: its startup kit, and its process: run, start, stop, query.
 
 The process is FLARE's own server or client program, with the command line of FLARE's ``sub_start.sh`` and one
 component of fedstill (:mod:`fedstill.federation.flare_component`). This module ensures one process per
@@ -15,20 +15,125 @@ import logging.config
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.private_files import is_locked, lock_file
-from fedstill.federation.flare_kit import CLIENT, SERVER, Site, node, require_free_port, server
-from fedstill.federation.flare_permissions import require_minimal_kit, write_json, write_node_permissions
-from fedstill.federation.provision import require_flare
-from fedstill.node.security_log import SecurityLog, process_user_name
+from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
+from fedstill.federation.provision import (
+    HEARTBEAT,
+    require_flare,
+    require_minimal_kit,
+    write_json,
+    write_node_permissions,
+)
+
+SERVER, CLIENT = "server", "client"  # the roles, as FLARE calls them
+
+
+@dataclass(frozen=True)
+class Site:
+    """Paths and settings of a site.
+
+    Args:
+        role: ``SERVER`` or ``CLIENT``.
+        folder: the owner's folder: of a node the one with node.toml, of a server the federation's.
+    """
+
+    role: str
+    folder: Path
+
+    @property
+    def kit(self) -> StartupKit:
+        """FLARE's startup kit of the site."""
+        return StartupKit(self.folder / ("server" if self.role == SERVER else KIT_FOLDER))
+
+    @property
+    def target(self) -> str:
+        """Host and port of the server, from the kit."""
+        return self.kit.server_address(self.role)
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between two heartbeats of a node."""
+        return self.kit.heartbeat(HEARTBEAT)
+
+    @property
+    def pid_file(self) -> Path:
+        """File with the number of the site's process, locked while it runs."""
+        return self.folder / ("server.pid" if self.role == SERVER else "node.pid")
+
+    @property
+    def log_file(self) -> Path:
+        """Log file of the site."""
+        return self.folder / ("server.log" if self.role == SERVER else "node.log")
+
+
+def server(folder: Path) -> Site:
+    """Return the server of the federation in a folder.
+
+    Raises:
+        DeployError: there is none.
+    """
+    return _require_kit_file(
+        Site(SERVER, folder.resolve()), "fed_server.json", "make one with `fedstill server init`"
+    )
+
+
+def node(folder: Path) -> Site:
+    """Return the node in its owner's folder.
+
+    Raises:
+        DeployError: there is no such folder, or it has no kit.
+    """
+    if not folder.is_dir():
+        raise DeployError(f"there is no folder {folder}: `fedstill node init {folder}` makes one")
+    hint = f"put the startup kit that you were given into {folder / KIT_FOLDER}"
+    return _require_kit_file(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
+
+
+def _require_kit_file(site: Site, config: str, hint: str) -> Site:
+    if not site.kit.path(config).is_file():
+        raise DeployError(f"{site.folder} has no startup kit in {site.kit.folder.name}/: {hint}")
+    return site
+
+
+def is_reachable(address: str) -> bool:
+    """Return whether ``host:port`` accepts a connection; TLS verifies later that it is the server."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=5.0):
+            return True
+    except OSError:
+        return False
+
+
+def require_free_port(site: Site) -> None:
+    """Refuse to start a server whose port is taken, as FLARE would retry for ever without a message.
+
+    Raises:
+        DeployError: the port is taken, or this process may not open it.
+    """
+    if site.role != SERVER:
+        return
+    host, _, port = site.target.rpartition(":")
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+            probe.bind(("127.0.0.1" if host == "localhost" or host.startswith("127.") else "", int(port)))
+    except OSError as error:
+        raise DeployError(f"port {port} of this machine cannot be opened: {error.strerror}") from error
+
+
+# --- the site's process ---------------------------------------------------------------------------------
 
 logger = logging.getLogger("fedstill.site")
 
@@ -171,8 +276,20 @@ def _require_valid_kit(site: Site) -> None:
             require_minimal_kit(site.kit)
     except DeployError as error:
         if site.role == CLIENT:
-            SecurityLog(site.folder).write("certificate", process_user_name(), str(error))
+            _record_invalid_kit(site.folder, error)
         raise
+
+
+def _record_invalid_kit(folder: Path, error: DeployError) -> None:
+    # Loads torch, which this process needs for nothing else.
+    from fedstill.node.audit_entries import CERTIFICATE
+    from fedstill.node.security_events import SecurityEvents, process_user_name
+
+    try:
+        with contextlib.closing(SecurityEvents(folder)) as events:
+            events.write(CERTIFICATE, process_user_name(), str(error))
+    except FedstillError as fault:
+        logger.error("the audit log cannot be written: %s", fault)
 
 
 def _command(site: Site) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.federation.federation import Federation
+from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.models import PREDICTION_ONLY, carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.node.exchanges import MAX_EXCHANGES
@@ -19,7 +19,6 @@ from fedstill.node.node_group import NodeGroup, group_by_architecture, has_only_
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors
 
 NodeGroups = list[list[Node]]
@@ -90,7 +89,7 @@ class InProcess(Federation):
     def _query_limit(self, node: str) -> int | None:
         return self._members[node].gate.policy.max_queries or None
 
-    def _collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+    def collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         self._queried_nodes[sent.number] = queried
         while len(self._queried_nodes) > MAX_EXCHANGES:
             self._queried_nodes.popitem(last=False)
@@ -98,17 +97,15 @@ class InProcess(Federation):
         responses: dict[str, Tensors] = {}
         content = digest(sent.query, sent.tensors)  # once, as it copies tensors from the device
         for handler in handlers:
-            handler.admit_query(
-                sent.query, sent.number, sent.tensors, sent.differentiable, sent.call, content
-            )
+            handler.admit_query(sent.query, sent.number, sent.tensors, sent.differentiable, content)
         self._run_handlers(sent.query, handlers, lambda handler: handler.compute_responses(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
             responses.update(zip(names, handler.release_responses(sent.number), strict=True))
         return {name: responses[name] for name in queried}
 
-    def _collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
+    def collect_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
         by_handler: dict[RequestHandler, dict[str, Tensors]] = {}
         # Before anything is computed, as it copies tensors from the device and would wait for it.
@@ -122,14 +119,14 @@ class InProcess(Federation):
         self._run_handlers(
             f"back {query}",
             list(by_handler),
-            lambda handler: handler.compute_gradients(number, by_handler[handler], call, contents),
+            lambda handler: handler.compute_gradients(number, by_handler[handler], contents),
         )
         gradients: dict[str, Tensors] = {}
         for handler in by_handler:
             gradients.update(handler.release_gradients(number, by_handler[handler]))
         return {name: gradients[name] for name in pulls}
 
-    def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.tensors_to_device(tensors)
 
     def _run_handlers(
@@ -140,7 +137,10 @@ class InProcess(Federation):
         parallel = [handler for handler in handlers if not handler.trains_privately]
         if len(self._groups) > 1:  # a single one uses all cores
             self._compute.workers.map(
-                compute, parallel, [(name, handler.stacking_key) for handler in parallel]
+                compute,
+                parallel,
+                kinds=[(name, handler.stacking_key) for handler in parallel],
+                random=[handler.group.uses_global_rng for handler in parallel],
             )
         for handler in handlers:
             if handler.trains_privately or len(self._groups) == 1:

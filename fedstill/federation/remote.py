@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,33 +27,38 @@ from fedstill.core.errors import (
 )
 from fedstill.core.text_format import format_seconds
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Federation
-from fedstill.federation.joining import NodeJoiner, NodeProgress
+from fedstill.federation import transport
+from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.link_costs import LinkCosts
-from fedstill.federation.mask_exchange import MaskExchange
 from fedstill.federation.response_checks import require_finite_gradients
-from fedstill.federation.secure_aggregation import SentQuery
-from fedstill.federation.server_audit import ServerAuditLog
-from fedstill.federation.transport import EndlessReply, Link, LinkError, MessageSender, Reply
-from fedstill.node.audit_entries import GRADIENT, RESPONSE
+from fedstill.federation.transport import (
+    EndlessReply,
+    Link,
+    LinkError,
+    MessageSender,
+    Reply,
+    parse_node_status,
+    parse_reply,
+)
+from fedstill.node.audit_entries import GRADIENT, RESPONSE, Entry
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.replies import NodeStatus
+from fedstill.node.replies import NodeStatus, NodeVersions, TrainingProgress
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import (
     AnswerQuery,
     ComputeGradients,
     IdentifyNode,
+    JoinRun,
     LeaveRun,
     LoadCheckpoint,
     Message,
     SaveCheckpoint,
+    TrainLocally,
 )
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import RunPlan
-from fedstill.protocol.secure_aggregation import SumRequest
-from fedstill.protocol.wire_format import Tensors, bytes_by_kind, tensor_bytes
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_tensors
+from fedstill.protocol.wire_format import SCALE, Tensors, bytes_by_kind, tensor_bytes
 
 logger = logging.getLogger("fedstill.server")
 
@@ -77,6 +83,7 @@ class Remote(Federation):
 
     Attributes:
         node_status: reply of each node that has joined, by name.
+        sender: sends messages to nodes.
         link_costs: time and bytes of communication.
         on_waiting: called with the names of the nodes that are late.
     """
@@ -102,9 +109,8 @@ class Remote(Federation):
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
         self._probes: dict[str, Future[NodeStatus]] = {}
         self._last_probe = time.monotonic()
-        self._sender = MessageSender(link, plan.run, config.wait)
-        self._joiner = NodeJoiner(self._sender, plan, public, config.wait)
-        self._masks = MaskExchange(self._sender, self._call_nodes)
+        self.sender = MessageSender(link, plan.run, config.wait)
+        self._joiner = NodeJoiner(self.sender, plan, public, config.wait)
 
     # --- before the first query and after the last -------------------------------------------------
 
@@ -114,7 +120,7 @@ class Remote(Federation):
         Raises:
             FedstillError: a node cannot take part, or too few can be reached.
         """
-        self.node_status |= self._call_nodes(self.present, "join", self._joiner.join)
+        self.node_status |= self.call_nodes(self.present, "join", self._joiner.join)
 
     def train_nodes(self, report_percent: Callable[[int], None]) -> None:
         """Have all nodes do the local training that precedes the first query.
@@ -125,7 +131,7 @@ class Remote(Federation):
         training = [node for node in self.present if not self.node_status[node].is_trained]
         progress = {node: NodeProgress(node) for node in training}
         while training:
-            replies = self._call_nodes(
+            replies = self.call_nodes(
                 training, "train_locally", lambda node: self._joiner.train(progress[node])
             )
             training = [node for node, reply in replies.items() if not reply.is_trained]
@@ -140,13 +146,13 @@ class Remote(Federation):
         self._broadcast(LoadCheckpoint(number))
 
     def _broadcast(self, message: Message) -> None:
-        self._call_nodes(self.present, message.operation, lambda node: self._sender.send(node, message))
+        self.call_nodes(self.present, message.operation, lambda node: self.sender.send(node, message))
 
     def end_run(self) -> None:
         """Tell all nodes that the run has ended, and stop all calls; nodes that cannot be reached are
         skipped."""
-        self._sender.ended.set()
-        message = self._sender.pack(LeaveRun())
+        self.sender.ended.set()
+        message = self.sender.pack(LeaveRun())
         calls = [self._pool.submit(self.carrier.call, node, message, PROBE_INTERVAL) for node in self.present]
         wait(calls, timeout=PROBE_INTERVAL + GRACE)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -171,44 +177,37 @@ class Remote(Federation):
     def _query_limit(self, node: str) -> int | None:
         return self.node_status[node].max_queries
 
-    def _collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+    def collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         self._readmit_nodes()
-        query, number, call = sent.query, sent.number, sent.call
-        request = AnswerQuery(query, number, sent.differentiable, call)
-        message = self._sender.pack(request, sent.tensors)
+        query, number, encoding = sent.query, sent.number, sent.encoding
+        request = AnswerQuery(query, number, sent.differentiable, encoding)
+        message = self.sender.pack(request, sent.tensors)
         down = bytes_by_kind(sent.tensors, self.queries[query].sends)
         content = digest(query, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._call_and_measure(queried, query, dict.fromkeys(queried, message), number)
         for node, reply in replies.items():
             self._audit.record_release(node, number, query, RESPONSE, content, down, reply)
-        return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
+        return {node: self._reply_tensors(reply, encoding) for node, reply in replies.items()}
 
-    def _collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
+    def collect_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
         require_finite_gradients(pulls, query)  # otherwise each node would refuse it and be excluded
-        request = ComputeGradients(number, sum=call)
-        messages = {node: self._sender.pack(request, pull) for node, pull in pulls.items()}
+        request = ComputeGradients(number, sum=encoding)
+        messages = {node: self.sender.pack(request, pull) for node, pull in pulls.items()}
         replies = self._call_and_measure(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
             down = bytes_by_kind(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(query, pull)
             self._audit.record_release(node, number, query, GRADIENT, content, down, reply)
-        return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
+        return {node: self._reply_tensors(reply, encoding) for node, reply in replies.items()}
 
-    def _reply_tensors(self, reply: Reply, call: SumRequest | None) -> Tensors:
-        """Return a reply's tensors on the server's device; contributions to a sum stay in the ring."""
-        return self._compute.tensors_to_device(reply.tensors) if call is None else reply.tensors
+    def _reply_tensors(self, reply: Reply, encoding: Any) -> Tensors:
+        """Return a reply's tensors on the server's device; encoded ones stay as they are."""
+        return self._compute.tensors_to_device(reply.tensors) if encoding is None else reply.tensors
 
-    def _new_sum_request(self, members: tuple[str, ...]) -> SumRequest:
-        self._masks.exchange_keys(members, {node: self.node_status[node] for node in members})
-        return super()._new_sum_request(tuple(name for name in members if name not in self.excluded))
-
-    def _unmask(self, call: SumRequest, ring: Tensors, contributors: tuple[str, ...]) -> Tensors:
-        return self._masks.unmask(call, ring, contributors) if call.recover else ring
-
-    def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.tensors_to_device(tensors)
 
     # --- messages -------------------------------------------------------------------------------------
@@ -218,8 +217,8 @@ class Remote(Federation):
     ) -> dict[str, Reply]:
         """Send one message to each of some nodes, and add time and bytes to the link's costs."""
         start = time.monotonic()
-        replies: dict[str, Reply] = self._call_nodes(
-            nodes, query, lambda node: self._sender.deliver(node, query, messages[node]), since_query
+        replies: dict[str, Reply] = self.call_nodes(
+            nodes, query, lambda node: self.sender.deliver(node, query, messages[node]), since_query
         )
         total_bytes = sum(len(messages[node]) for node in replies)
         total_bytes += sum(
@@ -231,7 +230,7 @@ class Remote(Federation):
         self.link_costs.add_round(seconds, node_seconds, total_bytes, absent)
         return replies
 
-    def _call_nodes(
+    def call_nodes(
         self, nodes: Sequence[str], query: str, call: Callable[[str], Any], since_query: int | None = None
     ) -> dict[str, Any]:
         """Call some nodes at once and return the results by node; exclude those that fail, if a quorum
@@ -327,15 +326,204 @@ class Remote(Federation):
         It keeps its state if that fits the run. It loads its latest checkpoint if it is behind it (it was
         restarted), or ahead of the run (which was stopped meanwhile and resumed from an earlier state).
         """
-        self.carrier.call(node, self._sender.pack(IdentifyNode()), PROBE_INTERVAL)
+        self.carrier.call(node, self.sender.pack(IdentifyNode()), PROBE_INTERVAL)
         status, progress = self._joiner.join(node), NodeProgress(node)
         is_trained = status.is_trained
         while not is_trained:
-            if self._sender.ended.is_set():
+            if self.sender.ended.is_set():
                 raise LinkError("the run is over")
             is_trained = self._joiner.train(progress).is_trained
         number = self.number
         checkpoint = max((each for each in status.checkpoints if each <= number), default=0)
         if not checkpoint - 1 <= status.last_query < number:
-            self._sender.send(node, LoadCheckpoint(checkpoint))
+            self.sender.send(node, LoadCheckpoint(checkpoint))
         return status
+
+
+# --- messages before a node's first query ---------------------------------------------------------------
+
+TRAINING_SECONDS = 2.0  # seconds of local training per message
+
+
+@dataclass
+class NodeProgress:
+    """Progress of a node's local training.
+
+    Args:
+        node: its name.
+        percent: progress so far; -1 before the first message.
+        seconds: seconds since the last progress.
+    """
+
+    node: str
+    percent: int = -1
+    seconds: float = 0.0
+
+
+class NodeJoiner:
+    """Sends the messages before a node's first query in one run.
+
+    Args:
+        send: sends messages to nodes.
+        plan: the run's plan.
+        public: public data, for nodes that do not have them yet.
+        patience: seconds after which local training without progress counts as stuck.
+    """
+
+    def __init__(
+        self, send: MessageSender, plan: RunPlan, public: PublicData | None, patience: float
+    ) -> None:
+        self._send, self._plan, self._public, self._patience = send, plan, public, patience
+
+    def join(self, node: str) -> NodeStatus:
+        """Make one node join the run.
+
+        Raises:
+            NodeFault: it speaks another protocol, or does not take the public data.
+        """
+        versions = parse_reply(NodeVersions, self._send.send(node, IdentifyNode()))
+        if versions.protocol != PROTOCOL:
+            raise NodeFault(
+                node, "identify", f"it speaks protocol {versions.protocol}, the server {PROTOCOL}"
+            )
+        message = JoinRun(self._plan.to_dict())
+        status = parse_node_status(self._send.send(node, message), versions.versions)
+        if status.needs_public_data and self._public is not None:
+            body = self._send.send(node, message, public_tensors(self._public))
+            status = parse_node_status(body, versions.versions)
+        if status.needs_public_data:
+            raise NodeFault(node, "join", "it does not take the run's public data")
+        return status
+
+    def train(self, node_progress: NodeProgress) -> TrainingProgress:
+        """Continue one node's local training for a few seconds.
+
+        Raises:
+            NodeFault: it made no progress for too long.
+        """
+        start = time.monotonic()
+        reply = parse_reply(
+            TrainingProgress, self._send.send(node_progress.node, TrainLocally(TRAINING_SECONDS))
+        )
+        if reply.is_trained or reply.percent > node_progress.percent:
+            node_progress.percent, node_progress.seconds = reply.percent, 0.0
+            return reply
+        if time.monotonic() - start < TRAINING_SECONDS / 2:  # it replied earlier than it was asked to
+            self._send.ended.wait(transport.PAUSE)
+        node_progress.seconds += time.monotonic() - start
+        if node_progress.seconds > self._patience:
+            waited = format_seconds(node_progress.seconds)
+            reason = f"its local training stays at {node_progress.percent}%, after {waited} more"
+            raise NodeFault(node_progress.node, "train_locally", reason)
+        return reply
+
+
+# --- time and bytes of communication --------------------------------------------------------------------
+
+
+@dataclass
+class LinkCosts:
+    """Accumulated time and bytes of a link.
+
+    Attributes:
+        queries: rounds of messages.
+        seconds: total time of these rounds.
+        nodes: seconds of the slowest node, added over rounds.
+        waiting: part of ``nodes`` that the other nodes wait for the slowest one, on average.
+        bytes: bytes in both directions.
+        absent: seconds spent waiting for nodes that failed. The remaining time is the link's.
+    """
+
+    queries: int = 0
+    seconds: float = 0.0
+    nodes: float = 0.0
+    waiting: float = 0.0
+    bytes: int = 0
+    absent: float = 0.0
+
+    def add_round(
+        self, seconds: float, node_seconds: Sequence[float], bytes: int, absent: float = 0.0
+    ) -> None:
+        """Add one round of messages.
+
+        Args:
+            seconds: duration of the round.
+            node_seconds: computing time of each node that replied.
+            bytes: bytes in both directions.
+            absent: seconds from the last reply until nodes without one were given up.
+        """
+        self.queries += 1
+        self.seconds += seconds
+        self.nodes += max(node_seconds, default=0.0)
+        self.waiting += max(node_seconds, default=0.0) - sum(node_seconds) / max(len(node_seconds), 1)
+        self.bytes += bytes
+        self.absent += absent
+
+    def costs(self, total: float, training: float) -> dict[str, float]:
+        """Return the costs as ``link`` in ``result.json``.
+
+        Args:
+            total: seconds of the run.
+            training: seconds of local training before the first query.
+        """
+        link = max(self.seconds - self.nodes - self.absent, 0.0)
+        return {
+            "messages": self.queries,
+            "seconds_each": self.seconds / max(self.queries, 1),
+            "bytes_each": self.bytes / max(self.queries, 1),
+            "link": link,
+            "nodes": self.nodes - self.waiting,
+            "waiting": self.waiting,
+            "absent": self.absent,
+            "training": training,
+            "server": max(total - training - self.seconds, 0.0),
+            "share": link / max(total, 1e-9),
+        }
+
+
+# --- the server's own audit log -------------------------------------------------------------------------
+
+
+class ServerAuditLog:
+    """The server's audit log of one run.
+
+    Args:
+        masked: secure aggregation: responses are masked, and the server sees sums.
+    """
+
+    def __init__(self, audit: AuditLog, run: str, queries: Mapping[str, Query], masked: bool) -> None:
+        self._audit, self._run, self._queries, self._masked = audit, run, queries, masked
+
+    def record_release(
+        self,
+        node: str,
+        number: int,
+        query: str,
+        part: str,
+        content: str,
+        down: Mapping[str, int],
+        reply: Reply,
+    ) -> None:
+        """Record a node's release: its response, or the gradients of one.
+
+        Args:
+            content: hash of the message that was sent.
+            down: bytes that were sent, by payload kind.
+        """
+        kinds = self._queries[query].released_kinds()
+        # Undeclared tensors will be rejected, and are not counted.
+        known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
+        entry = Entry(
+            *(self._run, node, node, number, query, part, content),
+            history_hash=reply.privacy.history_hash,
+            # Other bits (e.g., after a restart with another number of threads) are another release, which is
+            # charged again. Masked bits differ each time.
+            release_hash=reply.privacy.release_hash if self._masked else digest(part, reply.tensors),
+            down=down,
+            up=bytes_by_kind(known, kinds),
+            mechanism=reply.privacy.mechanism,
+            cost=reply.privacy.cost or {},
+            no_guarantee=int(reply.privacy.cost is None),
+            queries=int(part == RESPONSE),
+        )
+        self._audit.charge(entry)

@@ -31,6 +31,7 @@ from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.node.node_group import StackedModules
 from fedstill.tasks import Task
 
+Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, teacher (..., C) to (...)
 Diversity = Literal["none", "div0", "div1", "div2"]
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
 
@@ -187,7 +188,7 @@ def crossed_distillation_loss(
     D: nn.Module,
     c: torch.Tensor,
     tau: torch.Tensor,
-    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    divergence: Divergence,
 ) -> torch.Tensor:
     """Return L_kl,1, L_kl,2 and L_kl,3 of Eq. 10 and 11, means over a batch: ``(3,)``.
 

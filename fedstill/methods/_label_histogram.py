@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from fedstill.core.text_format import brief_repr
-from fedstill.federation.federation import Federation
+from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails, seal
+from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]
@@ -33,19 +33,16 @@ def _add_sizes(response: Tensors, sent: Tensors) -> Tensors:
     return {"counts": counts, "sizes": sizes}
 
 
-@seal(sizes=DATA_SIZES)
 def count_samples(node: NodeView) -> Tensors:
     """Return n_k, the node's number of examples, as ``sizes`` ()."""
     return {"sizes": torch.tensor(float(len(node.data)), device=node.device)}
 
 
-@seal(counts=LABEL_COUNTS)
 def count_labels(node: NodeView) -> Tensors:
     """Return the node's number of examples of each class, as ``counts`` (C,)."""
     return {"counts": node.task.counts(node.data)}
 
 
-@seal(counts=LABEL_COUNTS, sizes=DATA_SIZES)
 def count_labels_and_sizes(node: NodeView) -> Tensors:
     """Return ``counts`` (C,), and ``sizes`` (), which they do not give."""
     return {**count_labels(node), **count_samples(node)}
@@ -114,9 +111,7 @@ class LabelHistogram:
             server: the :class:`fedstill.methods._server.Server`, which imports this module.
         """
         if not self.names and self.equal:
-            federation = server.federation
-            is_summed = federation.link.secure_aggregation
-            names = federation.response_sources if is_summed else federation.nodes
+            names = server.federation.sources
             even = self.uniform(names, server.task.classes, server.device)
             self.names, self.counts, self.sizes = even.names, even.counts, even.sizes
         if not self.names:
@@ -127,10 +122,10 @@ class LabelHistogram:
                 responses["counts"] if by_class else responses["sizes"].new_zeros(len(responses.nodes), 0)
             )
 
-    def present_nodes(self, federation: Federation) -> list[str]:
+    def present_nodes(self, federation: AnyFederation) -> list[str]:
         """Return the known nodes that are not excluded. A node that joins later is unknown and not
         queried."""
-        present = set(federation.response_sources)
+        present = set(federation.present_sources)
         return [name for name in self.names if name in present]
 
     def select(self, nodes: Sequence[str]) -> LabelHistogram:

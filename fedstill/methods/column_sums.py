@@ -32,7 +32,6 @@ from fedstill.methods import (
     Tensors,
     payload_kinds,
 )
-from fedstill.protocol.queries import seal
 
 
 @dataclass
@@ -110,7 +109,6 @@ class ColumnSums(Method):
         }
 
 
-@seal(moments=payload_kinds.COLUMN_SUMS)
 def sum_columns(node: NodeView) -> Tensors:
     """Return ``moments`` (M,): the number of rows, then for each column n (if values may be missing), sum x,
     sum x^2."""

@@ -34,26 +34,18 @@ from fedstill.methods import (
     Tensors,
     adam,
     count_labels_query,
-    descend,
     seeded,
 )
 from fedstill.methods._feature_generators import (
     FeatureGeneratorOptions,
     GlobalGenerator,
     ServerTraining,
-    UploadedGenerators,
-    consistency_loss,
-    crossed_distillation_loss,
-    ensemble_distillation_loss,
     kl,
     sample_noise,
-    sample_noise_and_labels,
 )
-from fedstill.methods.fedavg import sample_nodes
-from fedstill.methods.fedmd_cg import SHARED_KINDS, FedMDCGState, add_generator, initialize_query
+from fedstill.methods.fedmd_cg import SHARED_KINDS, FedMDCGState, add_generator, initialize_query, run_round
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model
 from fedstill.models.generators import FeatureCritic, append_one_hot, hidden_widths
-from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 
 
@@ -166,47 +158,8 @@ class FedCG(Method):
 
     def step(self, server: Server, state: FedMDCGState, t: int) -> Mapping[str, float]:
         """Run one round; ``consistency`` is FedMD-CG's loss of local heads on local generators' features."""
-        G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
-        if not histogram.names:
-            server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
-            histogram.fetch(server)
-        known = histogram.present_nodes(server.federation)
-        responses = server.query(
-            "train",
-            nodes=sample_nodes(known, self.participation, server.seed, t),
-            generator=to_vector(G),
-            head=to_vector(D),
-            counts=histogram.counts.sum(0),
-            round=t,
-        )
-        participants = histogram.select(responses.nodes)
-        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
-        uploads = UploadedGenerators(G, D, responses["generator"], responses["head"])
-        noise, task = self.generator.noise, server.task
-        result = {"consistency": consistency_loss(server.compute, task, uploads, n_y, noise, server.seed)}
-        load_vector(G, weighted_mean(responses["generator"], n))
-        load_vector(D, weighted_mean(responses["head"], n))
-        if self.aggregation == "ave*":
-            return result
-
-        # Distillation of the ensemble of the nodes' generators and heads into the averages
-        tau = task.importance_weights(n_y).squeeze(1)  # (K, C)
-        trained = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
-        optimizer = torch.optim.Adam(trained, self.server.lr, fused=True)
-        losses = torch.zeros(1)
-        for index in range(self.server.steps):
-            z, y = sample_noise_and_labels(
-                server.compute, n_y, self.server.batch, noise, server.seed, t, index
-            )
-            c = append_one_hot(z, y, task.classes)
-            with server.compute.step(server.seed, "student", t, index):
-                if self.aggregation == "kdc":
-                    losses = crossed_distillation_loss(uploads, G, D, c, tau[:, y], kl)
-                else:
-                    losses = ensemble_distillation_loss(uploads, G, D, c, n / n.sum()).unsqueeze(0)
-            descend(optimizer, losses.sum())
-        names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
-        return result | dict(zip(names, losses.tolist(), strict=False))
+        arguments = (self.server, self.aggregation, kl, self.participation, self.generator.noise)
+        return run_round(server, state, t, *arguments)
 
 
 def gamma_share(t: int, rounds: int) -> float:

@@ -39,6 +39,7 @@ from fedstill.methods import (
     seeded,
 )
 from fedstill.methods._feature_generators import (
+    Divergence,
     Diversity,
     FeatureGeneratorOptions,
     GlobalGenerator,
@@ -226,59 +227,70 @@ class FedMDCG(Method):
     def step(self, server: Server, state: FedMDCGState, t: int) -> Mapping[str, float]:
         """Run one round. ``consistency`` is the loss of local heads on local generators' features (Fig.
         5)."""
-        G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
-        if not histogram.names:
-            server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
-            histogram.fetch(server)
-        known = histogram.present_nodes(server.federation)
-        responses = server.query(
-            "train",
-            nodes=sample_nodes(known, self.participation, server.seed, t),
-            generator=to_vector(G),
-            head=to_vector(D),
-            counts=histogram.counts.sum(0),
-            round=t,
-        )
-        participants = histogram.select(responses.nodes)
-        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
-        uploads = UploadedGenerators(G, D, responses["generator"], responses["head"])
-        noise, task = self.generator.noise, server.task
-        losses = {"consistency": consistency_loss(server.compute, task, uploads, n_y, noise, server.seed)}
-        load_vector(G, weighted_mean(responses["generator"], n))
-        load_vector(D, weighted_mean(responses["head"], n))
-        return losses | self.distill(server, G, D, uploads, participants, t)
+        arguments = (self.server, self.aggregation, self.divergence, self.participation, self.generator.noise)
+        return run_round(server, state, t, *arguments)
 
-    def distill(
-        self,
-        server: Server,
-        G: nn.Module,
-        D: nn.Module,
-        uploads: UploadedGenerators,
-        participants: LabelHistogram,
-        t: int,
-    ) -> dict[str, float]:
-        """Take steps on Eq. 12, or on FedCG's loss, from the averages."""
-        if self.aggregation not in ("kdc", "kd"):
-            return {}
-        n_y, n = participants.counts, participants.sizes  # (K, C), (K,)
-        tau = server.task.importance_weights(n_y).squeeze(1)  # tau_{i, y}  (K, C)
-        trained = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
-        optimizer = torch.optim.Adam(trained, self.server.lr, fused=True)
-        losses = torch.zeros(1)
-        for index in range(self.server.steps):
-            purpose = server.seed, t, index
-            z, y = sample_noise_and_labels(
-                server.compute, n_y, self.server.batch, self.generator.noise, *purpose
-            )
-            c = append_one_hot(z, y, server.task.classes)
-            with server.compute.step(server.seed, "student", t, index):
-                if self.aggregation == "kdc":
-                    losses = crossed_distillation_loss(uploads, G, D, c, tau[:, y], self.divergence)
-                else:
-                    losses = ensemble_distillation_loss(uploads, G, D, c, n / n.sum()).unsqueeze(0)
-            descend(optimizer, losses.sum())
-        names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
-        return dict(zip(names, losses.tolist(), strict=False))
+
+def run_round(
+    server: Server,
+    state: FedMDCGState,
+    t: int,
+    training: ServerTraining,
+    aggregation: Literal["kdc", "kd", "ave", "ave*"],
+    divergence: Divergence,
+    participation: float,
+    noise: int,
+) -> dict[str, float]:
+    """Run one round: train at the nodes, average generators and heads, and distill into the averages.
+
+    Args:
+        server: the server.
+        state: its state.
+        t: the round.
+        training: options of the distillation.
+        aggregation: distillation by Eq. 12 (``kdc``), by FedCG (``kd``), or none.
+        divergence: KL of a student's and a teacher's logits.
+        participation: share of the nodes that take part.
+        noise: values q in z.
+    """
+    task, compute, seed = server.task, server.compute, server.seed
+    G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
+    if not histogram.names:
+        server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
+        histogram.fetch(server)
+    known = histogram.present_nodes(server.federation)
+    responses = server.query(
+        "train",
+        nodes=sample_nodes(known, participation, seed, t),
+        generator=to_vector(G),
+        head=to_vector(D),
+        counts=histogram.counts.sum(0),
+        round=t,
+    )
+    participants = histogram.select(responses.nodes)
+    n_y, n = participants.counts, participants.sizes  # n_i^y (K, C), n_i (K,)
+    uploads = UploadedGenerators(G, D, responses["generator"], responses["head"])  # G_i, D_i
+    result = {"consistency": consistency_loss(compute, task, uploads, n_y, noise, seed)}
+    load_vector(G, weighted_mean(responses["generator"], n))
+    load_vector(D, weighted_mean(responses["head"], n))
+    if aggregation not in ("kdc", "kd"):
+        return result
+
+    tau = task.importance_weights(n_y).squeeze(1)  # tau_{i, y}  (K, C)
+    trained = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
+    optimizer = torch.optim.Adam(trained, training.lr, fused=True)
+    losses = torch.zeros(1)
+    for index in range(training.steps):
+        z, y = sample_noise_and_labels(compute, n_y, training.batch, noise, seed, t, index)
+        c = append_one_hot(z, y, task.classes)  # [z; y]
+        with compute.step(seed, "student", t, index):
+            if aggregation == "kdc":
+                losses = crossed_distillation_loss(uploads, G, D, c, tau[:, y], divergence)  # Eq. 10, 11
+            else:
+                losses = ensemble_distillation_loss(uploads, G, D, c, n / n.sum()).unsqueeze(0)
+        descend(optimizer, losses.sum())  # Eq. 12
+    names = ("kl1", "kl2", "kl3") if aggregation == "kdc" else ("kl",)
+    return result | dict(zip(names, losses.tolist(), strict=False))
 
 
 def add_generator(

@@ -11,7 +11,6 @@ import torch
 
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.protocol.queries import Query
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
 MAX_EXCHANGES = 4
@@ -35,8 +34,6 @@ class Exchange:
         input_gradients: ``(G, ...)``, one per differentiable input.
         released_gradients: released input gradients, by node.
         is_graph_freed: whether graph and outstanding responses were dropped.
-        query_history_hash: hash of this and all earlier queries; empty without secure aggregation.
-        sum_request, gradient_sum_request: requested sums of responses and of gradients; None: no sum.
     """
 
     query: Query
@@ -51,9 +48,6 @@ class Exchange:
     input_gradients: list[torch.Tensor] = field(default_factory=list)
     released_gradients: dict[str, Tensors] = field(default_factory=dict)
     is_graph_freed: bool = False
-    query_history_hash: str = ""
-    sum_request: SumRequest | None = None
-    gradient_sum_request: SumRequest | None = None
 
 
 class RecentExchanges(OrderedDict[int, Exchange]):

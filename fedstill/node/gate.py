@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +16,6 @@ from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
-from fedstill.node.sum_encoder import SumEncoder
 from fedstill.privacy.events import PrivacyCost, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_MAPS, PayloadKind
@@ -30,6 +29,28 @@ COMPRESSED_WIRE = WireConfig(
 )  # a form with scales for every kind that can have them
 # Names of noise streams by part: another name gives other noise.
 NOISE_PARTS = {RESPONSE: "answer", GRADIENT: "gradient"}
+
+
+class ReleaseEncoder(Protocol):
+    """Linear conversion of a node's releases, after noise and before the entry in the audit log."""
+
+    def admit(self, query: Query) -> None:
+        """Refuse a query whose response could not be encoded, after all other rules and before any charge."""
+
+    def weight_gradients(self, query: Query, gradients: Tensors) -> dict[str, torch.Tensor]:
+        """Apply the transposed conversion to output gradients, or refuse them; float32 tensors by name."""
+
+    def encode(self, received: ReceivedQuery, part: str, query: Query, released: Tensors) -> Tensors:
+        """Return what is sent in place of a release."""
+
+    def record(self, query: Query, released: Tensors) -> None:
+        """Record a charged release, before it is handed over."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
 
 
 class Gate:
@@ -46,6 +67,7 @@ class Gate:
         approved: description that the owner approved; None: policy alone decides.
         output_shape: shape of the outputs for one input; None: any.
         budgets: privacy mechanism and budgets; None: no privacy accounting.
+        encoder: conversion of the releases; None: none.
     """
 
     def __init__(
@@ -56,6 +78,7 @@ class Gate:
         self.approved: RunDescription | None = None
         self.output_shape: tuple[int, ...] | None = None
         self.budgets: RunBudgets | None = None
+        self.encoder: ReleaseEncoder | None = None
         self._entry_numbers: dict[tuple[int, str], int] = {}  # last entry, by query number and part
 
     def refusal_reason(self, query: Query) -> str | None:
@@ -165,6 +188,8 @@ class Gate:
             self._require_within_limits(received.query, self.audit.spending(self.payer, self.run), 1, 1)
             if self.budgets is not None:
                 self.budgets.require_affordable(received, query, sent)
+        if self.encoder is not None:
+            self.encoder.admit(query)
 
     def charge_training(self, received: ReceivedQuery, query: Query, sent: Tensors) -> None:
         """Charge the private training on which the response of an admitted query depends, before it is
@@ -226,7 +251,6 @@ class Gate:
         query: Query,
         sent: Tensors,
         wire: WireConfig | None = None,
-        sum_encoder: SumEncoder | None = None,
     ) -> Tensors:
         """Release tensors: bound, add noise, charge and audit on disk, then hand over.
 
@@ -237,11 +261,10 @@ class Gate:
             query: declaration of the query.
             sent: the tensors that came with the query.
             wire: number formats of the message; None is float32.
-            sum_encoder: conversion into a contribution to a sum under secure aggregation; None: no sum.
 
         Raises:
             QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers that
-                cannot be added (without masks), more bytes than the policy allows, or more privacy than the
+                cannot be encoded, more bytes than the policy allows, or more privacy than the
                 budget.
             OwnDataError: rows of another width than the query declares, if their cost depends on it.
             AuditError: the log has a fault or cannot be written; nothing is released then.
@@ -270,15 +293,15 @@ class Gate:
             past = f"{received.content_hash} {received.history_hash}"
             context = f"{received.number} {part} {past} {digest(part, outgoing)}"
             release_hash = self.budgets.keyed_hash(chain_digest(context, bounded_digest))
-        unmasked = outgoing
-        if sum_encoder is not None:
-            outgoing = sum_encoder.encode(self.node, query, unmasked)
+        encoded: Tensors = outgoing
+        if self.encoder is not None:
+            encoded = self.encoder.encode(received, part, query, outgoing)
         entry = self._make_entry(
             received,
             part,
-            release_hash=release_hash,  # hash before masks, which differ each time
+            release_hash=release_hash,  # before the encoder, whose results may differ each time
             down=received.received_bytes,
-            up=bytes_by_kind(outgoing, kinds),
+            up=bytes_by_kind(encoded, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
             rule=rule,
             cost=cost_to_dict(cost or PrivacyCost()),
@@ -286,9 +309,9 @@ class Gate:
             unit=self.budgets.mechanism.unit if self.budgets is not None and cost else "",
         )
         self._entry_numbers[received.number, part] = self._charge(received, entry, max_cost)
-        if sum_encoder is not None:
-            sum_encoder.record_counts(query, unmasked)
-        return {name: tensor.detach() for name, tensor in outgoing.items()}
+        if self.encoder is not None:
+            self.encoder.record(query, outgoing)
+        return {name: tensor.detach() for name, tensor in encoded.items()}
 
     def _require_score_shapes(self, query: Query, tensors: Tensors, sent: Tensors) -> None:
         """Refuse scores that do not have the task's shape, with one row per received input."""
@@ -335,16 +358,16 @@ class Gate:
         keys = (self.run, self.payer, self.node, received.number, received.query, part)
         return Entry(*keys, content_hash=received.content_hash, history_hash=received.history_hash, **fields)
 
-    def release_cost(self, number: int, part: str, is_masked: bool = False) -> ReleaseCost:
+    def release_cost(self, number: int, part: str) -> ReleaseCost:
         """Return mechanism, cost and history hash of the last release of a query's part.
 
         The cost includes training for this release, and training before the first release, which was
-        charged by itself.
+        charged by itself. With an encoder it includes the sealed hash of the release, by which repeated
+        releases are recognized.
 
         Args:
             number: number of the query.
             part: ``"response"`` or ``"gradient"``.
-            is_masked: add the sealed hash of the release, by which repeated masked releases are recognized.
         """
         entry = self.audit.entry(self._entry_numbers[number, part])
         cost = Counter(entry["cost"]) + Counter(entry["training_cost"])
@@ -353,7 +376,7 @@ class Gate:
             mechanism=entry["mechanism"],
             cost=None if no_guarantee else dict(cost),
             history_hash=entry["history_hash"],
-            release_hash=entry["release_hash"] if is_masked else "",
+            release_hash=entry["release_hash"] if self.encoder is not None else "",
         )
 
     def _protect(
@@ -403,7 +426,7 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
     refused_kinds = sorted(
         {kind for kind in kinds.values() if policy.outputs_only and not _is_releasable(policy, kind)}
     )
-    if refused_kinds and all(kind.from_label_maps and not kind.package for kind in refused_kinds):
+    if refused_kinds and all(kind.from_label_maps for kind in refused_kinds):
         remedies = "".join(f"; {kind.opt_out}" for kind in refused_kinds if kind.opt_out)
         listed = " and ".join(refused_kinds)
         return f"label_maps: {listed} may not leave, unless its owner sets it to true{remedies}"
@@ -422,6 +445,4 @@ def _is_releasable(policy: PolicyConfig, kind: PayloadKind) -> bool:
     """Return whether ``outputs_only`` allows a payload kind: outputs, and kinds that the owner allows by
     name.
     """
-    if kind in policy.kinds:
-        return True
-    return not kind.package and (kind.is_output or (kind.from_label_maps and policy.label_maps))
+    return kind in policy.kinds or kind.is_output or (kind.from_label_maps and policy.label_maps)

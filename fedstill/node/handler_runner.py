@@ -19,7 +19,7 @@ from fedstill.protocol.wire_format import Tensors
 class HandlerRunner:
     """Runs the functions of queries of one group of nodes, as CUDA graphs if query and networks allow it."""
 
-    def __init__(self, group: NodeGroup, setting: NodeSetting | None, compute: Compute) -> None:
+    def __init__(self, group: NodeGroup, setting: NodeSetting, compute: Compute) -> None:
         self.group, self.setting, self.compute = group, setting, compute
         self._samples: dict[str, QuerySamples] = {}  # by query name
         self._graphs: dict[str, CudaGraphStep | None] = {}  # by query name; None: called without a graph
@@ -51,7 +51,6 @@ class HandlerRunner:
         copied = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
         shared = {name: tensor[0] for name, tensor in inputs.items() if name not in copied}
         setting = self.setting
-        assert setting is not None
         if query.stackable:
 
             def one(node: NodeView, **tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:

@@ -12,8 +12,6 @@ from fedstill.core.errors import QueryRefused
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import stack_tensors
-from fedstill.protocol.queries import Query
-from fedstill.protocol.secure_aggregation import broadcast_weight, node_weight
 from fedstill.protocol.wire_format import Tensors, decompress
 
 
@@ -63,7 +61,7 @@ def compute_input_gradients(
         One tensor per differentiable input; an empty list if no output with a gradient depends on them.
     """
     weighted = {
-        node.name: _apply_sum_weights(node, exchange.query, gradients)
+        node.name: _decode(node, exchange, gradients)
         for node in nodes
         if (gradients := output_gradients.get(node.name))
     }
@@ -83,11 +81,6 @@ def compute_input_gradients(
     return list(grads)
 
 
-def _apply_sum_weights(node: Node, query: Query, gradients: Tensors) -> dict[str, torch.Tensor]:
-    """Multiply output gradients by the node's weight in the sum."""
-    weighted = decompress(gradients)
-    for name, weighting in query.sums.items():
-        weight = node_weight(weighting, node.released_counts)
-        if weight is not None:
-            weighted[name] = weighted[name] * broadcast_weight(weight, weighted[name]).to(weighted[name])
-    return weighted
+def _decode(node: Node, exchange: Exchange, gradients: Tensors) -> Tensors:
+    encoder = node.gate.encoder
+    return decompress(gradients) if encoder is None else encoder.weight_gradients(exchange.query, gradients)

@@ -54,10 +54,9 @@ class Node:
         pretraining_hash: the part of ``history_hash`` for private training before the first query.
         query_context_hash: ``history_hash`` with the current query; it names the noise.
         dp_sgd_parameters: parameters of DP-SGD, by the role of each network that trains privately.
+        records_read: the current query's function has read the node's records.
         remaining_private_steps: mean sample size and number of charged DP-SGD steps that are not taken yet,
             by role; None outside a query.
-        query_history_hash: hash of all queries received, in order; every node can compute the same.
-        released_counts: released counts or sizes, by which responses are weighted in sums.
         captured_step: a training step captured as a CUDA graph.
         teachers: PATE teachers of which the model consists, each with its own part of the data.
     """
@@ -79,12 +78,7 @@ class Node:
         # While a query is answered, by role: of how many records on average, and how many, the private
         # steps are that are charged and not taken yet. None: no query is.
         self.remaining_private_steps: dict[str, tuple[int, int]] | None = None
-        self.query_history_hash = (
-            ""  # a fingerprint of all that it was asked, in order, as every node can make it
-        )
-        self.released_counts: dict[
-            str, torch.Tensor
-        ] = {}  # counts that have left, by which its answers are weighed
+        self.records_read = False
         self.captured_step: CudaGraphStep | None = None  # a step of its model's local training, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
@@ -186,8 +180,7 @@ class Node:
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimizers": {role: optimizer.state_dict() for role, optimizer in self.optimizers.items()},
             "history_hash": self.history_hash,
-            "query_history_hash": self.query_history_hash,
-            "released_counts": self.released_counts,
+            "encoder": {} if self.gate.encoder is None else self.gate.encoder.state_dict(),
             "pretraining_hash": self.pretraining_hash,
             "teachers": [
                 {role: optimizer.state_dict() for role, optimizer in teacher.optimizers.items()}
@@ -207,11 +200,8 @@ class Node:
                 node.optimizers[role].load_state_dict(values)
                 match_parameter_layout(node.optimizers[role])
         self.history_hash, self.pretraining_hash = state["history_hash"], state["pretraining_hash"]
-        # Keep counts that were released since: other weights of the same responses would reveal them.
-        self.query_history_hash, self.released_counts = (
-            state["query_history_hash"],
-            {**state["released_counts"], **self.released_counts},
-        )
+        if self.gate.encoder is not None:
+            self.gate.encoder.load_state_dict(state["encoder"])
 
 
 def frozen_parameter_names(module: nn.Module) -> frozenset[str]:

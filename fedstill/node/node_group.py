@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -240,6 +241,11 @@ class NodeGroup:
     def device(self) -> torch.device:
         """Device of the nodes' data."""
         return self.nodes[0].data.inputs.device
+
+    @cached_property
+    def uses_global_rng(self) -> bool:
+        """True if a network has layers that use torch's global generator."""
+        return any(uses_global_rng(module) for node in self.nodes for module in node.modules.values())
 
     def module(self, role: str) -> StackedModules:
         """Return the group's networks of one role as one stacked module.

@@ -32,7 +32,8 @@ from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder
-from fedstill.node.audit_entries import GRADIENT, RESPONSE
+from fedstill.node.audit_entries import GRADIENT, JOINED, RESPONSE
+from fedstill.node.audit_log import AuditError
 from fedstill.node.memory_limits import allowed_memory_bytes, limit_process_memory
 from fedstill.node.message_limits import enforce_limits
 from fedstill.node.public_data_cache import PublicDataCache
@@ -40,14 +41,13 @@ from fedstill.node.refusal_text import public_text
 from fedstill.node.refusals import Refusals
 from fedstill.node.replies import (
     NOT_JOINED,
-    AgreementCodes,
     NodeStatus,
     NodeVersions,
     ReleaseReply,
     ReplyPayload,
 )
 from fedstill.node.requests import ApprovalRequests, requires_approval
-from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.node.security_events import SecurityEvents
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
     AnswerQuery,
@@ -84,22 +84,21 @@ class NodeService:
             or the key that signed a file; empty: no proof.
 
     Raises:
-        FedstillError: the folder does not describe a node, or its security log is damaged.
+        FedstillError: the folder does not describe a node, or its audit log has a fault.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, owner_folder.read_node_file(folder)
         self.server_fingerprint = ""
-        self.security = SecurityLog(folder, self.file.policy.max_disk)
-        self.requests = ApprovalRequests(folder, self.file)
-        self.refusals = Refusals(self.security)
-        if (fault := self.security.find_fault()) is not None:
-            raise SecurityLogError(f"the security log in {folder}: {fault}")
+        self.events = SecurityEvents(folder, self.file)
+        self.requests = ApprovalRequests(folder, self.file, self.events)
+        self.refusals = Refusals(self.events)
         self.schema = node_data.read_node_schema(self.file.data, folder)
         rules = {"policy": to_table(self.file.policy), "privacy": to_table(self.file.privacy)}
         rules["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
         rules["data"]["classes"] = list(self.file.data.classes)
-        self.security.record_policy({f"{of}.{name}": rules[of][name] for of in rules for name in rules[of]})
+        self.events.audit.require_sound()
+        self.events.record_rules({f"{of}.{name}": rules[of][name] for of in rules for name in rules[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
         self._public_cache = PublicDataCache(folder, self.file)
@@ -183,7 +182,7 @@ class NodeService:
             message, TrainLocally | AnswerQuery | ComputeGradients | ConfirmSurvivors | RevealMasks
         ):
             self.require_still_allowed(session, message.operation)
-        gate, is_summed = session.node.gate, session.plan.secure_aggregation
+        gate = session.node.gate
         match message:
             case TrainLocally():
                 return session.train_locally(message.seconds), {}
@@ -191,10 +190,10 @@ class NodeService:
                 released = session.respond(
                     message.query, number, tensors, message.differentiable, message.sum
                 )
-                return ReleaseReply(gate.release_cost(number, RESPONSE, is_summed)), released
+                return ReleaseReply(gate.release_cost(number, RESPONSE)), released
             case ComputeGradients(number=number):
                 released = session.backward(number, tensors, message.sum)
-                return ReleaseReply(gate.release_cost(number, GRADIENT, is_summed)), released
+                return ReleaseReply(gate.release_cost(number, GRADIENT)), released
             case SaveCheckpoint():
                 session.save_checkpoint(message.checkpoint)
             case LoadCheckpoint():
@@ -202,7 +201,10 @@ class NodeService:
             case LeaveRun():
                 self.leave()
             case SendKeys() | ReceiveKeys() | ConfirmSurvivors() | RevealMasks():
-                return self._serve_secure_aggregation(session, message, tensors)
+                if session.sums is None:
+                    rule = "no secure aggregation: this run's plan has none"
+                    raise ArgumentError("operation", message.operation, rule)
+                return session.sums.serve(message, tensors)
             case _:
                 raise ArgumentError("operation", message.operation, "a message that a node serves")
         return None, {}
@@ -214,36 +216,11 @@ class NodeService:
         policy = self.file.policy
         admission.require_server(self.name, policy, self.server_fingerprint)  # before the plan is parsed
         admission.require_hour(self.name, policy, "join")
-        status = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public_tensors)
+        status = self.join(RunPlan.from_dict(message.plan, policy.plugins), public_tensors)
         if server != self._server:  # the earlier process ended; restart the message counter
             self._former_servers.append(self._server)
             self._server, self._last_message = server, -1
         return status
-
-    @staticmethod
-    def _serve_secure_aggregation(
-        session: Session, message: SendKeys | ReceiveKeys | ConfirmSurvivors | RevealMasks, tensors: Tensors
-    ) -> tuple[ReplyPayload, Tensors]:
-        """Serve a message of secure aggregation, which nodes exchange through the server."""
-        masks = session.masks
-        if masks is None:
-            raise ArgumentError(
-                "operation", message.operation, "no secure aggregation: this run's plan has none"
-            )
-        match message:
-            case SendKeys():
-                return None, {"card": torch.tensor(list(masks.make_key_card()), dtype=torch.uint8)}
-            case ReceiveKeys():
-                for name, card in tensors.items():
-                    if card.dtype != torch.uint8 or card.ndim != 1:
-                        description = f"{card.dtype} {tuple(card.shape)}"
-                        raise ArgumentError(f"card of {name}", description, "bytes: uint8, (N,)")
-                masks.exchange_keys({name: card.numpy().tobytes() for name, card in tensors.items()})
-                return None, {}
-            case ConfirmSurvivors():
-                return AgreementCodes(masks.confirm_survivors(message.sum, message.survivors)), {}
-            case RevealMasks():
-                return AgreementCodes(masks.reveal_mask_keys(message.sum, message.words)), {}
 
     def _is_duplicate(self, envelope: Envelope) -> bool:
         """Return whether a message that changes a state came before, or after a later one."""
@@ -288,9 +265,10 @@ class NodeService:
                 plan,
                 self.server_fingerprint,
             ):
-                if self._joins >= MAX_JOINS:  # each join is a line of the security log
+                if self._joins >= MAX_JOINS:  # each join is an entry of the audit log
                     raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs at most")
                 self.leave()
+                self.events.close()  # each run begins with a check of the whole log
                 arguments = (
                     self.folder,
                     self.file,
@@ -299,14 +277,15 @@ class NodeService:
                     public_data,
                     approved,
                     self.server_fingerprint,
+                    self.events.audit,
                 )
                 session = Session(*arguments)
                 self._joins += 1
                 reason = f"approve = {self.file.policy.approve!r}"
                 details = {} if approved is None else {"description": approved.sha256}
                 try:
-                    self.security.write("joined", self.server_fingerprint, reason, run=plan.run, **details)
-                except SecurityLogError:
+                    self.events.write(JOINED, self.server_fingerprint, reason, run=plan.run, **details)
+                except AuditError:
                     session.close()
                     raise
                 self.session = session
@@ -318,9 +297,7 @@ class NodeService:
         """Log the refusals that the status announces, since the server will not send these queries."""
         for query, rule in session.rules_by_refused_query().items():
             logger.warning("run %s: %s will be refused: %s", run, query, to_printable_line(rule, 1000))
-            self.refusals.record_in_security_log(
-                self.server_fingerprint, query, QueryRefused(self.name, query, rule), run
-            )
+            self.refusals.record(self.server_fingerprint, query, QueryRefused(self.name, query, rule), run)
 
     def require_still_allowed(self, session: Session, query: str) -> None:
         """Refuse messages outside the owner's hours, or after the owner withdrew an approval.
@@ -364,6 +341,12 @@ class NodeService:
             logger.info("left run %s", self.session.plan.run)
             self.session.close()
             self.session = None
+            self.events.close()  # an idle node's log is one file, which its owner may copy
+
+    def close(self) -> None:
+        """Leave the current run and close the audit log."""
+        self.leave()
+        self.events.close()
 
 
 def unavailable_reply(error: Exception) -> bytes:

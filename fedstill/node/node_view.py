@@ -21,7 +21,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.models.module_utils import integer_mask
 from fedstill.node import dp_training, local_training
@@ -209,11 +209,9 @@ class NodeView:
     ) -> None:
         """Train the node's model on given examples in place of its own, with a new Adam.
 
-        These steps have no noise and are not charged: the examples must not be the node's own if its model
-        trains privately.
-
-        No mechanism accounts for this training, so that the examples must not depend on the node's records.
-        They can be public data, or inputs and targets that the server sent.
+        These steps have no noise and are not charged. The examples can be public data, or inputs and targets
+        that the server sent. A node whose model trains privately refuses the training if the query's function
+        has read its records before, by :meth:`sample` or :attr:`data`: the examples could depend on them.
 
         Args:
             x: inputs ``(N, ...)``, the same for all nodes.
@@ -224,9 +222,16 @@ class NodeView:
             epochs: passes over the examples.
             batch: examples in a batch.
             lr: learning rate.
+
+        Raises:
+            QueryRefused: the model trains privately, and the query's function has read the node's records.
         """
         self._require_no_capture("node.train_on")
         nodes, compute = self._group.nodes[: self._count], self.setting.compute
+        for node in nodes:
+            if "model" in node.dp_sgd_parameters and node.records_read:
+                rule = "privacy: its model trains with DP-SGD, and here without, after a read of its records"
+                raise QueryRefused(node.name, "train_on", rule)
         config = LocalConfig(optimizer="adam", lr=lr)
 
         def losses_of(z: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -298,15 +303,18 @@ class NodeView:
         The tensor of the last key is kept, under a name, until the run ends.
         """
         self._require_no_capture("node.cached")
-        cache: dict[Any, tuple[Any, torch.Tensor]] = self.setting.cached(name, dict)
-        names = tuple(node.name for node in self._group.nodes[: self._count])
+        cache: dict[Any, tuple[Any, torch.Tensor, bool]] = self.setting.cached(name, dict)
+        nodes = self._group.nodes[: self._count]
+        names = tuple(node.name for node in nodes)
         if names not in cache or cache[names][0] != key:
 
             def keep(values: torch.Tensor) -> torch.Tensor:
-                cache[names] = key, values
+                cache[names] = key, values, any(node.records_read for node in nodes)
                 return values.new_zeros(len(values))
 
             self.on_group(keep, compute())
+        for node in nodes:
+            node.records_read = node.records_read or cache[names][2]
         result: torch.Tensor = self.on_group(lambda: cache[names][1])
         return result
 
@@ -444,6 +452,7 @@ class NodeView:
     @property
     def data(self) -> TensorData:
         """The node's own data. Not in a stacked call."""
+        self._node.records_read = True
         return self._node.data
 
     @property
@@ -524,6 +533,8 @@ class NodeView:
     def _sample_group(
         self, size: int, purpose: Purpose, data: View | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        for node in self._group.nodes[: self._count]:
+            node.records_read = True
         samples = QuerySamples() if self._samples is None else self._samples
         return samples.get(self._group.nodes[: self._count], self._number, (size, purpose, data))
 

@@ -33,17 +33,13 @@ class PolicyConfig(CheckedOptions):
     """Refuse any query whose response holds anything but outputs: parameters of a network, the data
     themselves, or a payload kind that is not known. The installed method declares the kind of each
     tensor."""
-    methods: tuple[str, ...] = ()
-    """Methods allowed here in addition to the package's own, by the names under which they are installed. A
-    server cannot name any other, and none is imported for it."""
-    tasks: tuple[str, ...] = ()
-    """Tasks allowed here in addition to the package's own, by the names under which they are installed. A
-    server cannot name any other, and none is imported for it. Privacy mechanisms rely on the task's
-    count of records, and on a loss that takes records one by one: read a task's code before you allow
-    it."""
+    plugins: tuple[str, ...] = ()
+    """Methods and tasks allowed here in addition to the built-in ones, by the names under which they are
+    installed. A server cannot name any other, and none is imported for it. Read their code before you allow
+    it: what a method declares about its responses is trusted, here and by privacy mechanisms, and so are the
+    loss and the count of records of a task."""
     kinds: tuple[str, ...] = ()
-    """Payload kinds that may be released in addition to those that outputs_only allows. Kinds of methods
-    outside the package have the method's name in front: "my_lab: class logits"."""
+    """Payload kinds that may be released in addition to those that outputs_only allows."""
     label_maps: bool = False
     """Allow the release of label maps (the class of each pixel), from which a server generates images, and
     of the distance between these and the real images of the same maps. Many such distances reveal the

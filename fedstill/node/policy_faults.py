@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.registry import Registry
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.stratified_sampling import largest_group_size
 from fedstill.models import dp_compatibility
@@ -19,26 +21,36 @@ from fedstill.tasks import TASKS
 
 
 def policy_faults(policy: PolicyConfig) -> list[str]:
-    """Return methods and tasks that are not installed, and queries that no method declares (misspelled, for
-    example).
-    """
+    """Return plug-ins that are not installed, and queries that no method declares, as misspelled ones."""
     faults = []
-    for option, registry in (("methods", METHODS), ("tasks", TASKS)):
-        for name in getattr(policy, option):
-            try:
-                registry[name]
-            except FedstillError as error:
-                faults.append(f"policy.{option}: {error}")
+    for name in policy.plugins:
+        errors = [error for error in (_import_error(METHODS, name), _import_error(TASKS, name)) if error]
+        if len(errors) == 2:  # neither a method nor a task
+            faults.append(f"policy.plugins: {errors[name in TASKS and name not in METHODS]}")
     if faults:
         return faults
     names = [name for name in policy.queries if name != "*"]
     if not names:  # finding all queries of all methods takes time
         return faults
-    if any(name not in METHODS.builtin for name in policy.methods):
+    methods = allowed_methods(policy)
+    if any(name not in METHODS.builtin for name in methods):
         return faults  # a custom method may declare others
-    known_names = known_queries(policy.methods)
+    known_names = known_queries(methods)
     unknown = [name for name in names if name not in known_names]
     return [str(UnknownName("query of policy.queries", name, sorted(known_names))) for name in unknown]
+
+
+def allowed_methods(policy: PolicyConfig) -> list[str]:
+    """Return the plug-ins of a policy that are methods; all others are tasks."""
+    return [name for name in policy.plugins if _import_error(METHODS, name) is None]
+
+
+def _import_error(registry: Registry[Any], name: str) -> FedstillError | None:
+    try:
+        registry[name]
+    except FedstillError as error:
+        return error
+    return None
 
 
 def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:

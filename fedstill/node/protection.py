@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import torch
@@ -24,7 +24,6 @@ from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.pate import TeacherEnsemble
 from fedstill.protocol.digests import digest, keyed_digest
-from fedstill.protocol.method import method_name
 from fedstill.protocol.queries import NodeSetting, NodeSide
 
 # Options that do not change responses.
@@ -123,7 +122,10 @@ def protect(
 def _setup_hash(
     node: Node, mechanism: PrivacyMechanism, method: Any, setting: NodeSetting, secret: int
 ) -> str:
-    """Return a hash of all that a node's responses depend on, without its budgets."""
+    """Return a hash of all that a node's responses depend on, without its budgets.
+
+    Options count by value, so that a renamed option or a moved class gives the same noise.
+    """
     data = node.data
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
     if data.groups is not None:
@@ -138,13 +140,25 @@ def _setup_hash(
     protection = {
         name: value for name, value in to_table(mechanism.config).items() if name not in BUDGET_OPTIONS
     }
-    privacy_options = (sorted(protection.items()), sorted(mechanism.noise_levels.items()))
-    method_options = (method_name(method), sorted(to_table(method).items()))
-    kind = type(setting.task)
-    task = (kind.__module__, kind.__qualname__, setting.task.describe_options())
-    options = (*method_options, mechanism.local, *privacy_options, node.seed, compute, *task)
-    description = (architecture_hash(node.model), sorted(node.frozen["model"]), *options)
+    description = (
+        architecture_hash(node.model),
+        sorted(node.frozen["model"]),
+        method.title,
+        [_option_values(to_table(getattr(method, option.name))) for option in fields(method)],
+        _option_values(to_table(mechanism.local)),
+        _option_values(protection),
+        _option_values(mechanism.noise_levels),
+        node.seed,
+        compute,
+        setting.task.name,
+        setting.task.option_values(),
+    )
     return keyed_digest(secret, f"{digest('binding', tensors)} {description!r}")
+
+
+def _option_values(value: Any) -> Any:
+    """Return the values of a table and its subtables, in order and without their names."""
+    return [_option_values(item) for item in value.values()] if isinstance(value, Mapping) else value
 
 
 def run_uncharged_preparation(side: NodeSide, nodes: Sequence[Node]) -> None:

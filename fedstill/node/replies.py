@@ -1,6 +1,6 @@
 """Replies of a node to the server's messages.
 
-The server does not trust these values; it checks them in :mod:`fedstill.federation.replies`.
+The server does not trust these values; it checks them in :mod:`fedstill.federation.transport`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,11 +17,9 @@ from fedstill.node.input_gradients import check_output_gradients, compute_input_
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stacking_key
 from fedstill.node.run_budgets import RunBudgets
-from fedstill.node.sum_encoder import SumEncoder
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.sent_tensors import sent_query_fault
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress
 
@@ -87,7 +85,6 @@ class RequestHandler:
         number: int,
         tensors: Tensors,
         differentiable: bool,
-        request: SumRequest | None = None,
     ) -> Sequence[Tensors]:
         """Return each node's response, in the group's order.
 
@@ -98,9 +95,8 @@ class RequestHandler:
             number: the server's number of the query; it rises from query to query.
             tensors: tensors that came with the query.
             differentiable: keep the graph for :meth:`backward`.
-            request: the requested sum if the query is summed.
         """
-        self.admit_query(name, number, tensors, differentiable, request)
+        self.admit_query(name, number, tensors, differentiable)
         self.compute_responses(number)
         return self.release_responses(number)
 
@@ -110,7 +106,6 @@ class RequestHandler:
         number: int,
         tensors: Tensors,
         differentiable: bool,
-        request: SumRequest | None = None,
         content_hash: str | None = None,
     ) -> None:
         """Receive a query and admit it.
@@ -134,7 +129,7 @@ class RequestHandler:
         content_hash = digest(name, wire_tensors) if content_hash is None else content_hash
         exchange = self._exchanges.get(number)
         if exchange is not None:
-            if exchange.content_hash != content_hash or exchange.sum_request != request:
+            if exchange.content_hash != content_hash:
                 raise QueryMismatch(self.group.nodes[0].name, name, number)
             exchange.tensors = tensors
             return
@@ -149,8 +144,6 @@ class RequestHandler:
         ]
         for node, received_query in zip(self.group.nodes, received, strict=True):
             node.gate.admit(received_query, query, tensors)
-        history_hash = self._hash_history(name, number, wire_tensors, differentiable, request)
-        request = self._admit_sum(query, request)
         for node, received_query in zip(self.group.nodes, received, strict=True):  # after all checks
             node.gate.charge_training(received_query, query, tensors)
         self._pending = Exchange(
@@ -159,8 +152,6 @@ class RequestHandler:
             received,
             tensors,
             differentiable,
-            query_history_hash=history_hash,
-            sum_request=request,
         )
 
     def _require_sent_forms(self, query: Query, tensors: Tensors) -> None:
@@ -186,13 +177,9 @@ class RequestHandler:
         except (
             BaseException
         ):  # networks may have changed: later responses must differ from those without this query
-            # Masks depend on more than the content.
-            event = f"{number} {exchange.content_hash}{exchange.query_history_hash} failed"
             for member in self.group.nodes:
-                member.history_hash, member.query_history_hash = (
-                    chain_digest(member.history_hash, event),
-                    chain_digest(member.query_history_hash, event),
-                )
+                event = f"{number} {exchange.content_hash} failed"
+                member.history_hash = chain_digest(member.history_hash, event)
             raise
         finally:
             for member in self.group.nodes:
@@ -210,48 +197,14 @@ class RequestHandler:
             raise QueryMismatch(self.group.nodes[0].name, exchange.query.name, number)
         for row, node in list(enumerate(self.group.nodes))[len(exchange.releases) :]:
             outputs = {key: output[row].detach() for key, output in exchange.outputs.items()}
-            query_and_inputs, sum_encoder = (
-                (exchange.query, exchange.tensors),
-                self._sum_encoder(node, exchange.sum_request, exchange),
-            )
+            received = exchange.received[row]
             exchange.releases.append(
-                node.gate.release(
-                    exchange.received[row], RESPONSE, outputs, *query_and_inputs, self.wire, sum_encoder
-                )
+                node.gate.release(received, RESPONSE, outputs, exchange.query, exchange.tensors, self.wire)
             )
         exchange.tensors = {}
         return exchange.releases
 
-    # Overridden under secure aggregation (:mod:`fedstill.node.masked_handler`). In the
-    # server's own process there are no masks.
-
-    def _hash_history(
-        self, name: str, number: int, tensors: Tensors, differentiable: bool, request: SumRequest | None
-    ) -> str:
-        """Return a hash of a query and of all earlier queries; empty without masks."""
-        return ""
-
-    def _admit_sum(
-        self, query: Query, request: SumRequest | None, output_gradients: Iterable[Tensors] = ()
-    ) -> SumRequest | None:
-        """Return the sum to which a response, or input gradients, may contribute."""
-        return request
-
-    def _sum_encoder(
-        self, node: Node, request: SumRequest | None, exchange: Exchange, gradients: Tensors | None = None
-    ) -> SumEncoder | None:
-        """Return the conversion of a node's response or gradient into a contribution to a sum; None: no
-        sum.
-        """
-        if not exchange.query.sums or request is None:
-            return None
-        budgets = node.gate.budgets
-        is_noised = budgets is not None and budgets.mechanism.protects
-        return SumEncoder(node.released_counts, min_count=1.0 if is_noised else 0.0)
-
-    def backward(
-        self, number: int, output_gradients: Mapping[str, Tensors], request: SumRequest | None = None
-    ) -> Mapping[str, Tensors]:
+    def backward(self, number: int, output_gradients: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         """Compute and release input gradients from gradients of the outputs.
 
         Calls :meth:`compute_gradients` and :meth:`release_gradients`.
@@ -259,20 +212,18 @@ class RequestHandler:
         Args:
             number: number of the query.
             output_gradients: gradients of the loss with respect to the response, by node and name.
-            request: the requested sum if the query is summed.
 
         Returns:
             Input gradients by node and by ``d/dNAME`` of the query's inputs, ``(B, ...)``. Nodes without
                 output gradients release nothing.
         """
-        self.compute_gradients(number, output_gradients, request)
+        self.compute_gradients(number, output_gradients)
         return self.release_gradients(number, output_gradients)
 
     def compute_gradients(
         self,
         number: int,
         output_gradients: Mapping[str, Tensors],
-        request: SumRequest | None = None,
         content_hashes: Mapping[str, str] | None = None,
     ) -> None:
         """Compute the input gradients, unless they exist already.
@@ -301,18 +252,17 @@ class RequestHandler:
             for node, gradients in output_gradients.items()
         }
         if exchange.input_gradients:
-            if received != exchange.received_gradients or request != exchange.gradient_sum_request:
+            if received != exchange.received_gradients:
                 raise QueryMismatch(first_name, name, number)
             return
         if not exchange.outputs:  # the next query has freed the graph
             raise QueryMismatch(first_name, name, number)
         for node, gradients in output_gradients.items():
             check_output_gradients(exchange, node, gradients)
-        request = self._admit_sum(exchange.query, request, output_gradients.values())
         exchange.input_gradients = compute_input_gradients(exchange, self.group.nodes, output_gradients)
         if not exchange.input_gradients:  # no graph, or the outputs do not depend on the inputs
             raise QueryMismatch(first_name, name, number)
-        exchange.received_gradients, exchange.gradient_sum_request = received, request
+        exchange.received_gradients = received
         exchange.inputs, exchange.outputs = {}, {}  # free the graph
 
     def release_gradients(
@@ -328,11 +278,8 @@ class RequestHandler:
                     for key, grad in zip(input_names, exchange.input_gradients, strict=True)
                 }
                 received = exchange.received_gradients[node.name]
-                sum_encoder = self._sum_encoder(
-                    node, exchange.gradient_sum_request, exchange, output_gradients[node.name]
-                )
                 exchange.released_gradients[node.name] = node.gate.release(
-                    received, GRADIENT, gradients, exchange.query, {}, self.wire, sum_encoder
+                    received, GRADIENT, gradients, exchange.query, {}, self.wire
                 )
         return {node: exchange.released_gradients[node] for node in output_gradients}
 
@@ -385,13 +332,9 @@ class RequestHandler:
             key: value.item() if isinstance(value, torch.Tensor) else value for key, value in scalars.items()
         }
         first_node = self.group.nodes[0]
-        # Sums of responses with few digits, such as bfloat16's, reveal more than sums of precise ones.
-        compute = (
-            self.compute.as_float32
-            if query.details.finite_differences or query.sums_outputs
-            else self.compute
-        )
+        compute = self.compute.as_float32 if query.needs_float32 else self.compute
         for node in self.group.nodes:
+            node.records_read = False
             node.query_context_hash = chain_digest(
                 node.history_hash, f"{number} {exchange.content_hash} {attempt}"
             )
@@ -400,7 +343,7 @@ class RequestHandler:
                     query, exchange.tensors
                 )
         with (
-            compute.step(first_node.seed, first_node.name, query.name, number),
+            compute.step(first_node.seed, first_node.name, "query", number),
             torch.set_grad_enabled(exchange.differentiable),
         ):
             self.group.module("model").train(False)  # evaluation mode
@@ -420,7 +363,6 @@ class RequestHandler:
         for node, received in zip(self.group.nodes, exchange.received, strict=True):
             self._last_numbers[node.name] = number
             node.history_hash = replace(received, history_hash=node.history_hash).next_history_hash
-            node.query_history_hash = exchange.query_history_hash
 
 
 def _make_received_query(

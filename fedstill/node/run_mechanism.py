@@ -139,14 +139,13 @@ class PrivacyMechanism:
                 for part, payload_kind in query.releases.items()
             )
         is_unstacked = name in query.unstacked  # its size reveals the records, which no noise hides
-        # The sensitivity of counts of other packages is not known.
-        if kind.category == "counts" and not (kind.package or is_unstacked):
+        if kind.category == "counts" and not is_unstacked:
             if not depends_on_records:
                 return Derived("counts already released with noise")
             # A responding node has a record: with sizes of 0 everywhere there would be no weights.
             minimum = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._count_sensitivity(kind), minimum)
-        if kind.category == "moments" and depends_on_records and not (kind.package or is_unstacked):
+        if kind.category == "moments" and depends_on_records and not is_unstacked:
             return NoisySums(config.sums_noise, config.group_size)
         if not depends_on_records and (
             "model" in config.dp_trained
@@ -156,7 +155,8 @@ class PrivacyMechanism:
             return Derived("networks trained with DP-SGD")
         if is_unstacked:
             return Exact()
-        rule = config.rule(DeclaredRelease(kind, is_input_gradient, depends_on_records), self.noise_levels)
+        release = DeclaredRelease(kind, is_input_gradient, depends_on_records, bool(self.side.plugin))
+        rule = config.rule(release, self.noise_levels)
         # Only this function knows what is derived from charged releases.
         return Exact() if isinstance(rule, Derived) else rule
 
@@ -228,7 +228,9 @@ class PrivacyMechanism:
         }
         schedule = self.run_costs()
         levels = {part: level for part, level in self.noise_levels.items() if schedule.get(part)}
-        return make_statement(self.config, levels, sorted(rules), has_groups=self.has_groups)
+        return make_statement(
+            self.config, levels, sorted(rules), has_groups=self.has_groups, plugin=self.side.plugin
+        )
 
     # --- costs ------------------------------------------------------------------------------------------
 

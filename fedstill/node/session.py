@@ -34,12 +34,12 @@ from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.models.predictors import file_fingerprint, return_nan_on_failure
-from fedstill.node import audit_log_inspection, memory_limits, owner_folder, owner_model
+from fedstill.node import memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_entries import NODE_DATA
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.initial_training import InitialTraining
-from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.message_limits import QuerySizeLimits, enforce_limits
 from fedstill.node.model_setup import architecture_hash, prepare_model, require_trainable_batch_size
 from fedstill.node.model_size_limits import wrap_with_parameter_limit
@@ -50,8 +50,8 @@ from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import protect, require_unchanged_data, run_uncharged_preparation
 from fedstill.node.replies import NodeStatus, TrainingProgress
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.run_folder import RELEASED_COUNTS, TRAINING_STATE, RunFolder, checkpoint_name
-from fedstill.node.sum_masks import SumMasks
+from fedstill.node.run_folder import TRAINING_STATE, RunFolder, checkpoint_name
+from fedstill.node.secure_aggregation import MaskedReleases, SumMasks
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import build_node_side
@@ -78,6 +78,7 @@ class Session:
         public: public data, or None.
         approved: description that the owner approved; None: policy alone decides.
         server: identity of the server, as in ``NodeService.server_fingerprint``.
+        audit: the node's audit log, which the caller closes.
 
     Raises:
         FedstillError: data or model do not fit the plan, or another process works on the run.
@@ -90,11 +91,11 @@ class Session:
         compute: Compute,
         plan: RunPlan,
         public: PublicData | None,
-        approved: RunDescription | None = None,
-        server: str = "",
+        approved: RunDescription | None,
+        server: str,
+        audit: AuditLog,
     ) -> None:
-        self.approved, self.server = approved, server
-        self._saved_counts: set[str] = set()  # released counts that are on disk
+        self.approved, self.server, self.audit = approved, server, audit
         self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
         with ExitStack() as resources:  # release locks and files on any failure
             try:
@@ -136,8 +137,6 @@ class Session:
             raise
         except FedstillError as error:
             raise NodeDataError(str(error)) from error
-        self.audit = audit_log_inspection.open_audit(file, folder)
-        resources.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, NODE_DATA)
         gate.approved = self.approved
         gate.output_shape = self.task.output_shape(spec.shape)
@@ -188,10 +187,12 @@ class Session:
             self.node, self.side.initial_training, self.task, file.local, self.compute
         )
         self._last_numbers = {file.name: -1}
-        mask_arguments = (self._folder, file.name, file.policy, self.plan, self.setting.public)
-        self.masks = SumMasks.from_folder(*mask_arguments) if self.plan.secure_aggregation else None
+        self.sums: MaskedReleases | None = None
+        if self.plan.secure_aggregation:
+            masks = SumMasks.from_folder(self._folder, file.name, file.policy, self.plan, self.setting.public)
+            self.sums = MaskedReleases(masks, self.node.gate, self.side, self.run_folder)
         budgets = self.node.gate.budgets
-        if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
+        if self.sums is not None or (budgets is not None and budgets.mechanism.protects):
             return_nan_on_failure(self.node.model)  # a reported failure would bypass noise and masks
         self.size_limits = QuerySizeLimits(self.node, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
@@ -291,12 +292,10 @@ class Session:
             self.node.gate.check_tensors(name, tensors, query.sends, inputs.shape[1:], inputs.dtype)
             self.size_limits.require(query, tensors)
             placed = self.compute.tensors_to_device(tensors)
-            (release,) = self.handler.respond(name, number, placed, differentiable, request)
-            if (
-                set(self.node.released_counts) != self._saved_counts
-            ):  # on disk before the release: all processes use the same weights
-                self.run_folder.save_state(RELEASED_COUNTS, self.node.released_counts)
-                self._saved_counts = set(self.node.released_counts)
+            if self.sums is None:
+                (release,) = self.handler.respond(name, number, placed, differentiable)
+            else:
+                release = self.sums.respond(self.handler, name, number, placed, differentiable, request)
         self._log_release(name, number, release, started)
         return release
 
@@ -312,9 +311,11 @@ class Session:
         with enforce_limits(name, "gradient", self.node.gate.policy.max_seconds):
             names = (key for key in tensors if not key.endswith(SCALE))
             self.node.gate.check_tensors("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
-            release = self.handler.backward(number, {name: self.compute.tensors_to_device(tensors)}, request)[
-                name
-            ]
+            placed = self.compute.tensors_to_device(tensors)
+            if self.sums is None:
+                release = self.handler.backward(number, {name: placed})[name]
+            else:
+                release = self.sums.backward(self.handler, number, placed, request)
         self._log_release("gradient", number, release, start)
         return release
 
@@ -347,6 +348,8 @@ class Session:
         self.run_folder.delete_checkpoints_after(query_number)
         self._last_numbers[self.node.name] = query_number - 1
         self.handler = self._new_handler()
+        if self.sums is not None:
+            self.sums.forget_contributions()
         logger.info("restored the state before query %d", query_number)
 
     # --- helpers --------------------------------------------------------------------------------------
@@ -357,8 +360,8 @@ class Session:
         if max_queries and self._count_queries_in_other_runs() >= max_queries:
             return dict.fromkeys(self.side.queries, f"max_queries: {max_queries}, over all runs")
         rules = owner_folder.rules_by_refused_query(self._file, self._passes_gradients, self.side.queries)
-        if isinstance(self.handler, MaskedHandler):
-            rules = {**self.handler.rules_by_refused_query(), **rules}
+        if self.sums is not None:
+            rules = {**self.sums.rules_by_refused_query(), **rules}
         gate, queries = self.node.gate, self.side.queries
         gate_rules = {
             name: gate.refusal_reason(query) for name, query in queries.items() if name not in rules
@@ -371,8 +374,8 @@ class Session:
         return spending.total_queries - spending.run_queries
 
     def _new_handler(self) -> RequestHandler:
-        arguments = (NodeGroup([self.node]), self.side, self.compute, self._last_numbers, self.plan.wire)
-        return RequestHandler(*arguments) if self.masks is None else MaskedHandler(self.masks, *arguments)
+        group = NodeGroup([self.node])
+        return RequestHandler(group, self.side, self.compute, self._last_numbers, self.plan.wire)
 
     def _log_release(self, name: str, number: int, release: Tensors, start: float) -> None:
         byte_count, seconds = sum(map(tensor_bytes, release.values())), time.perf_counter() - start
@@ -395,8 +398,8 @@ class Session:
     def _resume(self) -> None:
         """Continue at the point where an earlier process stopped. The server decides about checkpoints."""
         self.run_folder.checkpoints()  # an invalid file is reported before any response
-        self.node.released_counts = self.run_folder.load_state(RELEASED_COUNTS) or {}
-        self._saved_counts = set(self.node.released_counts)
+        if self.sums is not None:
+            self.sums.load_counts()
         budgets = self.node.gate.budgets
         if (state := self.run_folder.load_state(TRAINING_STATE)) is not None:
             self._load(state, TRAINING_STATE)

@@ -61,11 +61,14 @@ class DeclaredRelease:
         is_input_gradient: it is a gradient with respect to the query's inputs.
         depends_on_records: it is computed from the node's records themselves (or is the gradient of such a
             tensor), and not from its networks alone.
+        from_plugin: the method is a plug-in, which may compute the tensor in any way from what its category
+            describes.
     """
 
     kind: PayloadKind
     is_input_gradient: bool
     depends_on_records: bool
+    from_plugin: bool = False
 
 
 @dataclass(frozen=True)

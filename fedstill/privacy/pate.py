@@ -95,16 +95,15 @@ class PATE(ResponseMechanism):
     def rule(self, release: DeclaredRelease, levels: Mapping[str, float]) -> ReleaseRule:
         """Add noise to votes, and to the mean of the teachers' gradients.
 
-        This holds for the package's own methods only, which release votes unchanged. A third-party method
-        may transform them in unknown ways, so that one vote may move a row, and the gradients of all
-        teachers, without limit.
+        This holds for built-in methods only, which release votes unchanged. A plug-in may transform them in
+        unknown ways, so that one vote may move a row, and the gradients of all teachers, without limit.
         """
-        pate, third_party = self.pate, bool(release.kind.package)
+        pate = self.pate
         if release.is_input_gradient:
             # A gradient that depends on records depends on those of all teachers.
-            teachers = 1 if release.depends_on_records or third_party else pate.teachers
+            teachers = 1 if release.depends_on_records or release.from_plugin else pate.teachers
             return SanitizedGradients(self.gradients.clip, levels["gradients"], teachers)
-        if release.kind.category == "scores" and not (release.depends_on_records or third_party):
+        if release.kind.category == "scores" and not (release.depends_on_records or release.from_plugin):
             return NoisyVotes(pate, levels["pate"])
         return super().rule(release, levels)
 

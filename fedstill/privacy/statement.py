@@ -9,7 +9,6 @@ from typing import Any
 
 from fedstill.core import timing
 from fedstill.core.options import CheckedOptions, Fraction
-from fedstill.core.registry import PACKAGE
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, Accountant, PrivacyConfig
 from fedstill.privacy.events import cost_from_dict
@@ -47,7 +46,12 @@ class PrivacyStatement(CheckedOptions):
 
 
 def make_statement(
-    config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, has_groups: bool = False
+    config: PrivacyConfig,
+    levels: Mapping[str, float],
+    rules: Sequence[str],
+    *,
+    has_groups: bool = False,
+    plugin: str = "",
 ) -> PrivacyStatement:
     """Return the statement of a node.
 
@@ -57,15 +61,16 @@ def make_statement(
         rules: protection of each tensor, one line each.
         has_groups: groups are declared, so that several records may belong together although each one is
             protected by itself.
+        plugin: name of the run's method, if it is a plug-in.
     """
     if not config.protects:
         return PrivacyStatement(
             budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules)
         )
-    size, origin = config.group_size, MECHANISMS.origin(config.registered_name)
+    size, name = config.group_size, config.registered_name
     group = "one training record of this node" if size == 1 else f"all records of one group, {size} at most"
     return PrivacyStatement(
-        mechanism=config.registered_name,
+        mechanism=name,
         says=config.about,
         unit=f"{group}, added or removed",
         delta=config.delta,
@@ -76,7 +81,8 @@ def make_statement(
         rules=tuple(rules),
         assumes=(
             *config.assumes,
-            *(() if origin == PACKAGE else (THIRD_PARTY_TEXT.format(origin=origin),)),
+            *(() if name in MECHANISMS.builtin else (PLUGIN_MECHANISM_TEXT.format(name=name),)),
+            *((PLUGIN_METHOD_TEXT.format(name=plugin),) if plugin else ()),
             *((NON_ADAPTIVE,) if config.accountant == "pld" else ()),
             STOPPING_TEXT.format(
                 budget=f"epsilon {config.epsilon:g}" if math.isfinite(config.epsilon) else "none is set"
@@ -108,7 +114,11 @@ COMPOSE_SECONDS = 120.0  # for the costs of one node, which it reports itself
 COMPOSE_TIMEOUT_TEXT = (
     f"no epsilon was computed: the costs that it reports take more than {COMPOSE_SECONDS:g} s to compose"
 )
-THIRD_PARTY_TEXT = "as {origin} claims of its own mechanism: nothing here proves that its costs are right"
+PLUGIN_MECHANISM_TEXT = "as the plug-in {name} claims of its own mechanism: nothing here proves its costs"
+PLUGIN_METHOD_TEXT = (
+    "as the method {name}, a plug-in, declares: which tensors of its responses depend on records, and that "
+    "one record moves its counts and sums no further than their payload kind says"
+)
 
 
 def summarize_privacy(

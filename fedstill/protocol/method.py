@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.registry import PACKAGE, Registrable, Registry
+from fedstill.core.registry import Registrable, Registry
 from fedstill.core.text_format import brief_repr
 from fedstill.data.public import PublicData
 from fedstill.protocol.digests import chain_digest
@@ -218,12 +218,12 @@ class Method(Registrable):
         """Return the part of the method that runs at the nodes."""
         return NodeSide(
             {query.name: query for query in checked_declarations(self, self.queries(setting), setting)},
+            setting,
             prepare=lambda node: self.prepare(node, setting),
             preview_response=self.preview_response if self.has_ensemble else None,
             initial_training=self.initial_training,
             trains_models=self.trains_models,
             notes=(*self.notes(setting), *((SECURE_AGGREGATION_NOTE,) if setting.secure_aggregation else ())),
-            setting=setting,
         )
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -288,22 +288,13 @@ class Method(Registrable):
 
 
 def build_node_side(method: Method, setting: NodeSetting) -> NodeSide:
-    """Return a method's part at the nodes, with a plug-in's payload kinds named after its package.
-
-    An owner thus allows by name each kind that this package does not vouch for. Sealed queries of this
-    package, such as label counts, keep their kinds.
-    """
-    side, package = method.node_side(setting), METHODS.origin(method_name(method))
-    if package == PACKAGE:
+    """Return a method's part at the nodes, with its name if it is a plug-in."""
+    side, name = method.node_side(setting), method_name(method)
+    if name in METHODS.builtin:
         return side
-    queries = {
-        name: query if query.sealed else query.from_package(package) for name, query in side.queries.items()
-    }
     # Any of its options may choose the summed statistic, and the server chooses the options.
-    sum_source = (
-        f"{method.registered_name} (options {chain_digest('options', repr(method))})" if side.sums else ""
-    )
-    return replace(side, queries=queries, sum_source=sum_source)
+    sum_source = f"{name} (options {chain_digest('options', repr(method))})" if side.sums else ""
+    return replace(side, plugin=name, sum_source=sum_source)
 
 
 METHODS: Registry[type[Method]] = Registry(

@@ -18,8 +18,7 @@ OUTPUT_CATEGORIES = ("scores", "rows", "responses", "critic", "gradients", "coun
 class PayloadKind(str):
     """Declared meaning of a tensor, such as logits, gradients or parameters; a string that equals its name.
 
-    The node's policy decides by ``category``. A kind of a plug-in's method carries the package's name
-    (``my_lab: class logits``) and is released only if the owner lists that name in the policy.
+    The node's policy decides by ``category``. Privacy mechanisms trust it, too.
 
     Args:
         name: name in audit logs, policies and reports.
@@ -32,7 +31,8 @@ class PayloadKind(str):
             - ``responses``: other outputs of networks.
             - ``critic``: outputs of a network that every mechanism trains privately.
             - ``gradients``: gradients with respect to the inputs.
-            - ``counts``: numbers of records.
+            - ``counts``: numbers of records. One record moves them by 1 in total, or counts by class by the
+              task's ``count_sensitivity``.
             - ``moments``: sums over the records of numbers of magnitude 1 at most.
             - ``records``: the records, or values computed from each record.
             - ``model``: parameters of a network.
@@ -41,10 +41,9 @@ class PayloadKind(str):
         normal_size: root mean square below which a tensor is never reported as an outlier among the nodes.
             None: sizes are not compared between nodes.
         opt_out: how to run the method without this kind.
-        package: package of the method that releases it; empty for the kinds of fedstill.
 
-    >>> PayloadKind("class logits", "mean scores by class", category="rows").for_package("my_lab")
-    'my_lab: class logits'
+    >>> PayloadKind("class logits", "mean scores by class", category="rows").is_output
+    True
     """
 
     description: str
@@ -53,7 +52,6 @@ class PayloadKind(str):
     from_label_maps: bool
     normal_size: float | None
     opt_out: str
-    package: str
 
     def __new__(
         cls,
@@ -65,12 +63,11 @@ class PayloadKind(str):
         from_label_maps: bool = False,
         normal_size: float | None = None,
         opt_out: str = "",
-        package: str = "",
     ) -> PayloadKind:
         kind = super().__new__(cls, name)
         kind.description, kind.category, kind.by_class = description, category, by_class
         kind.from_label_maps, kind.normal_size = from_label_maps, normal_size
-        kind.opt_out, kind.package = opt_out, package
+        kind.opt_out = opt_out
         return kind
 
     def with_opt_out(self, opt_out: str) -> PayloadKind:
@@ -78,15 +75,10 @@ class PayloadKind(str):
         attributes: dict[str, Any] = {**vars(self), "opt_out": opt_out}
         return PayloadKind(str(self), **attributes)
 
-    def for_package(self, package: str) -> PayloadKind:
-        """Return the same kind as released by a package's method."""
-        attributes: dict[str, Any] = {**vars(self), "package": package}
-        return PayloadKind(f"{package}: {self}", **attributes)
-
     @property
     def must_be_named(self) -> bool:
         """True if a policy of outputs only releases it only where the owner names it."""
-        return bool(self.package) or self.category == "moments"
+        return self.category == "moments"
 
     @property
     def is_output(self) -> bool:

@@ -35,8 +35,6 @@ from fedstill.tasks import Task
 T = TypeVar("T")
 NodeFunction = Callable[..., Mapping[str, Any]]
 Postprocess = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-# Functions whose responses no method can change, with the payload kinds of their tensors.
-SEALED: list[tuple[NodeFunction, Mapping[str, PayloadKind]]] = []
 COUNT_KINDS = (LABEL_COUNTS, DATA_SIZES)  # kinds of weights; they are no statistic of a response
 WEIGHT_KINDS = {"mean": DATA_SIZES, "size": DATA_SIZES, "counts": LABEL_COUNTS}  # kind of the summed weights
 
@@ -179,6 +177,14 @@ class Query:
         """Return whether outputs of the nodes' networks enter a sum."""
         return self.weighting is not None and self.weighting[0].is_output
 
+    @property
+    def needs_float32(self) -> bool:
+        """Return whether nodes compute the response in float32, whatever the run's precision.
+
+        Sums of responses with few digits, such as bfloat16's, reveal more than sums of precise ones.
+        """
+        return self.details.finite_differences or self.sums_outputs
+
     def sum_fault(self, optimizer: str) -> str | None:
         """Return why a sum of parameters trained with an optimizer would reveal single nodes, or None.
 
@@ -188,19 +194,6 @@ class Query:
         if self.weighting is not None and self.weighting[0].category == "model" and optimizer == "adam":
             return "sums: local.optimizer is adam, expected sgd, whose steps are linear in gradients"
         return None
-
-    @property
-    def sealed(self) -> bool:
-        """True for a query of this package whose response no subclass of the method can change.
-
-        Its function is the package's own, and its tensors are declared as the package does.
-        """
-        declared = self.depends_on_records or ()
-        return any(
-            function is self.function
-            and all(self.releases.get(name) == kind and name in declared for name, kind in kinds.items())
-            for function, kinds in SEALED
-        )
 
     @property
     def unstacked(self) -> frozenset[str]:
@@ -275,12 +268,6 @@ class Query:
             **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.details.gradients),
         }
 
-    def from_package(self, package: str) -> Query:
-        """Return the same query of a plug-in's method, with its released kinds named after the package."""
-        releases = {name: kind.for_package(package) for name, kind in self.releases.items()}
-        details = replace(self.details, gradients=self.details.gradients.for_package(package))
-        return replace(self, releases=releases, details=details)
-
 
 _CACHE_LOCK = RLock()  # reentrant: making one cached object may need another
 
@@ -337,29 +324,31 @@ class NodeSide:
 
     Args:
         queries: its queries, by name.
+        setting: environment of the method.
         prepare: called once with each node before anything else.
         preview_response: function of a node, inputs ``(B, ...)`` and its model's outputs ``(B, C, ...)`` that
             returns the tensors of a response, without training, release or charge. Used for evaluation in a
             simulation only. None: the method has no ensemble.
         initial_training: part of the local training before the first query; None: none.
         trains_models: the nodes' models are trained at all, in or before the queries.
-        sum_source: method and options that choose the summed statistic, for plug-ins' methods, in which any
-            option may choose it.
+        plugin: name of the method, if it is a plug-in; empty for built-in methods.
+        sum_source: method and options that choose the summed statistic, for plug-ins, in which any option may
+            choose it.
         notes: messages for the user about parts that are switched off.
-        setting: environment of the method.
 
     Raises:
         ArgumentError: queries that sum one statistic with different weightings.
     """
 
     queries: Mapping[str, Query]
+    setting: NodeSetting
     prepare: Callable[[Any], None] = _prepare_nothing
     preview_response: Callable[[Any, torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     initial_training: Span | None = FULL_TRAINING
     trains_models: bool = True
+    plugin: str = ""
     sum_source: str = ""
     notes: tuple[str, ...] = ()
-    setting: NodeSetting | None = None
 
     def __post_init__(self) -> None:
         if not self.trains_models:  # no training is done, and none is charged
@@ -382,7 +371,7 @@ class NodeSide:
         """Return the summed statistic and its weighting, by the subject of the statistic.
 
         A node never adds one subject with two weightings. All outputs of its networks are one subject, as
-        they are functions of each other (:mod:`fedstill.node.sum_history`).
+        they are functions of each other (:mod:`fedstill.node.secure_aggregation`).
 
         Args:
             query: name of the query.
@@ -393,13 +382,11 @@ class NodeSide:
         if declaration.weighting is None:
             return {}
         kind, weighting = declaration.weighting
-        by_options = self.sum_source and (kind.is_output or kind.package)
-        statistic = f"{kind} of {self.sum_source}" if by_options else str(kind)
+        statistic = f"{kind} of {self.sum_source}" if self.sum_source else str(kind)
         noised = f" of run {run!r}" if run and weighting in ("size", "counts") else ""
         # A plug-in's statistic may be a function of the outputs whatever its declared kind.
-        return {
-            "outputs" if kind.is_output or kind.package else str(kind): f"{statistic} by {weighting}{noised}"
-        }
+        subject = "outputs" if kind.is_output or self.sum_source else str(kind)
+        return {subject: f"{statistic} by {weighting}{noised}"}
 
     def transmitted_kinds(self) -> tuple[PayloadKind, ...]:
         """Return all payload kinds that are sent or released, sorted and unique."""
@@ -434,26 +421,6 @@ def score_shape_fault(
         expected = f"{outputs[0]} classes" if len(outputs) == 1 else f"outputs of shape {outputs}"
         return f"{name} are {shape}, for {expected}"
     return None
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def seal(**kinds: PayloadKind) -> Callable[[F], F]:
-    """Register a function of this package as one whose response no method can change.
-
-    A plug-in's method that declares it may release the payload kinds of this package, if it declares all
-    tensors of the response with these kinds and as dependent on records.
-
-    Args:
-        kinds: payload kind of each tensor of the function's response, by name.
-    """
-
-    def register(function: F) -> F:
-        SEALED.append((function, kinds))
-        return function
-
-    return register
 
 
 def with_declaring_class(

@@ -29,7 +29,7 @@ from fedstill.data.table_data import check_features
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
-from fedstill.protocol.payload_kinds import INPUTS, PayloadKind
+from fedstill.protocol.payload_kinds import INPUTS, KNOWN_KINDS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.wire_format import WireConfig
 
@@ -112,7 +112,7 @@ def _query_entry(query: Query, plan: RunPlan) -> dict[str, Any]:
 
 def _max_tensor_bytes(query: Query, name: str, kind: PayloadKind, spec: DataSpec) -> int:
     """Return the largest size in bytes of one tensor of a response; 0: the plan does not limit it."""
-    if kind.package or name in query.unstacked:  # its shape is unknown here
+    if kind not in KNOWN_KINDS or name in query.unstacked:  # its shape is unknown here
         return 0
     number = 8 if query.sums else 4  # bytes of a number
     if kind.category == "counts":
@@ -205,12 +205,12 @@ class RunPlan:
         }
 
     @classmethod
-    def from_dict(cls, table: Any, methods: Collection[str] = (), tasks: Collection[str] = ()) -> RunPlan:
+    def from_dict(cls, table: Any, plugins: Collection[str] = ()) -> RunPlan:
         """Return the plan that JSON values describe.
 
         Args:
             table: the received values.
-            methods, tasks: names of plug-ins that may be imported. No other plug-in is.
+            plugins: names of methods and tasks that may be imported in addition to the built-in ones.
 
         Raises:
             ArgumentError: invalid values, or another version of the protocol.
@@ -234,11 +234,11 @@ class RunPlan:
             raise ArgumentError("min_nodes", table["min_nodes"], "an integer from 0")
         if type(table["secure_aggregation"]) is not bool:
             raise ArgumentError("secure_aggregation", table["secure_aggregation"], "true or false")
-        METHODS.require_allowed(table["method"].get("name"), methods, "method.name", "policy.methods")
+        METHODS.require_allowed(table["method"].get("name"), plugins, "method.name")
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
-        spec = DataSpec.from_dict(table["spec"], tasks)
+        spec = DataSpec.from_dict(table["spec"], plugins)
         server_fields = table["student"], table["min_nodes"], table["secure_aggregation"]
         return cls(
             table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *server_fields

@@ -3,12 +3,13 @@
 A query declares how each part is added (:attr:`fedstill.protocol.queries.Query.sums`). Each node multiplies
 its release by its own weight, which the server need not know, and encodes the product as 64-bit integers.
 These are added modulo 2^64, so that masks which cancel change no digit of the sum
-(:mod:`fedstill.node.sum_masks`). The weights are added, too: the ratio of both sums is the weighted mean over
-all nodes that took part.
+(:mod:`fedstill.node.secure_aggregation`). The weights are added, too: the ratio of both sums is the weighted
+mean over all nodes that took part.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ SUM = "sum of the nodes"  # name of the sum in place of a node's name
 WEIGHT_SUFFIX = ":weight"  # "logits:weight" is the sum of weights of a weighted sum of "logits"
 MIN_SUM_NODES = 3  # in a sum of two, each node could subtract its own part
 FRACTION_BITS = 32  # fractional bits of summed numbers
+KEY_BYTES = 32
 GRADIENT_FRACTION_BITS = 36  # of input gradients, for output gradients of scale 1
 
 SumNumber = Annotated[int, Interval(ge=0, lt=2**53)]
@@ -258,3 +260,39 @@ def contribution_faults(
             )
         faults |= dict.fromkeys(odd, "added tensors of another shape than the other nodes")
     return faults
+
+
+# --- masks ----------------------------------------------------------------------------------------------
+
+
+def mask_sign(name: str, other: str) -> int:
+    """Return 1 if the first of two nodes adds their shared mask, and -1 if it subtracts it."""
+    return 1 if name < other else -1
+
+
+def mask_tensor(key: bytes, index: int, shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor of 64-bit integers that look random without the key; equal keys and indices give
+    equal numbers.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.zeros(tuple(shape), dtype=torch.int64)
+    nonce = bytes(8) + index.to_bytes(8, "little")  # block counter and tensor index
+    encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    numbers = bytearray(encryptor.update(bytes(8 * count)))
+    return torch.frombuffer(numbers, dtype=torch.int64).reshape(tuple(shape))
+
+
+def derive_key(secret: bytes, context: bytes) -> bytes:
+    """Return a key for one purpose, named by ``context``, from a shared or own secret."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"fedstill 1 " + context).derive(secret)
+
+
+def encode_strings(*words: str) -> bytes:
+    """Encode words as bytes, differently for any two lists."""
+    return json.dumps(words).encode()

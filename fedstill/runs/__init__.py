@@ -1,12 +1,14 @@
 """Runs: from a configuration to a folder of results.
 
-``config`` is a run as TOML; ``presets`` are complete ones. ``run`` begins and resumes, ``assemble`` reads
-data and makes networks, into a ``setting``. ``loop`` is the one loop: ``simulation`` is it with nodes in this
-process (``simulation_nodes`` makes them, ``simulation_metrics`` looks at them, ``trained_models`` keeps what
-runs train alike), ``remote_run`` with nodes elsewhere, reached by FLARE (``flare`` at the server;
-``deployed`` hands a job in, ``local_processes`` plays all of it on this machine) or by files (``offline``).
-``evaluation`` says what models reach, ``resampling`` how far test cases move it, ``collect_warnings`` what a
-reader should know of it; ``example_predictions`` shows some.
+``config`` is a run as TOML; ``presets`` are complete ones. ``run`` starts and resumes a run. ``build`` loads
+and splits data and makes networks. ``loop`` is the one loop of every run: in ``simulation`` its nodes are in
+this process, in ``remote_run`` they are elsewhere, and are reached over FLARE or by files (``offline``).
+``flare_server`` is the server's program in FLARE's job, ``deployment`` submits that job, or rehearses all of
+it on this machine.
 
-May import methods and what lies below. A newcomer adds a preset, or something that every result should say.
+``evaluation`` computes the metrics of models, ``simulation_metrics`` those that need the nodes' models and
+data, ``results`` collects everything for ``result.json``. ``student_file`` is the trained student with a
+description of its inputs. ``trained_model_cache`` shares trained models between the runs of a comparison.
+
+This package may import ``methods`` and the packages below it. To add a preset, add a file to ``presets``.
 """

@@ -1,67 +1,285 @@
-"""Build a run from its configuration: load and split data, create networks, describe them for the result."""
+"""From a specification to the objects of a run: load and split data, build networks, check that they fit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedstill import models
+from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import to_table
-from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData
-from fedstill.core.errors import ArgumentError, DataError, MethodRefused
+from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, check_pixels
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller
+from fedstill.core.name_normalization import normalize_name
 from fedstill.core.seeds import numpy_generator
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.version import __version__
-from fedstill.data.loading import SITE, load
+from fedstill.data.loading import SITE
 from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
 from fedstill.data.splits import ByColumn, hide_labels, split
 from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
+from fedstill.data.table_data import check_features
 from fedstill.data.text_data import TextData
+from fedstill.federation.link_config import LinkConfig
 from fedstill.models import custom_model
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read_model_config
+from fedstill.models.module_check import needs_two_examples
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
-from fedstill.protocol.method import unmet_need
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import Method, Needs, unmet_need
 from fedstill.runs.config import RunConfig, fingerprint_options
-from fedstill.runs.setting import Setting
-from fedstill.runs.simulation import Simulation
+from fedstill.tasks import Task, TaskConfig
+
+# --- the objects of a run, and checks before training that they fit together ----------------------------
+
+Shape = tuple[int, ...]
 
 
-def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
-    """Build a simulation from a configuration, with all checks.
+@dataclass(frozen=True)
+class Setting:
+    """All objects of a run; :mod:`fedstill.runs.build` creates one from a configuration.
 
-    Returns:
-        The simulation, and its description for the result.
+    Args:
+        task: what is learned.
+        parts: each node's private data.
+        models: each node's model.
+        student: the server's model.
+        test: data that no node has.
+        method: the method's options, for example ``FedIOD()``.
+        centralized_model: network for the centralized upper bound, or None.
+        names: names of the nodes; default: ``node-0``, ``node-1``, ...
+        policies: policies of the nodes; default: ``PolicyConfig()`` each.
+        local: options of local training.
+        engine: device, precision, and whether models are stacked.
+        mean, std: normalization of images, per channel; default: 0.5 and 0.5.
+        seed: of all random draws.
+        every: steps between two evaluations; 0 is only at the end, None is ten evaluations.
+        samples: number of generated inputs that are saved at each evaluation.
+        test_names: name of each test example in its source; default: numbers from 0.
+        best: whether the result has a note about the best evaluation.
+        public: public data, for methods that need some.
+        link: wire formats, and rules for nodes that fail.
+        privacies: privacy mechanisms of the nodes; default: none.
+        classes: names of the task's classes or labels, for reports; default: their numbers.
+        vocabulary: number of token ids, for texts.
+        schema: columns of tables; default: any numbers.
+        perceptual: file of VGG weights at every node for perceptual losses; empty: none.
+        model_names, student_name: names of the networks in results; default: their classes.
+        split_values: value of the column by which the data were split, per node; empty: another split.
+        learns: the task's config, for the student's file; None: not written.
+        words: tokenizer of texts.
+        options: options of the configuration by dotted name, which a resumed run must keep.
     """
-    data = load(config.data, config.task)
-    if len(data.classes) < config.task.task_class.min_classes:
-        expected = f"{config.task.task_class.min_classes} or more classes"
-        raise DataError(f"{data.name}: the only class is {', '.join(data.classes)} (expected {expected})")
-    task, method = config.task.make(data.classes), config.method
-    reason = unmet_need(method.needs(), task)
-    if reason is not None:  # first, as it cannot be fixed by other options
-        raise MethodRefused(method.title, "", reason)
-    task.check(data.train, "training data")
-    parts, public = split_data(config, data)
-    simulation = Simulation(build_setting(config, data, parts, public))
-    if config.data.validation:
-        simulation.notes.append(
-            "evaluated on validation data (data.validation): the test data of this run are training examples "
-            "that no node has"
+
+    task: Task
+    parts: Sequence[TensorData]
+    models: Sequence[nn.Module]
+    student: nn.Module
+    test: TensorData
+    method: Method
+    centralized_model: nn.Module | None = None
+    names: Sequence[str] = ()
+    policies: Sequence[PolicyConfig] = ()
+    local: LocalConfig = field(default_factory=LocalConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    seed: int = 0
+    every: int | None = None
+    samples: int = 12
+    test_names: Sequence[str] = ()
+    best: bool = False
+    public: PublicData | None = None
+    link: LinkConfig = field(default_factory=LinkConfig)
+    privacies: Sequence[PrivacyConfig] = ()
+    classes: Sequence[str] = ()
+    vocabulary: int = 0
+    schema: Schema = NO_SCHEMA
+    perceptual: str = ""
+    model_names: Sequence[str] = ()
+    student_name: str = ""
+    split_values: Sequence[str] = ()
+    learns: TaskConfig | None = None
+    words: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_method(method: Method, task: Task, public: PublicData | None) -> None:
+    """Refuse a method that cannot learn the task, or lacks public data.
+
+    Raises:
+        MethodRefused: the method does not fit.
+        ArgumentError: it has no rounds.
+    """
+    method.total_steps  # noqa: B018 - which refuses to be none
+    needs = method.needs()
+    reason = unmet_need(needs, task)
+    if reason is None and (needs.public or needs.public_labels) and public is None:
+        reason = "there is no public data: " + by_caller(
+            "pass --public.name NAME", "set public.name", "pass public=..."
         )
-    split_config, split_values = config.split, simulation.setting.split_values
-    value_info = {"values": list(split_values)} if split_values else {}
-    split_info = {
-        "name": split_config.registered_name,
-        "about": split_config.about,
-        **split_config.specific_options,
-        "nodes": len(parts),
-        **value_info,
-    }
-    return simulation, describe_run(config, data, sum(map(len, parts)), split_info)
+    if reason is None and needs.public_labels and public is not None and public.labels is None:
+        reason = f"public data {public.name!r} have no labels of this task"
+    if reason is not None:
+        raise MethodRefused(method.title, "", reason)
+
+
+def check_student_and_server_data(setting: Setting) -> None:
+    """Refuse test data, public data or a student that do not fit the task.
+
+    Raises:
+        FedstillError: the first that does not fit.
+    """
+    setting.task.check(setting.test, "test data")
+    shape, public = input_shape(setting), setting.public
+    models.check_module(
+        setting.student, shape, setting.task.output_shape(shape), "student", setting.task.form
+    )
+    if not any(parameter.requires_grad for parameter in setting.student.parameters()):
+        raise ArgumentError("student", "all frozen", "a network with trainable parameters")
+    if public is not None:
+        public_shape = tuple(public.inputs.shape[1:])
+        labels = (
+            setting.task.empty_targets(len(public), public_shape) if public.labels is None else public.labels
+        )
+        data = TensorData(public.inputs, labels.to(public.inputs.device))
+        setting.task.check(data, "public data")
+        check_range(setting, data, "public data")
+        if public_shape != shape:
+            raise ArgumentError("shape of public data", public_shape, f"{shape}, as in the test data")
+
+
+def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
+    """Check the nodes of a simulation; return their names and policies.
+
+    Raises:
+        FedstillError: data, models, names, policies or privacies do not fit together.
+    """
+    count = len(setting.parts)
+    names = list(setting.names) or [f"node-{index}" for index in range(count)]
+    policies = list(setting.policies) or [PolicyConfig()] * count
+    if isinstance(setting.privacies, PrivacyConfig):
+        raise ArgumentError("privacies", "a PrivacyConfig", "a list of them, one for each node")
+    privacies = list(setting.privacies) or [NoPrivacy()] * count
+    by_node: dict[str, Sequence[Any]] = {"names": names, "policies": policies, "privacies": privacies}
+    for what, given in {"models": setting.models, **by_node}.items():
+        if not given or len(given) != count:
+            raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
+    if len(set(map(normalize_name, names))) < count:
+        raise ArgumentError("names", names, "each name once")
+    shape = input_shape(setting)
+    outputs = setting.task.output_shape(shape)
+    for name, part, model in zip(names, setting.parts, setting.models, strict=True):
+        setting.task.check(part, f"data of {name}")
+        if tuple(part.inputs.shape[1:]) != shape:
+            found = tuple(part.inputs.shape[1:])
+            raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
+        check_range(setting, part, f"data of {name}")
+        models.check_module(model, shape, outputs, f"model of {name}", setting.task.form)
+    owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
+    owner_by_parameter: dict[int, str] = {}
+    for owner, model in owners:
+        for parameter in model.parameters():
+            other = owner_by_parameter.setdefault(id(parameter), owner)
+            if other != owner:
+                raise ArgumentError("models", f"{other} and {owner}", "networks that share no parameter")
+    return names, policies
+
+
+def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: Mapping[str, bool]) -> None:
+    """Refuse nodes whose networks the method cannot use, before training.
+
+    Args:
+        title, needs: title and needs of the method.
+        frozen: by node, whether all parameters of its model are frozen.
+        alike: by node, whether its model has the student's architecture.
+
+    Raises:
+        MethodRefused: naming all of these nodes.
+    """
+    reasons: dict[str, list[str]] = {}
+    for node in frozen:
+        if needs.trainable and frozen[node]:
+            reasons.setdefault("its model is frozen, but the method trains it", []).append(node)
+        elif needs.same_architecture and not alike[node]:
+            option = by_caller("student.model", "student.model", "student=")
+            reason = f"its model does not have the student's architecture ({option})"
+            reasons.setdefault(reason, []).append(node)
+    if reasons:
+        (reason, nodes), *others = reasons.items()
+        also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)
+        raise MethodRefused(title, ", ".join(nodes), f"{reason}{also}")
+    if needs.student_architecture and not any(alike.values()):
+        raise MethodRefused(title, "the student", "no node has its architecture")
+
+
+def check_batch_size_for_batch_norm(setting: Setting, networks: Mapping[str, nn.Module]) -> None:
+    """Refuse a method's batch size of 1 if a network with batch normalization cannot train on it.
+
+    Raises:
+        ArgumentError: naming the option, or the public data.
+    """
+    method, needs, public = setting.method, setting.method.needs(), setting.public
+    sources_of_one = [f"method.{name}" for name in method.batch_options if attrgetter(name)(method) == 1]
+    needed = needs.public or needs.public_labels
+    if needed and method.batch_options and public is not None and len(public) == 1:
+        sources_of_one.append("public.name")
+    for network_name, model in networks.items():
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        if (
+            sources_of_one
+            and is_trained
+            and needs_two_examples(model, input_shape(setting), setting.task.form)
+        ):
+            raise ArgumentError(
+                sources_of_one[0], "1 example", f"2 or more, for the batch norm of the {network_name}"
+            )
+
+
+def input_shape(setting: Setting) -> Shape:
+    """Return the shape of an input: ``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row."""
+    return tuple(setting.test.inputs.shape[1:])
+
+
+def check_range(setting: Setting, data: TensorData, what: str) -> None:
+    """Refuse pixels outside 0..1 and rows outside their schema, which a generator cannot produce."""
+    if setting.schema and setting.task.form == "rows":
+        check_features(data.inputs, setting.schema, what)
+    if setting.task.form != "images":
+        return
+    mean, std = (each.flatten().tolist() for each in normalization(setting))
+    images = setting.task.real_images(data)  # inputs of reconstruction may be brighter than white
+    try:
+        check_pixels(images, mean, std, what)
+    except DataError as error:
+        raise DataError(f"{error}; set mean and std to the normalization of the inputs") from None
+
+
+def normalization(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and standard deviation of images, ``(C, 1, 1)`` each; ``(0, 1, 1)`` for other inputs."""
+    if setting.task.form != "images":
+        return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)
+    channels = setting.test.inputs.shape[1]
+    given = {"mean": setting.mean, "std": setting.std}
+    for name, values in given.items():
+        if values and len(values) != channels:
+            raise ArgumentError(name, values, f"one value for each of the {channels} channels, or none")
+    mean, std = (torch.tensor(values or (0.5,) * channels).view(-1, 1, 1) for values in given.values())
+    if (std <= 0).any():
+        raise ArgumentError("std", setting.std, "above 0")
+    return mean, std
+
+
+# --- objects from a configuration -----------------------------------------------------------------------
 
 
 def describe_run(

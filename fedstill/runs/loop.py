@@ -9,44 +9,34 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter, lock_folder
-from fedstill.core.text_format import replace_nonfinite
 from fedstill.core.timing import Clock
-from fedstill.federation.federation import Federation
+from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._server import Server
-from fedstill.models.module_check import needs_two_examples
-from fedstill.models.module_utils import parameter_count
-from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.model_setup import prepare_model
-from fedstill.privacy.statement import PrivacyStatement, summarize_privacy
+from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.queries import NodeSide
-from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs_as_reloaded
-from fedstill.runs.predictions import FILE as PREDICTIONS
-from fedstill.runs.predictions import TestNames, predictions_csv
-from fedstill.runs.run_warnings import best_evaluation_notes, collect_warnings
-from fedstill.runs.setting import (
+from fedstill.runs.build import (
     Setting,
     check_method,
     check_student_and_server_data,
     input_shape,
     normalization,
 )
+from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
+from fedstill.runs.results import collect_results
 from fedstill.runs.student_file import header
 from fedstill.track.tracker_group import TrackerGroup
 
@@ -96,25 +86,6 @@ class Run(ABC):
         self.listeners = TrackerGroup()
         self._created_server: Server | None = None
 
-    def check_batch_size_for_batch_norm(self, networks: Mapping[str, nn.Module]) -> None:
-        """Refuse a method's batch size of 1 if a network with batch normalization cannot train on it.
-
-        Raises:
-            ArgumentError: naming the option, or the public data.
-        """
-        sources_of_one = [
-            f"method.{name}" for name in self.method.batch_options if attrgetter(name)(self.method) == 1
-        ]
-        needed = self.needs.public or self.needs.public_labels
-        if needed and self.method.batch_options and self.public is not None and len(self.public) == 1:
-            sources_of_one.append("public.name")
-        for network_name, model in networks.items():
-            is_trained = any(parameter.requires_grad for parameter in model.parameters())
-            if sources_of_one and is_trained and needs_two_examples(model, self.shape, self.task.form):
-                raise ArgumentError(
-                    sources_of_one[0], "1 example", f"2 or more, for the batch norm of the {network_name}"
-                )
-
     @property
     def server(self) -> Server:
         """The server with the method's state.
@@ -160,15 +131,47 @@ class Run(ABC):
                 self.listeners.start(out, self.method.title)
             self.bars.set_run_info(self._progress_info())
             with self.bars:
-                saved = self.records.load()
+                saved = self.records.load()  # the last checkpoint; empty at the start
                 self.clock.load_state_dict(saved.get("clock"))
+                # 1. Have all nodes take part, in the state of the checkpoint.
                 self._prepare_nodes(saved)
+                # 2. Train the nodes' models as far as the method needs it before its first query, and the
+                #    upper bound.
                 self._train_locally()
                 self._train_centralized(saved)
+                # 3. Run the server's steps: each queries the nodes and trains the student.
                 with self.clock.phase("distillation"):
                     self._created_server = self._create_server(saved)
                     self._run_steps(self._created_server)
+                # 4. Evaluate what the run has reached.
                 return self._finish_results()
+
+    def _run_steps(self, server: Server) -> None:
+        """Run the server's remaining steps, with evaluations and checkpoints."""
+        total = server.total_steps
+        every = max(total // 10, 1) if self.setting.every is None else self.setting.every
+        if server.completed_steps < total:
+            self.bars.update(UNITS[server.unit], server.completed_steps, total)
+        while server.completed_steps < total:
+            # 1. One step of the method: query the nodes, train the student or average the parameters.
+            losses = server.step()
+            done = server.completed_steps
+            self.bars.set_excluded(list(server.federation.excluded))
+            line = {"phase": "distillation", "step": done, "losses": losses}
+            line["seconds"] = round(self.clock.phase_seconds("distillation"), 3)
+            # 2. Evaluate, every few steps and at the end.
+            note = ""
+            if done == total or (every and done % every == 0):
+                metrics, metric = self.evaluate(), self.task.metric
+                line.update(metrics)
+                note = f"{metric} {metrics[metric]:.1f} %" if metric in metrics else ""
+                self._save_samples(server)
+            # 3. Log metrics and show progress.
+            self.records.add_metrics(line)
+            self.bars.update(UNITS[server.unit], done, total, note)
+            # 4. Save a checkpoint, every few seconds.
+            if self.records.is_save_due():
+                self._save_checkpoint()
 
     def _finish_results(self) -> dict[str, Any]:
         """Return the results of a finished run."""
@@ -209,22 +212,22 @@ class Run(ABC):
         """Return the nodes' part of a checkpoint; remote nodes save their own state."""
 
     @abstractmethod
-    def _describe_nodes(self) -> list[dict[str, Any]]:
+    def describe_nodes(self) -> list[dict[str, Any]]:
         """Describe each node, as far as it is known here."""
 
     @abstractmethod
-    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
+    def privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         """Return the nodes' privacy statements, as far as they are known."""
 
-    def _group_info(self) -> Mapping[str, Any]:
+    def group_info(self) -> Mapping[str, Any]:
         """Return the groups in which nodes are computed."""
         return {}
 
-    def _test_outputs(self) -> Outputs:
+    def test_outputs(self) -> Outputs:
         """Return outputs on the test set; remote nodes' models are not available."""
         return Outputs(self.responses(self.test.inputs))
 
-    def _baseline_metrics(self, outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
+    def baseline_metrics(self, outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         """Return metrics of the baselines: nodes' models, their ensemble, the centralized upper bound."""
         unknown = dict.fromkeys(("local", "standalone", "ensemble"))
         return {**unknown, "centralized": {self.task.metric: None}}
@@ -259,7 +262,7 @@ class Run(ABC):
             else None
         )
 
-    def _make_server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
+    def _make_server(self, federation: AnyFederation, student: torch.nn.Module, kinds: Any) -> Server:
         """Create the server in its initial state, without sending queries."""
         return Server(
             self.method,
@@ -292,138 +295,7 @@ class Run(ABC):
 
     def results(self) -> dict[str, Any]:
         """Return the metrics, bytes, queries and privacy costs for ``result.json``."""
-        evaluation, metric, public = self.evaluation, self.task.metric, self.public
-        outputs = self._test_outputs()
-        main_metrics: Mapping[str, Any] = {metric: None}
-        if outputs.global_model is not None:
-            main_metrics = replace_nonfinite(evaluation.compute_metrics(outputs.global_model))
-        elif outputs.node_models:
-            main_metrics = replace_nonfinite(
-                mean(
-                    [
-                        evaluation.compute_metrics(each, node=name)
-                        for name, each in outputs.node_models.items()
-                    ]
-                )
-            )
-        self._save_predictions(outputs)
-        audit_summary = self.audit.traffic_totals()
-        by_node: Mapping[str, dict[str, int]] = audit_summary["by_node"]
-        no_bytes = {"up": 0, "down": 0}
-        nodes = [
-            {**about, "bytes": by_node.get(about["name"]) or no_bytes} for about in self._describe_nodes()
-        ]
-        model = self.setting.student_name or type(self.setting.student).__name__
-        student = {"model": model, "parameters": parameter_count(self.student), **main_metrics}
-        scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
-        names = tuple(self.setting.classes) or tuple(map(str, range(self.task.classes)))
-        advice = self.task.metric_warning(self.test.targets, names)
-        privacy = summarize_privacy(self._privacy_statements(), self._privacy_costs())
-        warnings_found = collect_warnings(
-            self.setting, list(self.server.federation.nodes), privacy, outputs, names
-        )
-        notes = [*self.notes, *self.listeners.notes, *warnings_found, *([advice] if advice else ())]
-        notes += (
-            best_evaluation_notes(self.records.metrics, self.task, self.server.unit)
-            if self.setting.best
-            else ()
-        )
-        return {
-            "method": method_name(self.method),
-            "title": self.method.title,
-            "task": self.task.name,
-            "kind": self.task.kind,
-            "metric": metric,
-            "metrics": [asdict(each) for each in self.task.metrics],
-            "seed": self.setting.seed,
-            "evaluated_model": self.method.evaluated_model,
-            "needs": asdict(self.needs),
-            "releases": list(self.side.released_kinds()),
-            "kinds": {
-                kind: {
-                    "description": kind.description,
-                    "category": kind.category,
-                    "from_label_maps": kind.from_label_maps,
-                    "package": kind.package,
-                }
-                for kind in self.side.transmitted_kinds()
-            },
-            "returned": sorted(
-                {each.sends[name] for each in self.side.queries.values() for name in each.details.owner_only}
-            ),
-            "iteration_unit": self.server.unit,
-            "iterations": self.server.total_steps,
-            "public": None if public is None else public.to_record(),
-            "bytes": {key: audit_summary[key] for key in ("up", "down", "by_kind")},
-            "queries": audit_summary["queries"],
-            "queries_by_name": audit_summary["queries_by_name"],
-            "events": self.server.federation.events,
-            "engine": {
-                "backend": self.setting.engine.backend,
-                "batching": self.setting.engine.batching,
-                "device": str(self.compute.device),
-                "precision": self.compute.precision,
-                "threads": self.compute.threads,
-                **self._group_info(),
-            },
-            "privacy": privacy,
-            **main_metrics,
-            "notes": notes,
-            "nodes": nodes,
-            "student": student if self.has_student else None,
-            **self._baseline_metrics(outputs),
-            "majority": evaluation.majority_baseline(),
-            "intervals": evaluation.confidence_intervals(outputs, self.records),
-            **evaluation.detailed_metrics(outputs, self.setting.classes),
-            "pictures": evaluation.save_example_predictions(outputs, scale[0], scale[1], self.records),
-            "seconds": {"total": self.clock.total, **self.clock.seconds},
-        }
-
-    def _save_predictions(self, model_outputs: Outputs) -> None:
-        """Write predictions on the test cases; nodes' examples are not among them."""
-        if self.records.folder is None:
-            return
-        evaluation = self.evaluation
-        outputs_by_model = {
-            name: (outputs, evaluation.test_data_for(name))
-            for name, outputs in model_outputs.node_models.items()
-        }
-        if model_outputs.global_model is not None:
-            outputs_by_model = {self.method.evaluated_model: (model_outputs.global_model, self.test)}
-        names = TestNames(self.setting.test_names, self.setting.classes, self.setting.schema)
-        text = predictions_csv(self.task, outputs_by_model, names)
-        if text is not None:
-            self.records.write_file(PREDICTIONS, text)
-
-    def _privacy_costs(self) -> dict[str, tuple[Counter[str], int]]:
-        """Return the privacy cost of each node's releases, and the number of releases without a guarantee."""
-        spending = {name: self.audit.spending(name, ALL_RUNS) for name in self.server.federation.nodes}
-        return {
-            name: (Counter(spent.total_events), spent.total_no_guarantee) for name, spent in spending.items()
-        }
-
-    def _run_steps(self, server: Server) -> None:
-        """Run the server's remaining steps, with evaluations and checkpoints."""
-        total = server.total_steps
-        every = max(total // 10, 1) if self.setting.every is None else self.setting.every
-        if server.completed_steps < total:
-            self.bars.update(UNITS[server.unit], server.completed_steps, total)
-        while server.completed_steps < total:
-            losses = server.step()
-            done = server.completed_steps
-            self.bars.set_excluded(list(server.federation.excluded))
-            line = {"phase": "distillation", "step": done, "losses": losses}
-            line["seconds"] = round(self.clock.phase_seconds("distillation"), 3)
-            note = ""
-            if done == total or (every and done % every == 0):
-                metrics, metric = self.evaluate(), self.task.metric
-                line.update(metrics)
-                note = f"{metric} {metrics[metric]:.1f} %" if metric in metrics else ""
-                self._save_samples(server)
-            self.records.add_metrics(line)
-            self.bars.update(UNITS[server.unit], done, total, note)
-            if self.records.is_save_due():
-                self._save_checkpoint()
+        return collect_results(self)
 
     def _save_samples(self, server: Server) -> None:
         """Save some inputs generated by the server, with the label maps that they were generated from."""

@@ -1,7 +1,7 @@
 """Run by files: write a file of all queries, and train the student from the nodes' files of responses.
 
 The files are carried by hand. Nodes respond through the same gate and audit log as in other runs
-(:mod:`fedstill.federation.offline_node`), and the same loop trains the student, to equal metrics.
+(:mod:`fedstill.federation.offline_files`), and the same loop trains the student, to equal metrics.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ from fedstill.data.config import check_no_validation
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
-from fedstill.federation.offline_files import QUERIES, NodeResponses, Queries, read_queries, read_responses
-from fedstill.federation.offline_link import ResponseFiles
-from fedstill.federation.replies import parse_reply
+from fedstill.federation.offline_files import (
+    QUERIES,
+    NodeResponses,
+    Queries,
+    ResponseFiles,
+    read_queries,
+    read_responses,
+)
 from fedstill.federation.response_checks import require_finite_inputs
+from fedstill.federation.transport import parse_reply
 from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.protocol.sent_tensors import sent_query_fault
+from fedstill.runs.build import check_method
 from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
-from fedstill.runs.setting import check_method
 from fedstill.track.tracker_group import TrackerGroup
 
 FILES = "files.json"  # in the run's folder: the files that it uses
@@ -118,7 +124,7 @@ def train_from_files(
         ArgumentError: an option differs from the one of the queries.
         RunFolderError: the folder holds other files.
     """
-    given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.registered_name])
+    given = read_queries(queries, plugins=[method_name(config.method), config.task.registered_name])
     _require_same_queries(config, given, queries)
     read = [read_responses(path, given, keys) for path in responses]
     files = ResponseFiles(given, read)

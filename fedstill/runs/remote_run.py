@@ -15,8 +15,8 @@ from fedstill.core.dataset import DataSet
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
-from fedstill.federation.link_costs import LinkCosts
-from fedstill.federation.remote import Remote
+from fedstill.federation.remote import LinkCosts, Remote
+from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.federation.transport import Link
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
@@ -29,10 +29,9 @@ from fedstill.protocol.payload_kinds import LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
-from fedstill.runs.build import build_server_setting, describe_run
+from fedstill.runs.build import build_server_setting, check_networks, describe_run
 from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
-from fedstill.runs.setting import check_networks
 
 LINK = (
     "messages",
@@ -100,6 +99,8 @@ class RemoteRun(Run):
         )
         self.side = build_node_side(self.method, at)
         self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
+        is_summed = config.link.secure_aggregation
+        self._aggregator = SecureAggregation.remote(self.federation) if is_summed else self.federation
         self.federation.on_waiting = lambda nodes: self.bars.set_waiting(nodes)
 
     def describe_run(self) -> dict[str, Any]:
@@ -121,7 +122,7 @@ class RemoteRun(Run):
         check_networks(self.method.title, needs, frozen, alike)
         # Created before training, to refuse queries that a node would refuse later.
         self._initial_server = self._make_server(
-            self.federation, self.student, ((self.federation.nodes, self.student),)
+            self._aggregator, self.student, ((self.federation.nodes, self.student),)
         )
 
     def _train_locally(self) -> None:
@@ -170,10 +171,10 @@ class RemoteRun(Run):
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 
-    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
+    def privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         return {name: status.privacy for name, status in self.federation.node_status.items()}
 
-    def _describe_nodes(self) -> list[dict[str, Any]]:
+    def describe_nodes(self) -> list[dict[str, Any]]:
         return [self._about(name) for name in self.federation.nodes]
 
     def _about(self, name: str) -> dict[str, Any]:

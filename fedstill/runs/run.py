@@ -26,9 +26,8 @@ from fedstill.core.run_writer import (
 from fedstill.core.text_format import format_count, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, fingerprint_options, load_toml, to_dict, to_toml
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.trained_model_cache import TrainedModels
 from fedstill.track.tracker_group import TrackerGroup
 
@@ -115,7 +114,7 @@ def _require_engine(config: RunConfig) -> None:
 def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
     """Return the configuration with the absolute path of an admin's kit, after connecting to its
     federation."""
-    from fedstill.runs.deployed import check_connection
+    from fedstill.runs.deployment import check_connection
 
     check_no_validation(config.data)
 
@@ -179,7 +178,7 @@ def _run_in_folder(
     """Run in a folder: a simulation, or without one at a deployed federation."""
     bars = progress_bars(out, progress, report)
     if prepared is None:
-        from fedstill.runs.deployed import submit
+        from fedstill.runs.deployment import submit
 
         results = submit(config, out, bars, listeners)
         result = {**results, "command": command, "options": fingerprint_options(config), **machine_and_date()}
@@ -193,7 +192,7 @@ def _run_in_folder(
     about["command"] = command
     simulation.trained = None if trained is None else TrainedModels(trained, config)
     if config.engine.backend != "local":
-        from fedstill.runs.local_processes import rehearse
+        from fedstill.runs.deployment import rehearse
 
         return write_simulation_result(simulation, about, rehearse(config, simulation, out, bars), out)
     return write_simulation_result(simulation, about, simulation.run(out, bars=bars), out)

@@ -15,7 +15,6 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import replace_nonfinite
-from fedstill.federation.federation import Responses
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import inference_batch_size
@@ -24,20 +23,28 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
-from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums, sum_contributions
+from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
-from fedstill.runs.simulation_nodes import PreparedSimulation
+from fedstill.runs.loop import Run
 from fedstill.runs.trained_model_cache import TrainedModels
 
 
-class MeasuredSimulation(PreparedSimulation, ABC):
+class MeasuredSimulation(Run, ABC):
     """Evaluates a simulation's models.
 
     Attributes:
+        nodes: all of them.
+        evaluated_nodes: those whose models can be measured: all, but for what was left out of a rehearsal.
         trained: cache of node models and their outputs, shared with other runs of a comparison; None without
             one.
     """
 
+    nodes: list[Node]
+    evaluated_nodes: list[Node]
+    centralized_node: Node | None
+    at_nodes: NodeSetting
+    groups: dict[str, list[list[str]]]
     trained: TrainedModels | None = None
 
     def evaluate(self) -> Mapping[str, float]:
@@ -63,7 +70,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
 
     # --- parts of the results -------------------------------------------------------------------------
 
-    def _test_outputs(self) -> Outputs:
+    def test_outputs(self) -> Outputs:
         node_models = (
             self._node_outputs(self.evaluated_nodes, self.side.initial_training == FULL_TRAINING)
             if self.side.trains_models
@@ -98,7 +105,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 TrainedModels.save_outputs(file, own)
         return own
 
-    def _baseline_metrics(self, model_outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
+    def baseline_metrics(self, model_outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         evaluation, ensemble = self.evaluation, model_outputs.ensemble
         node_metrics = [
             evaluation.compute_metrics(outputs, node=name)
@@ -131,7 +138,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             ),
         }
 
-    def _describe_nodes(self) -> list[dict[str, Any]]:
+    def describe_nodes(self) -> list[dict[str, Any]]:
         """Describe each node: its model, its examples and its label counts."""
         setting = self.setting
         names = setting.model_names or [type(node.model).__name__ for node in self.nodes]
@@ -147,10 +154,10 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             for index, (node, name, part) in enumerate(zip(self.nodes, names, setting.parts, strict=True))
         ]
 
-    def _group_info(self) -> Mapping[str, Any]:
+    def group_info(self) -> Mapping[str, Any]:
         return {"groups": self.groups}
 
-    def _privacy_statements(self) -> Mapping[str, PrivacyStatement]:
+    def privacy_statements(self) -> Mapping[str, PrivacyStatement]:
         holders = {node.name: node.gate.budgets for node in self.nodes}
         return {name: each.mechanism.statement() for name, each in holders.items() if each is not None}
 
@@ -218,7 +225,9 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 rows = slice(start, start + size)
                 z = torch.stack([known_outputs[node.name][rows] for node in teachers])  # (K, B, C, ...)
                 responses = self._preview(teachers, inputs[rows], z)
-                part = self.server.ensemble_responses(self._as_responses(teachers, responses))
+                part = self.server.ensemble_responses(
+                    self.server.federation.as_responses([node.name for node in teachers], responses)
+                )
                 if part is None:
                     return None
                 parts.append(part)
@@ -249,21 +258,6 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         histogram, present = LabelHistogram.find_in(self.server.state), self.server.federation.present
         names = present if histogram is None or SUM in histogram.names else histogram.names
         return [node for node in self.evaluated_nodes if node.name in present and node.name in names]
-
-    def _as_responses(self, teachers: Sequence[Node], outputs: Mapping[str, torch.Tensor]) -> Responses:
-        """Return outputs as the server would receive them: by node, or their sum under secure aggregation."""
-        if not self.at_nodes.secure_aggregation:
-            return Responses(-1, tuple(node.name for node in teachers), outputs)
-        query = next(each for each in self.side.queries.values() if outputs.keys() <= each.sums.keys())
-        contributions = []
-        for row, node in enumerate(teachers):
-            node_outputs = {name: each[row] for name, each in outputs.items()}
-            contributions.append(
-                sum_contributions(node_outputs, query.released_kinds(), query.sums, node.released_counts)
-            )
-        values, _ = decode_sums(add_contributions(contributions), query.released_kinds())
-        tensors = self.compute.tensors_to_device({name: value.unsqueeze(0) for name, value in values.items()})
-        return Responses(-1, (SUM,), tensors)
 
     def _node_names_unless_all(self, nodes: Sequence[Node]) -> dict[str, Any]:
         """Return the names of the nodes that a metric covers, if not all."""

@@ -20,8 +20,8 @@ from fedstill.core.registry import first_line
 from fedstill.core.version import __version__
 from fedstill.data.data_spec import DataSpec
 from fedstill.models import MODELS, build
+from fedstill.runs.build import Setting, input_shape, normalization
 from fedstill.runs.config import load_toml
-from fedstill.runs.setting import Setting, input_shape, normalization
 
 FILE = "student.safetensors"
 FORMAT = "fedstill student 1"

@@ -25,7 +25,7 @@ from fedstill.data.new_data import EvaluationDataOptions, load_labeled
 from fedstill.runs.build import describe_cases, split_data
 from fedstill.runs.config import load_toml
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
-from fedstill.runs.run_warnings import input_hashes
+from fedstill.runs.results import input_hashes
 from fedstill.runs.simulation import digest_examples
 from fedstill.runs.student_file import read
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedstill.core.errors import MethodRefused
 from fedstill.core.text_format import csv_cell
 from fedstill.data.new_data import EvaluationDataOptions, load_unlabeled
-from fedstill.runs.predictions import survival_label
+from fedstill.runs.results import survival_label
 from fedstill.student.student_model import StudentModel
 
 DECISION_THRESHOLD = 0.5  # labels of this probability or more are predicted

@@ -24,7 +24,7 @@ from fedstill.data.images import has_pil_images, to_array
 from fedstill.data.raw_images import as_image_array
 from fedstill.data.table_data import RowFeatures, encode_cells, is_data_frame
 from fedstill.data.text_data import HASH, encode_texts_for_model
-from fedstill.runs.predictions import target_offset_and_scale
+from fedstill.runs.results import target_offset_and_scale
 from fedstill.runs.student_file import StudentFile, read
 
 ROUNDING = 1e-3  # tolerance for pixels outside of 0..1, as averages have rounding errors

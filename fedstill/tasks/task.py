@@ -144,16 +144,10 @@ class Task(ABC):
     def __init__(self, classes: int) -> None:
         self.classes = classes
 
-    def describe_options(self) -> str:
-        """Return the task's name and attributes as text. Equal tasks give equal texts.
-
-        The order of the metrics is left out.
-        """
-        attributes = sorted((name, value) for name, value in vars(self).items() if name != "metrics")
-        plain = {
-            name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in attributes
-        }
-        return f"{self.name} {plain}"
+    def option_values(self) -> list[Any]:
+        """Return the values of the task's attributes, without the metrics. Equal tasks give equal values."""
+        values = [value for name, value in vars(self).items() if name != "metrics"]
+        return [value.tolist() if isinstance(value, torch.Tensor) else value for value in values]
 
     @property
     def metric(self) -> str:

@@ -40,7 +40,7 @@ from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel

@@ -27,8 +27,9 @@ from fedstill.federation import signed_files
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.report import write_report
-from fedstill.runs import build, config, offline, run
+from fedstill.runs import config, offline, run
 from fedstill.runs.presets import parse
+from fedstill.runs.simulation import build_simulation
 from tests.audited import edit, entries, releases
 
 pytest.importorskip("cryptography")
@@ -66,7 +67,7 @@ def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)
     given = config.load_toml(folder / "run.toml")
-    experiment, _ = build.build_simulation(given)
+    experiment, _ = build_simulation(given)
     for index, name in enumerate(NAMES):
         own = folder / name
         own.mkdir()

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from fedstill import cli
 from fedstill.cli.console import print_json
-from fedstill.federation import flare_kit, flare_site, provision, server_status
+from fedstill.federation import admin, flare_site, provision
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.budget import epsilon_text_rounded_up
@@ -57,10 +57,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         def jobs(self) -> list[dict[str, object]]:
             return [{"name": "one", "status": "RUNNING", "submit_time": 1.0, "job_id": "x1"}]
 
-    monkeypatch.setattr(server_status, "Admin", Admin)
+    monkeypatch.setattr(admin, "Admin", Admin)
     monkeypatch.setattr(provision, "read_federation", lambda _: {"host": "h", "port": 1, "name": "fl"})
-    monkeypatch.setattr(flare_kit, "server", lambda folder: folder)
-    monkeypatch.setattr(flare_kit, "is_reachable", lambda address: address == "h:1")
+    monkeypatch.setattr(flare_site, "server", lambda folder: folder)
+    monkeypatch.setattr(flare_site, "is_reachable", lambda address: address == "h:1")
     monkeypatch.setattr(flare_site, "process_id", lambda site: 77)
     monkeypatch.chdir(tmp_path)
     return tmp_path

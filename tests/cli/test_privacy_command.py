@@ -36,9 +36,8 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import epsilon_text_rounded_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import from_dict, load_toml
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_node_service import Clinic
 

@@ -231,6 +231,7 @@ def test_backward_uses_precision_of_forward() -> None:
 
 def test_random_layers_are_never_captured() -> None:
     assert uses_global_rng(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    assert uses_global_rng(nn.FractionalMaxPool2d(2, 3))
     assert not uses_global_rng(nn.Linear(2, 2))
     assert not Compute(EngineConfig()).uses_cuda_graphs(nn.Linear(2, 2)), "no CUDA graphs on a CPU"
 

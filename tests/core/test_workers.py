@@ -14,6 +14,7 @@ import torch
 
 from fedstill.core import timing
 from fedstill.core.compute import Compute
+from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
 from fedstill.protocol.local_config import LocalConfig
@@ -54,7 +55,7 @@ def test_random_functions_use_one_torch_thread() -> None:
     here = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert Workers(2).map(threads, [0, 1, 2], ["draws"] * 3) == [1, 1, 1]
+        assert Workers(2).map(threads, [0, 1, 2], ["draws"] * 3, [True] * 3) == [1, 1, 1]
     finally:
         torch.set_num_threads(here)
 
@@ -67,24 +68,26 @@ def sample_numbers(item: int) -> list[float]:
 def test_functions_using_global_rng_run_sequentially() -> None:
     alone = [sample_numbers(item) for item in range(6)]
     state = torch.get_rng_state()
-    workers = Workers(3)
+    named, watching = Workers(3), Workers(3, watch_random=True)
     for _ in range(20):
-        assert workers.map(sample_numbers, list(range(6)), ["draws"] * 6) == alone
+        assert named.map(sample_numbers, list(range(6)), ["draws"] * 6, [True] * 6) == alone
+        assert watching.map(sample_numbers, list(range(6)), ["draws"] * 6) == alone
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_rng_use_is_checked_per_kind() -> None:
-    workers = Workers(2)
+    workers = Workers(2, watch_random=True)
     both = workers.map(
         lambda item: sample_numbers(item) if item % 2 else [float(item)], [0, 1, 2, 3], ["still", "draws"] * 2
     )
     assert both == [[0.0], sample_numbers(1), [2.0], sample_numbers(3)]
 
 
-def test_rejects_later_use_of_global_rng() -> None:
-    workers = Workers(2)
+@pytest.mark.parametrize("watch", [False, True])
+def test_rejects_unexpected_use_of_global_rng(watch: bool) -> None:
+    workers = Workers(2, watch_random=watch)
     workers.map(lambda item: item, [0, 1], ["late"] * 2)
-    with pytest.raises(RuntimeError, match="used torch's global generator"):
+    with pytest.raises(FedstillError, match="used torch's global generator"):
         workers.map(sample_numbers, [0, 1], ["late"] * 2)
 
 

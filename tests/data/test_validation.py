@@ -16,8 +16,9 @@ from fedstill.data import DataConfig, DataSet, Digits, TensorData, make_data_con
 from fedstill.data.instance_images import InstanceImage
 from fedstill.data.instance_images import prepare_instance_images as nuclei_data_set
 from fedstill.data.loading import UnsplitExamples, load, prepare_data_set
-from fedstill.runs import build, offline, run
+from fedstill.runs import offline, run
 from fedstill.runs.config import load as run_config
+from fedstill.runs.simulation import build_simulation
 
 FEW = Digits(validation=0.25, seed=3)
 
@@ -124,8 +125,8 @@ def test_rejects_validation_with_node_data(tmp_path: Path) -> None:
 
 
 def test_run_notes_validation_data() -> None:
-    experiment, about = build.build_simulation(replace(run_config("digits-standalone"), data=FEW))
+    experiment, about = build_simulation(replace(run_config("digits-standalone"), data=FEW))
     assert about["data"]["test"] == 360
     assert any(note.startswith("evaluated on validation data") for note in experiment.notes)
-    plain, _ = build.build_simulation(run_config("digits-standalone"))
+    plain, _ = build_simulation(run_config("digits-standalone"))
     assert not any("validation" in note for note in plain.notes)

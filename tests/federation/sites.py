@@ -26,13 +26,13 @@ from safetensors.torch import load_file
 from fedstill.core import run_writer
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
-from fedstill.federation import joining, remote, transport
+from fedstill.federation import remote, transport
 from fedstill.federation.transport import LinkError
 from fedstill.node import initial_training, node_service, session
-from fedstill.runs import build, local_processes
+from fedstill.runs import deployment
 from fedstill.runs.config import RunConfig, read_toml, to_toml
 from fedstill.runs.remote_run import RemoteRun
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from tests.audited import releases
 from tests.forked import FORKING, PATIENCE
 
@@ -101,7 +101,7 @@ def _reply(connection: socket.socket, node: node_service.Host, delay: float) -> 
 def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int, every: float) -> None:
     """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
     run_writer.SECONDS_BETWEEN = every
-    joining.TRAINING_SECONDS, remote.PROBE_INTERVAL, transport.PAUSE = 0.1, 0.2, 0.1
+    remote.TRAINING_SECONDS, remote.PROBE_INTERVAL, transport.PAUSE = 0.1, 0.2, 0.1
     _log(folder / LOG)
     (folder / STOPPED).unlink(missing_ok=True)
     if die_at_save:
@@ -180,9 +180,9 @@ class Sites:
     def __init__(self, folder: Path, config: RunConfig, delay: float = 0.0) -> None:
 
         self.folder, self.config, self.delay = folder, config, delay
-        experiment, _ = build.build_simulation(config)
+        experiment, _ = build_simulation(config)
         self.names = [node.name for node in experiment.nodes]
-        local_processes.write_nodes(config, experiment, folder / "nodes")
+        deployment.write_nodes(config, experiment, folder / "nodes")
         self.served = folder / "server"
         self.served.mkdir()
         self.nodes: dict[str, ForkServerProcess] = {}
@@ -278,7 +278,7 @@ class Unbroken:
     """The same run in this process, as it is to come out everywhere."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
-        self.experiment: Simulation = build.build_simulation(config)[0]
+        self.experiment: Simulation = build_simulation(config)[0]
         self.metrics = self.experiment.run(out)
         self.lines = releases(out)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedstill.federation import connection_log
-from fedstill.federation.connection_log import ServerConnection
+from fedstill.federation import flare_component
+from fedstill.federation.flare_component import ServerConnection
 
 
 class Clock:
@@ -81,9 +81,9 @@ def test_only_heartbeat_replies_change_connection_state(
     class Reply(dict[str, str]):
         get_header = dict.get
 
-    monkeypatch.setattr(connection_log.threading, "Thread", Idle)
+    monkeypatch.setattr(flare_component.threading, "Thread", Idle)
     calls: list[str] = []
-    connection_log.update_connection_on_replies(
+    flare_component.update_connection_on_replies(
         ServerConnection("here:1", Clock()), Cell(), 10.0, lambda: calls.append("left")
     )
 

@@ -28,16 +28,17 @@ from safetensors.torch import load_file
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
 from fedstill.core.run_writer import write_text
-from fedstill.federation import flare, flare_component, flare_kit, flare_site
+from fedstill.federation import flare, flare_component, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODE, NodeProgram
+from fedstill.node.audit_log import FILE
 from fedstill.node.owner_folder import init_folder
 from fedstill.node.permission_check import readable_files_warning
-from fedstill.node.security_log import SecurityLog
+from fedstill.node.security_events import SecurityEvents
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
-from fedstill.runs.flare import ServerProgram
-from tests.audited import releases
+from fedstill.runs.flare_server import ServerProgram
+from tests.audited import edit, releases
 from tests.federation.sites import STEPS, Unbroken, audit_fields, report_time, small, until
 from tests.federation.test_remote import tiny
 from tests.forked import Command
@@ -116,8 +117,8 @@ class Started:
         deployed = self.out / "federation/flare"
         if deployed.exists():
             for folder in (self.out / "federation/nodes").iterdir():
-                flare_site.stop(flare_kit.node(folder))
-            flare_site.stop(flare_kit.server(deployed))
+                flare_site.stop(flare_site.node(folder))
+            flare_site.stop(flare_site.server(deployed))
 
 
 @contextlib.contextmanager
@@ -130,7 +131,7 @@ def started(folder: Path, config: Any, engine: str) -> Iterator[Started]:
         made.close()
 
 
-def kill(here: flare_kit.Site) -> None:
+def kill(here: flare_site.Site) -> None:
     """SIGKILL for a site and the processes of its jobs."""
     number = flare_site.process_id(here)
     assert number is not None
@@ -167,7 +168,7 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
     with started(tmp_path, small(nodes=2, wait=75.0), "flare-poc") as run:
         until(lambda: len(run.charged_releases("node-1")) > 20, pause=0.02)
         since = time.monotonic()
-        kill(flare_kit.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
+        kill(flare_site.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
@@ -192,7 +193,7 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         run.resume()
         until(lambda: len(run.charged_releases("node-1")) > before + 10, pause=0.02)
         since = time.monotonic()
-        kill(flare_kit.server(run.out / "federation/flare"))
+        kill(flare_site.server(run.out / "federation/flare"))
         code, printed = run.end()
         report_time("FLARE, server killed in distillation, until the command says so", since)
         assert code == 2, printed
@@ -214,7 +215,7 @@ def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken:
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(run.charged_releases("node-1")) > 20, pause=0.02)
         since = time.monotonic()
-        killed = flare_kit.node(run.out / "federation/nodes/node-1")
+        killed = flare_site.node(run.out / "federation/nodes/node-1")
         kill(killed)
         until(lambda: flare_site.process_id(killed) is None, pause=0.1)
         flare_site.start(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -244,8 +245,9 @@ def test_node_with_invalid_folder_replies_with_generic_error(
 ) -> None:
     """Before, FLARE ended the whole job with an error of its own."""
     init_folder(tmp_path / "clinic")
-    SecurityLog(tmp_path / "clinic").write("approved", "other", "why")
-    (tmp_path / "clinic" / "security.jsonl").write_text("")
+    with contextlib.closing(SecurityEvents(tmp_path / "clinic")) as events:
+        events.write("approved", "other", "why")
+    edit(tmp_path / "clinic" / FILE, "DELETE FROM entries")
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
     guarded: list[Any] = []
     monkeypatch.setattr(flare_component, "install_job_request_filter", lambda *about: guarded.append(about))
@@ -256,7 +258,7 @@ def test_node_with_invalid_folder_replies_with_generic_error(
     header, _ = unpack(program._error_reply, 0)
     assert header["error"]["kind"] == "NodeDataError"
     assert header["error"]["text"] == "its data or model failed: see its log"
-    assert "it ends at line 0, and its head at 1" in caplog.text
+    assert "it ends at entry 0, and its head at 1" in caplog.text
 
 
 class Scripted(ServerProgram):

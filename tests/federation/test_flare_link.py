@@ -19,7 +19,7 @@ from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.federation.flare import FlareLink
-from fedstill.federation.flare_lost_nodes import LostNodeMonitor, subscribe_to_lost_nodes
+from fedstill.federation.flare_component import LostNodeMonitor, subscribe_to_lost_nodes
 from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
 

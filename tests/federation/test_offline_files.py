@@ -18,6 +18,7 @@ from fedstill.core.errors import NodeFault, QueryFileError, QueryMismatch
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files, signed_files
+from fedstill.federation.federation import SentQuery
 from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.offline_files import (
@@ -25,15 +26,14 @@ from fedstill.federation.offline_files import (
     NodeResponses,
     Queries,
     Replies,
+    ResponseFiles,
     ResponsesHeader,
     pack_responses,
     read_queries,
     read_responses,
     write_queries,
 )
-from fedstill.federation.offline_link import ResponseFiles
 from fedstill.federation.remote import Remote
-from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods import fedkd
 from fedstill.methods._public_data import StudentTraining
 from fedstill.methods._server import Server
@@ -140,7 +140,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world.queries = read_queries(world.path("queries"))
     federation, given = live(), world.queries
     responses = {
-        number: federation._collect_responses(NAMES, SentQuery(call.query, number, call.tensors, False))
+        number: federation.collect_responses(NAMES, SentQuery(call.query, number, call.tensors, False))
         for number, call in enumerate(given.calls)
     }
     for name in NAMES:
@@ -310,7 +310,7 @@ def test_rejects_queries_with_unknown_option(world: World) -> None:
         (lambda h, t: h["plan"]["spec"].update(std=[0.0]), "spec.std ="),
         (
             lambda h, t: h["plan"]["spec"].update(task={"name": "antigravity:geohash"}),
-            r"invalid task.name = 'antigravity:geohash' (expected a name that policy.tasks of the "
+            r"invalid task.name = 'antigravity:geohash' (expected a name that policy.plugins of the "
             "node allows",
         ),
         (lambda h, t: h["plan"].update(run="../.."), "invalid run = '../..'"),

@@ -21,18 +21,17 @@ from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.registry import searching_in
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
-from fedstill.federation import offline_node, signed_files
+from fedstill.federation import offline_files, signed_files
 from fedstill.federation.offline_files import Queries, write_queries
 from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
 from fedstill.node.replies import TrainingProgress
 from fedstill.node.requests import ApprovalRequests
-from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import entries
+from tests.audited import entries, security_events
 
 pytest.importorskip("cryptography")
 
@@ -100,8 +99,7 @@ def test_imports_code_from_node_folder_only(
     tmp_path: Path, node_module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = f"{node_module}:OwnKD"
-    kind = f"{node_module}: logits"
-    node = make_node(tmp_path / "clinic", f'methods = ["{named}"]\nkinds = ["{kind}"]\n')
+    node = make_node(tmp_path / "clinic", f'plugins = ["{named}"]\n')
     (node / f"{node_module}.py").write_text(METHOD)
     with searching_in(node):  # as the server has it, too
         queries = make_queries(tmp_path / "queries.safetensors", named)
@@ -110,45 +108,45 @@ def test_imports_code_from_node_folder_only(
     elsewhere.mkdir()
     (elsewhere / f"{node_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
     monkeypatch.chdir(elsewhere)
-    outcome = offline_node.answer_queries(node, queries)
-    assert outcome.released_bytes[kind] > 0
+    outcome = offline_files.answer_queries(node, queries)
+    assert outcome.released_bytes["logits"] > 0
     assert not (elsewhere / "ran").exists()
     assert Path(str(sys.modules[node_module].__file__)).parent == node
-    assert offline_node.answer_queries(node, queries).was_released
+    assert offline_files.answer_queries(node, queries).was_released
 
 
 def test_audit_hash_of_responses_is_keyed(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors")
-    offline_node.answer_queries(node, queries, tmp_path / "answers")
+    offline_files.answer_queries(node, queries, tmp_path / "answers")
     (entry,) = [line for line in entries(node) if line["part"] == "response file"]
-    (stored,) = node.glob(f"runs/*/{offline_node.RELEASED_FILE}")
+    (stored,) = node.glob(f"runs/*/{offline_files.RELEASED_FILE}")
     blob = stored.read_bytes()
     tried = {hashlib.new(name, blob).hexdigest() for name in ("sha256", "blake2s", "sha3_256")}
     assert entry["content_hash"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
     (node / "secret").write_text("rehearsal 8\n")
     with pytest.raises(RunFolderError, match="was modified"):
-        offline_node.answer_queries(node, queries, tmp_path / "again")
+        offline_files.answer_queries(node, queries, tmp_path / "again")
 
 
 def test_answers_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = make_node(tmp_path / "clinic", 'approve = "each run"\n')
     queries, out = make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
     with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
-        offline_node.answer_queries(node, queries, out)
+        offline_files.answer_queries(node, queries, out)
     assert entries(node) == []
     with pytest.raises(SystemExit):
         cli.main(["offline", "show", str(queries)])
     shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
     with pytest.raises(SystemExit):  # what the university reads out is what waits here
         cli.main(["node", "approve", str(node), shown.removeprefix("run ")])
-    offline_node.answer_queries(node, queries, out)
-    assert offline_node.answer_queries(node, queries, out).was_released
+    offline_files.answer_queries(node, queries, out)
+    assert offline_files.answer_queries(node, queries, out).was_released
     with pytest.raises(SystemExit):
         cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
     with pytest.raises(QueryRefused, match="rejected by its owner"):
-        offline_node.answer_queries(node, queries, out)  # not even what has left already
-    result = [(line["event"], line["actor"]) for line in SecurityLog(node).lines()]
+        offline_files.answer_queries(node, queries, out)  # not even what has left already
+    result = [(line["event"], line["actor"]) for line in security_events(node)]
     signer = signed_files.fingerprint(signed_files.read_public_key(tmp_path / "server.pub"))
     assert [event for event, _ in result] == [
         *("policy", "waits", "refused", "approved", "joined", "rejected", "refused")
@@ -165,16 +163,16 @@ def test_approval_depends_on_server_key(tmp_path: Path) -> None:
     first, second = files
     assert first.read_bytes() == second.read_bytes()
     with pytest.raises(QueryRefused):
-        offline_node.answer_queries(node, first, out)
+        offline_files.answer_queries(node, first, out)
     requests = ApprovalRequests(node, owner_folder.read_node_file(node))
     (pending,) = requests.list_all()
     requests.decide(pending.sha256, True)
     for _ in range(2):
         with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
-            offline_node.answer_queries(node, second, out)
-    offline_node.answer_queries(node, first, out)
+            offline_files.answer_queries(node, second, out)
+    offline_files.answer_queries(node, first, out)
     with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
-        offline_node.answer_queries(node, second, out)  # not even what has left already
+        offline_files.answer_queries(node, second, out)  # not even what has left already
     assert {request.server == pending.server: request.state for request in requests.list_all()} == {
         True: "used",
         False: "waits",
@@ -186,7 +184,7 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
     node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
     queries = make_queries(tmp_path / "queries.safetensors")
     with pytest.raises(QueryRefused):
-        offline_node.answer_queries(node, queries, out)
+        offline_files.answer_queries(node, queries, out)
     requests = ApprovalRequests(node, owner_folder.read_node_file(node))
     (sha256,) = [request.sha256 for request in requests.list_all()]
     requests.decide(sha256, True)
@@ -213,11 +211,13 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
         monkeypatch.setattr(Session, "train_locally", learn)
     monkeypatch.setattr(Session, "respond", respond)
     with pytest.raises(QueryRefused, match="is rejected by its owner"):
-        offline_node.answer_queries(node, queries, out, report=reject if at == "training" else lambda _: None)
+        offline_files.answer_queries(
+            node, queries, out, report=reject if at == "training" else lambda _: None
+        )
     assert len(queried) == {"training": 0, "answers": 1, "the end": ASKS}[at]
     assert len(learned) == (at == "training")
     assert not out.exists()
-    assert not list(node.glob(f"runs/*/{offline_node.RELEASED_FILE}"))
+    assert not list(node.glob(f"runs/*/{offline_files.RELEASED_FILE}"))
 
 
 def test_answers_files_of_allowed_keys_only(tmp_path: Path) -> None:
@@ -227,16 +227,16 @@ def test_answers_files_of_allowed_keys_only(tmp_path: Path) -> None:
         make_node(tmp_path / allowed[:4], f'allowed_servers = ["{allowed}"]\n')
         for allowed in (signer, "0" * 32)
     )
-    assert offline_node.answer_queries(one, queries, tmp_path / "answers").signer
+    assert offline_files.answer_queries(one, queries, tmp_path / "answers").signer
     with pytest.raises(QueryRefused, match=f"by rule allowed_servers: not {signer}"):
-        offline_node.answer_queries(other, queries, tmp_path / "others")
+        offline_files.answer_queries(other, queries, tmp_path / "others")
 
 
 def test_records_refusal_after_computation(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors", rows=torch.tensor([3, 1000]).int())
-    with pytest.raises(QueryRefused, match="has rows outside the 23"):
-        offline_node.answer_queries(node, queries, tmp_path / "answers")
+    with pytest.raises(QueryRefused, match="rows outside the 23"):
+        offline_files.answer_queries(node, queries, tmp_path / "answers")
     (refusal,) = entries(node, "refused")
     assert refusal["number"] == len(list(entries(node, "response"))) > 0
     assert refusal["query"] == "predict"
@@ -246,7 +246,7 @@ def test_records_refusal_after_computation(tmp_path: Path) -> None:
 def test_records_refusal_of_max_bytes(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic", "max_bytes = 100\n")
     with pytest.raises(QueryRefused, match="max_bytes: 100"):
-        offline_node.answer_queries(
+        offline_files.answer_queries(
             node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
         )
     (refusal,) = entries(node, "refused")
@@ -256,10 +256,10 @@ def test_records_refusal_of_max_bytes(tmp_path: Path) -> None:
 def test_checks_remaining_limit_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query_count = len(CONFIG.planned_queries(PublicData("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"max_queries = {query_count + 1}\n")
-    offline_node.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
+    offline_files.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("it trained for nothing"))
     with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {query_count}"):
-        offline_node.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
+        offline_files.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
 
 def test_records_errors_of_other_libraries(
@@ -271,7 +271,7 @@ def test_records_errors_of_other_libraries(
     node = make_node(tmp_path / "clinic")
     monkeypatch.setattr(Session, "respond", fails)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="patient 4711"):
-        offline_node.answer_queries(
+        offline_files.answer_queries(
             node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
         )
     (refusal,) = entries(node, "refused")
@@ -308,9 +308,9 @@ def test_handles_folder_name_that_is_no_text(
 def test_does_not_overwrite_other_responses(tmp_path: Path) -> None:
     node, out = make_node(tmp_path / "clinic"), tmp_path / "answers"
     first, second = (make_queries(tmp_path / name) for name in ("one.safetensors", "two.safetensors"))
-    offline_node.answer_queries(node, first, out)
+    offline_files.answer_queries(node, first, out)
     before = out.read_bytes()
     with pytest.raises(ArgumentError, match="responses to other queries"):
-        offline_node.answer_queries(node, second, out)
+        offline_files.answer_queries(node, second, out)
     assert out.read_bytes() == before
-    assert offline_node.answer_queries(node, first, out).was_released  # the same may be written again
+    assert offline_files.answer_queries(node, first, out).was_released  # the same may be written again

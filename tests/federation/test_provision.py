@@ -32,17 +32,18 @@ from fedstill.core.progress import ProgressBar
 from fedstill.core.startup_kit import StartupKit
 from fedstill.data.loading import load
 from fedstill.data.public import load_public
-from fedstill.federation import flare_job as jobs
-from fedstill.federation import flare_kit, flare_permissions, flare_site, provision
+from fedstill.federation import flare as jobs
+from fedstill.federation import flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.node import owner_folder
+from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.requests import ApprovalRequests
-from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import from_dict
-from fedstill.runs.deployed import submit
+from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.track.tracker_group import TrackerGroup
+from tests.audited import edit, security_events
 from tests.federation.sites import until
 
 pytestmark = pytest.mark.waits
@@ -94,7 +95,7 @@ class Federation:
             path.write_text(
                 path.read_text()
                 .replace("fedstill.federation.flare.", "programs.")
-                .replace("fedstill.runs.flare.", "programs.")
+                .replace("fedstill.runs.flare_server.", "programs.")
             )
         return job
 
@@ -104,9 +105,9 @@ class Federation:
 
 # A kit cannot allow the programs of these tests at a node, but the node's own list can.
 ALLOWED = """
-from fedstill.federation import flare_permissions
+from fedstill.federation import provision
 
-flare_permissions.NODE_CLASSES = (*flare_permissions.NODE_CLASSES, "programs.NodeProgram")
+provision.NODE_CLASSES = (*provision.NODE_CLASSES, "programs.NodeProgram")
 """
 
 
@@ -127,9 +128,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     resources.write_text(json.dumps(json.loads(resources.read_text()) | {"class_allow_list": ["*"]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(here.programs))
-        processes = [flare_site.start(flare_kit.server(folder), stdout=subprocess.DEVNULL)]
+        processes = [flare_site.start(flare_site.server(folder), stdout=subprocess.DEVNULL)]
         processes += [
-            flare_site.start(flare_kit.node(here.node(name)), stdout=subprocess.DEVNULL) for name in NODES
+            flare_site.start(flare_site.node(here.node(name)), stdout=subprocess.DEVNULL) for name in NODES
         ]
     try:
         with here.admin() as admin:
@@ -137,8 +138,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield here
     finally:
         for name in NODES:
-            flare_site.stop(flare_kit.node(here.node(name)))
-        flare_site.stop(flare_kit.server(folder))
+            flare_site.stop(flare_site.node(here.node(name)))
+        flare_site.stop(flare_site.server(folder))
         for process in processes:
             process.wait(10)
 
@@ -175,17 +176,17 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_site_allows_two_classes_and_no_code(kits: Path) -> None:
-    assert flare_permissions.SERVER_CLASSES == (
+    assert provision.SERVER_CLASSES == (
         "nvflare.collab.runtime.controller.CollabController",
-        "fedstill.runs.flare.ServerProgram",
+        "fedstill.runs.flare_server.ServerProgram",
     )
-    assert flare_permissions.NODE_CLASSES == (
+    assert provision.NODE_CLASSES == (
         "nvflare.collab.runtime.executor.CollabExecutor",
         "fedstill.federation.flare.NodeProgram",
     )
     for kit in (kits / "server", *(kits / "nodes" / name for name in NODES)):
         resources = json.loads((kit / "local/resources.json").read_text())
-        classes = flare_permissions.SERVER_CLASSES if kit.name == "server" else flare_permissions.NODE_CLASSES
+        classes = provision.SERVER_CLASSES if kit.name == "server" else provision.NODE_CLASSES
         assert resources["class_allow_list"] == list(classes)
         assert resources["class_list_enforcement_mode"] == "enforce"
         rights = json.loads((kit / "local/authorization.json").read_text())["permissions"]
@@ -256,7 +257,7 @@ def test_rejects_kit_with_foreign_certificate(kits: Path, tmp_path: Path) -> Non
     shutil.copytree(tmp_path / "other/nodes/north", kit)
     shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
     with pytest.raises(DeployError, match=r"not issued by the authority in rootCA\.pem"):
-        flare_site.start(flare_kit.node(kit.parent))
+        flare_site.start(flare_site.node(kit.parent))
 
 
 @pytest.mark.parametrize(
@@ -330,11 +331,11 @@ def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureF
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
             server_command("start", str(folder))
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
-            flare_site.start(flare_kit.server(folder))
+            flare_site.start(flare_site.server(folder))
 
 
 def test_concurrent_status_checks_do_not_count_as_site(tmp_path: Path) -> None:
-    here = flare_kit.Site("client", tmp_path)
+    here = flare_site.Site("client", tmp_path)
     assert flare_site.process_id(here) is None
     here.pid_file.write_text("1")  # of a site that was killed, and that number is another process's now
     with here.pid_file.open() as other:
@@ -353,7 +354,7 @@ def test_site_process_does_not_import_torch() -> None:
 
 
 def test_stop_spares_other_processes(tmp_path: Path) -> None:
-    here = flare_kit.Site("client", tmp_path)
+    here = flare_site.Site("client", tmp_path)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         here.pid_file.write_text(str(stranger.pid))
@@ -477,7 +478,7 @@ def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path
     owner = tmp_path / "west"
     owner.mkdir()
     shutil.move(foreign, owner / "kit")
-    process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         log = owner / "node.log"
         until(lambda: log.exists() and "is the kit from this federation?" in log.read_text())
@@ -485,7 +486,7 @@ def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path
             assert set(admin.nodes()) == set(NODES)
         assert f"no answer from localhost:{federation.port}; retrying every 10 s" in log.read_text()
     finally:
-        assert flare_site.stop(flare_kit.node(owner))
+        assert flare_site.stop(flare_site.node(owner))
         process.wait(10)
 
 
@@ -507,10 +508,10 @@ def _handshake(port: int, root: Path, kit: Path | None) -> str:
 
 
 def test_rejects_second_start(federation: Federation) -> None:
-    number = flare_site.process_id(flare_kit.node(federation.node("east")))
+    number = flare_site.process_id(flare_site.node(federation.node("east")))
     assert number is not None
     with pytest.raises(DeployError, match=f"runs already, as process {number}"):
-        flare_site.start(flare_kit.node(federation.node("east")))
+        flare_site.start(flare_site.node(federation.node("east")))
     # Also where two are started at once, when only the lock decides.
     words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(federation.node("east"))]
     second = subprocess.run(words, capture_output=True, text=True, timeout=30)
@@ -575,15 +576,16 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
             reply = server.core_cell.send_request(target="north.5f0c7a2e", **result)
             return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
+        owner_folder.init_folder(tmp_path / "north")
         assert call("_net_manager", "process_info") == ReturnCode.OK  # FLARE by itself
-        install_job_request_filter("north", tmp_path)
+        install_job_request_filter("north", tmp_path / "north")
         assert call("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
         assert topics == ["abort"]
-        assert "configure_job_log" in (tmp_path / "security.jsonl").read_text()
+        assert any("configure_job_log" in event["reason"] for event in security_events(tmp_path / "north"))
         with pytest.raises(DeployError, match="none would be guarded"):
-            install_job_request_filter("south", tmp_path)
+            install_job_request_filter("south", tmp_path / "north")
     finally:
         for cell in (job, server):
             cell.stop()
@@ -594,7 +596,7 @@ def test_admin_cannot_read_or_stop_node(federation: Federation) -> None:
     """Though this federation's server lets the admin do both."""
     from nvflare.fuel.flare_api.api_spec import AuthorizationError, InternalError
 
-    number = flare_site.process_id(flare_kit.node(federation.node("east")))
+    number = flare_site.process_id(flare_site.node(federation.node("east")))
     with federation.admin() as admin:
         try:
             result = admin._session.ls_target("east")
@@ -606,7 +608,7 @@ def test_admin_cannot_read_or_stop_node(federation: Federation) -> None:
             admin._session.do_command("shutdown client east")
         time.sleep(3)
         assert "east" in admin.nodes()
-    assert flare_site.process_id(flare_kit.node(federation.node("east"))) == number
+    assert flare_site.process_id(flare_site.node(federation.node("east"))) == number
 
 
 def test_revoked_node_is_refused_and_readmitted(
@@ -623,7 +625,7 @@ def test_revoked_node_is_refused_and_readmitted(
         assert admin.wait(job, 30) == "FINISHED:ABORTED"  # it has no more part in what was at work
         assert set(admin.nodes()) == {"east"}  # though it sends signs of life all the while
         # Nor is it let in when it is started again, and it says so in one line.
-        assert flare_site.stop(flare_kit.node(owner))
+        assert flare_site.stop(flare_site.node(owner))
         words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(owner)]
         again = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert again.returncode == 1
@@ -634,7 +636,7 @@ def test_revoked_node_is_refused_and_readmitted(
             "INFO fedstill.site: ended",
         ]
         server_command("readmit", str(federation.folder), "north")
-        process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL)
+        process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
         assert process.poll() is None
     until(
@@ -645,7 +647,7 @@ def test_revoked_node_is_refused_and_readmitted(
 def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     """Who makes the kits could let code run at the nodes: FLARE keeps a site's rules in them."""
     shutil.copytree(kits / "nodes/east", tmp_path / "kit")
-    here, local = flare_kit.Site("client", tmp_path), tmp_path / "kit" / "local"
+    here, local = flare_site.Site("client", tmp_path), tmp_path / "kit" / "local"
     written = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
     (local / "authorization.json").write_text(written["authorization.json"].replace('"none"', '"any"'))
     (local / "comm_config.json").write_text('{"comm_driver_path": "/tmp/drivers"}')
@@ -653,19 +655,19 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     evil = {"id": "evil", "path": "evil.Evil", "args": {}}
     changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
     (local / "resources.json").write_text(json.dumps(changed))
-    begins = "import sys, pathlib; from fedstill.federation import flare_kit, flare_site; "
+    begins = "import sys, pathlib; from fedstill.federation import flare_site; "
     # It writes a log, too.
-    writes = "flare_site._write_location_settings(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"
+    writes = "flare_site._write_location_settings(flare_site.Site('client', pathlib.Path(sys.argv[1])))"
     subprocess.run([sys.executable, "-c", begins + writes, str(tmp_path)], check=True, timeout=60)
     assert {name: (local / name).read_text() for name in written} == written
     merged = json.loads((local / "resources.json").read_text())
-    assert merged["class_allow_list"] == list(flare_permissions.NODE_CLASSES)
+    assert merged["class_allow_list"] == list(provision.NODE_CLASSES)
     assert [part["path"].split(".")[0] for part in merged["components"]] == ["nvflare"] * 3 + ["fedstill"]
     assert {name: merged[name] for name in resources if name != "components"} == {
         name: value for name, value in resources.items() if name != "components"
     }
 
-    flare_permissions.require_minimal_kit(StartupKit(tmp_path / "kit"))
+    provision.require_minimal_kit(StartupKit(tmp_path / "kit"))
     (local / "custom").mkdir()
     with pytest.raises(DeployError, match="custom: a node accepts no code"):
         flare_site.run(here)
@@ -673,7 +675,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     config = tmp_path / "kit" / "startup" / "fed_client.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
     with pytest.raises(DeployError, match=r"fed_client\.json has components \(expected"):
-        flare_site.start(flare_kit.node(tmp_path))
+        flare_site.start(flare_site.node(tmp_path))
 
 
 @pytest.mark.parametrize("says", ["Job 7 is not running.", "out of order"])
@@ -698,15 +700,15 @@ def test_killed_node_disconnects_and_reconnects(federation: Federation) -> None:
     import psutil
 
     owner = federation.node("north")
-    number = flare_site.process_id(flare_kit.node(owner))
+    number = flare_site.process_id(flare_site.node(owner))
     assert number is not None
     psutil.Process(number).kill()
     with federation.admin() as admin:
         until(lambda: "north" not in admin.nodes())
         assert (
-            flare_site.process_id(flare_kit.node(owner)) is None
+            flare_site.process_id(flare_site.node(owner)) is None
         )  # though its file of the process number is there
-        process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL)
+        process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
     assert process.poll() is None
 
@@ -754,14 +756,19 @@ def test_run_begins_after_owner_approval(
     assert state == ("waits", server)
     assert other in capsys.readouterr().err.replace(" ", ""), "both sides read out the same"
     assert [path for owner in (north, east) for path in owner.glob("runs/*/*")] == []
-    log = SecurityLog(east)
-    lines = list(log.lines())  # the first are of others' tests
-    assert (log.find_fault(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
-    path = east / "security.jsonl"
-    path.write_text(path.read_text().replace("min_records: 5", "min_records: 0"))
-    assert f"line {len(lines)} is not as it was written" in str(log.find_fault())
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.find_fault())
+    events = security_events(east)  # the first are of others' tests
+    assert [event["event"] for event in events[-2:]] == ["policy", "refused"]
+    last = events[-1]["entry"]
+    for statement, fault in (
+        (
+            "UPDATE entries SET line = replace(line, 'min_records: 5', 'min_records: 0')",
+            f"entry {last} is not as it was written",
+        ),
+        (f"DELETE FROM entries WHERE entry = {last}", f"it ends at entry {last - 1}, and its head at {last}"),
+    ):
+        edit(east / FILE, statement)
+        with contextlib.closing(AuditLog(east / FILE, read_only=True)) as audit:
+            assert fault in str(audit.fault)
 
 
 def test_stop_ends_all_processes(federation: Federation) -> None:
@@ -772,14 +779,14 @@ def test_stop_ends_all_processes(federation: Federation) -> None:
         # Server and nodes, and of each one for the job.
         until(lambda: len(_processes(federation.folder)) >= 6)
         begin = time.monotonic()
-        assert flare_site.stop(flare_kit.node(federation.node("north")))
+        assert flare_site.stop(flare_site.node(federation.node("north")))
         server_command("stop", str(federation.folder))
         until(lambda: "retrying every 10 s" in log(federation, "east"))
-        assert flare_site.stop(flare_kit.node(federation.node("east")))
+        assert flare_site.stop(flare_site.node(federation.node("east")))
         assert time.monotonic() - begin < 40
         with pytest.raises(DeployError, match="cannot be reached any more"):
             admin.nodes()
     assert _processes(federation.folder) == []
-    assert flare_site.process_id(flare_kit.server(federation.folder)) is None
+    assert flare_site.process_id(flare_site.server(federation.folder)) is None
     assert [path.read_text() for path in federation.folder.rglob("*.pid")] == [""] * 3
     assert "ended" in log(federation, "east")

@@ -27,10 +27,8 @@ from fedstill.core.run_writer import RunWriter
 from fedstill.data.data_spec import DataSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.link_costs import LinkCosts
-from fedstill.federation.remote import Remote
-from fedstill.federation.replies import MAX_TEXT, parse_node_status, parse_release_cost
-from fedstill.federation.transport import Link, LinkError
+from fedstill.federation.remote import LinkCosts, Remote
+from fedstill.federation.transport import MAX_TEXT, Link, LinkError, parse_node_status, parse_release_cost
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector, weighted_mean
@@ -43,10 +41,10 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
-from fedstill.runs import build, local_processes
+from fedstill.runs import deployment
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.remote_run import RemoteRun
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import total_charged
 from tests.loopback import Loopback
@@ -115,7 +113,7 @@ class Away:
         self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
+        deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
         self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         serve = {name: host.serve for name, host in self.hosts.items()}
         self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
@@ -136,7 +134,7 @@ class Away:
 
 
 def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
-    experiment, _ = build.build_simulation(config)
+    experiment, _ = build_simulation(config)
     return experiment, experiment.run()
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from fedstill.core import compute as compute_module
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_service import NodeService
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.simulation import build_simulation
 from tests.federation.test_remote import Away, here
 from tests.methods.map_world import blobs
 from tests.models.test_vgg import VGG16

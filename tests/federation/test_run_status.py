@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.core.progress import ProgressFile
-from fedstill.federation.run_status import run_status_line
-from fedstill.federation.server_status import _runs
+from fedstill.federation.admin import _runs, run_status_line
 
 COMPLETED = "FINISHED:COMPLETED"
 RESUME_HINT = "; `fedstill run --resume` resumes it, on the machine where it was started"

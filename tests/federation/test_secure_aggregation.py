@@ -23,8 +23,9 @@ from fedstill.node.run_folder import RunFolder
 from fedstill.protocol.method import SECURE_AGGREGATION_NOTE
 from fedstill.protocol.secure_aggregation import add_contributions, from_ring
 from fedstill.protocol.wire_format import pack, unpack
-from fedstill.runs import build, local_processes
+from fedstill.runs import deployment
 from fedstill.runs.config import RunConfig, to_toml
+from fedstill.runs.simulation import build_simulation
 from tests.federation.test_remote import Live, here, tiny
 from tests.kits import Authority
 from tests.loopback import Loopback
@@ -57,7 +58,7 @@ class Four:
         self.config, self.folder, self.responses = config, folder, list[tuple[str, str, dict[str, Any]]]()
         folder.mkdir()
         authority = Authority()
-        local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
+        deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
         self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         for name, host in self.hosts.items():
             authority.write(host.folder, name)
@@ -288,7 +289,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
         if header["operation"] == "join" and node == "node-0":
             joining.append(message)
         if header.get("query") == "predict":
-            result.append(four.hosts["node-0"].session.node.released_counts["counts"])  # type: ignore[union-attr]
+            result.append(four.hosts["node-0"].session.sums.counts["counts"])  # type: ignore[union-attr]
             raise RuntimeError("the server stops here")
         return serve(message)
 
@@ -313,7 +314,8 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None
-        assert torch.equal(host.session.node.released_counts["counts"], result[0])
+        assert host.session.sums is not None
+        assert torch.equal(host.session.sums.counts["counts"], result[0])
 
 
 def test_unsaved_counts_are_not_released(tmp_path: Path) -> None:

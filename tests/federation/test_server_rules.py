@@ -13,8 +13,8 @@ from fedstill.federation import server_rules
 from fedstill.federation.server_rules import FILE, ServerRules
 from fedstill.runs import presets
 from fedstill.runs.config import from_dict, load, read_toml
-from fedstill.runs.deployed import server_config_toml, write_run_job
-from fedstill.runs.flare import ServerProgram
+from fedstill.runs.deployment import server_config_toml, write_run_job
+from fedstill.runs.flare_server import ServerProgram
 
 OWN = "class Boom:\n    open({!r}, 'w').close()\n"
 

@@ -15,8 +15,8 @@ import torch
 from fedstill.core.config_tables import to_table
 from fedstill.core.errors import FedstillError
 from fedstill.models.module_utils import to_vector
-from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.simulation import build_simulation
 from tests.federation.test_remote import Away, here
 from tests.methods.digits_world import config_of
 
@@ -164,7 +164,7 @@ def test_instance_metrics_use_whole_pictures(tmp_path: Path) -> None:
 def test_stacked_equals_one_by_one(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
-    first = build.build_simulation(tiny(task, method, tmp_path))[0].student
+    first = build_simulation(tiny(task, method, tmp_path))[0].student
     way, difference = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
     # Engines part by 1e-5 of the way gone, unless a number lies on an edge: that of a ReLU, or of an absolute
     # error, from which reconstruction learns. Nodes exchanged part them by 0.17 and more.
@@ -190,16 +190,16 @@ def test_mechanisms_refuse_label_maps(task: str, mechanism: str, tmp_path: Path)
     own = {"pate": {"teachers": 2}} if mechanism == "pate" else {"outputs": {"bound": 5.0}}
     privacy = {"mechanism": mechanism, "epsilon": 5.0, **own}
     with pytest.raises(FedstillError, match="dp-sgd"):
-        build.build_simulation(tiny(task, "fedkd", tmp_path, privacy=privacy))
+        build_simulation(tiny(task, "fedkd", tmp_path, privacy=privacy))
 
 
 @pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
 def test_budget_refuses_label_maps(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
     with pytest.raises(FedstillError, match=r"conditions = .?.?drawn"):
-        build.build_simulation(tiny(task, fediod(task), tmp_path, privacy=privacy))
+        build_simulation(tiny(task, fediod(task), tmp_path, privacy=privacy))
 
 
 def test_generating_methods_refuse_texts(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"FedIOD cannot run here: .*texts"):
-        build.build_simulation(tiny("text", "fediod", tmp_path))
+        build_simulation(tiny("text", "fediod", tmp_path))

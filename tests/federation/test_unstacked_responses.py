@@ -25,10 +25,11 @@ from fedstill.protocol.method import Method
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query, QueryDetails
 from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack, unpack
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig
+from fedstill.runs.simulation import build_simulation
 from fedstill.tasks.classification import Classification
 from tests.federation.test_remote import NAMES, Away, tiny
+from tests.settings import SETTING
 
 WISH = PayloadKind("wish", "what is wanted", category="query")
 SOME = PayloadKind("some records", "as many as it has of one class", category="records")
@@ -94,7 +95,7 @@ def test_ragged_responses_match_on_every_engine(tmp_path: Path) -> None:
     sizes = [audit.traffic_totals()["by_kind"] for audit in (here.audit, remote.audit)]
     assert sizes[0] == sizes[1]
     result = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
-    assert sizes[0]["tests: words"]["up"] == sum(len(json_to_tensor(each)) for each in result)
+    assert sizes[0]["words"]["up"] == sum(len(json_to_tensor(each)) for each in result)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
             name="tell",
         )  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
-        side = NodeSide({"tell": query})
+        side = NodeSide({"tell": query}, SETTING)
         made = PrivacyMechanism("n", privacy, side, LocalConfig(), 50, Classification(3), secret=1)
         assert isinstance(made.rule(query, "some"), Exact)
         assert no_guarantee_reason(made, query) is None  # no budget is set

@@ -16,7 +16,7 @@ from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES = (1, 8, 8), 10

@@ -27,7 +27,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.run_plan import RunPlan
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import entries

@@ -26,9 +26,10 @@ from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import COLUMN_SUMS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
+from tests.settings import SETTING
 
 AGE = SchemaColumn(name="age", range=(0.0, 200.0))
 DOSE = SchemaColumn(name="dose", range=(0.0, 8.0), missing=True)
@@ -71,7 +72,9 @@ def test_sums_by_hand() -> None:
 def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count: int, group: int) -> None:
     query, _ = column_sums_query()
     config = DPSGD(sums_noise=3.0, group_size=group)
-    made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, TASK)
+    made = PrivacyMechanism(
+        "clinic", config, NodeSide({query.name: query}, SETTING), LocalConfig(), count, TASK
+    )
     rule = made.rule(query, "moments")
     x = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     x[:, 1:3] = x[:, 1:3].sign().clamp(0)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from fedstill.compare.comparison_file import plan_comparison
+from fedstill.compare.comparison import plan_comparison
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._label_histogram import count_labels_query
@@ -23,13 +23,11 @@ from fedstill.methods.fedkd import FedKD
 from fedstill.methods.fedmd import FedMD
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, Method, build_node_side
-from fedstill.protocol.payload_kinds import DATA_SIZES
+from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.simulation import build_simulation
 from fedstill.tasks.classification import Classification
-from fedstill.tasks.multi_label import MultiLabel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,41 +146,8 @@ def test_rejects_option_called_name() -> None:
 def test_false_module_name_does_not_make_a_builtin() -> None:
     posing: Any = type("FedAvg", (Idle,), {"__module__": FedAvg.__module__, "__qualname__": "FedAvg"})
     assert posing().registered_name != "fedavg"
-    assert METHODS.origin(posing().registered_name) != "fedstill"
-    assert METHODS.origin(FedAvg().registered_name) == "fedstill"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counting(Idle):
-    """Counts labels by the package's own function, or by another under the same name."""
-
-    own: bool = False
-
-    def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        query = count_labels_query(setting)
-        yield replace(query, function=lambda *given, **sent: {}) if self.own else query
-
-
-def test_only_sealed_queries_keep_their_kinds() -> None:
-    setting = NodeSetting(Classification(3), LocalConfig(), Compute())
-    plain, posing = (
-        build_node_side(Counting(own=own), setting).queries["count_labels"] for own in (False, True)
-    )
-    assert {kind.package for kind in plain.releases.values()} == {""}
-    assert {kind.package for kind in posing.releases.values()} == {"tests"}
-
-
-def test_sealed_function_with_another_declaration_is_not_sealed() -> None:
-    """Label counts could otherwise leave as data sizes, or without noise."""
-    query = count_labels_query(NodeSetting(Classification(3), LocalConfig(), Compute()))
-    assert query.sealed
-    assert not replace(query, releases={**query.releases, "counts": DATA_SIZES}).sealed
-    assert not replace(query, depends_on_records=()).sealed
-    assert not replace(query, depends_on_records=None).sealed
-    several = count_labels_query(NodeSetting(MultiLabel(3), LocalConfig(), Compute()))
-    assert several.sealed
-    assert several.name == "count_labels"
-    assert not replace(several, depends_on_records=("counts",)).sealed
+    assert posing().registered_name not in METHODS.builtin
+    assert FedAvg().registered_name in METHODS.builtin
 
 
 def _return_records(self: Any, node: NodeView, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Any:

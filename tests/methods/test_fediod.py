@@ -296,7 +296,6 @@ def test_private_critic_samples_real_inputs_only_for_ratings(
     node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))}
     one.side.prepare(node)
     before = to_vector(node.modules["critic"])
-    assert one.side.setting is not None
     one.side.queries["predict_logits"].function(NodeView(NodeGroup([node]), one.side.setting), x=x)
     assert times[0] == samples
     assert not torch.equal(to_vector(node.modules["critic"]), before)

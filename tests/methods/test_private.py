@@ -20,7 +20,7 @@ from fedstill.privacy.config import DPTrainingConfig, GradientsConfig, NoPrivacy
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from tests.audited import total_charged
 from tests.methods import digits_world

@@ -32,7 +32,7 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import method_name
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Task
 

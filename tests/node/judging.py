@@ -12,9 +12,7 @@ from fedstill.methods import NodeSetting, NodeView, Query, Tensors, payload_kind
 from fedstill.methods.fediod import FedIOD
 
 NAME = "tests.node.judging:Judging"
-POLICY = f"""methods = ["{NAME}"]
-kinds = ["tests: logits", "tests: critic", "tests: gradients", "tests: label counts"]
-"""
+POLICY = f'plugins = ["{NAME}"]\n'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import torch
 from fedstill.core import timing
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import PublicData
-from fedstill.federation import offline_node
+from fedstill.federation import offline_files
 from fedstill.node import memory_limits
 from fedstill.node.node_service import NodeService
 from fedstill.node.policy import PolicyConfig
@@ -300,7 +300,7 @@ def test_query_file_counts_as_message(tmp_path: Path) -> None:
     path = tmp_path / "queries.safetensors"
     path.write_bytes(bytes(10_001))
     with pytest.raises(QueryRefused, match=r"max_message: 10000, and .* has 10001 bytes"):
-        offline_node.answer_queries(clinic.folder, path)
+        offline_files.answer_queries(clinic.folder, path)
 
 
 # --- time ---------------------------------------------------------------------------------------------

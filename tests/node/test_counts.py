@@ -20,6 +20,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting, NodeSide
 from fedstill.tasks import Task
 from tests.methods.counting_queries import count_labels, count_samples
+from tests.settings import SETTING
 
 SIDE, SCALE = 8, 5.0
 TASKS: tuple[str, ...] = (
@@ -58,7 +59,9 @@ def test_count_sensitivity_matches_charge(name: str, seed: int, count: int, grou
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     data, query = records(task, count, seed), count_labels(task)
     config = DPSGD(counts_noise=SCALE, group_size=group)
-    made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, task)
+    made = PrivacyMechanism(
+        "clinic", config, NodeSide({query.name: query}, SETTING), LocalConfig(), count, task
+    )
     before, after = released(task, data), released(task, data.subset(torch.arange(group, count)))
     reading = query.depends_on_records or ()
     assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
@@ -87,7 +90,9 @@ def test_noisy_size_is_at_least_one(name: str) -> None:
     least, all_zero = [], False
     for query in (count_labels(task), count_samples()):
         config = DPSGD(counts_noise=SCALE)
-        made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), 3, task)
+        made = PrivacyMechanism(
+            "clinic", config, NodeSide({query.name: query}, SETTING), LocalConfig(), 3, task
+        )
         for draw in range(40):
             blank = {"counts": torch.zeros(task.classes), "sizes": torch.tensor(0.0)}
             noised = {
@@ -107,7 +112,7 @@ def test_class_share_sensitivity_matches_charge() -> None:
     targets = torch.zeros(300_001, 1, 3, dtype=torch.int64)
     targets[::3, 0, 0] = 1
     query = count_labels(task)
-    config, side = DPSGD(counts_noise=SCALE), NodeSide({query.name: query})
+    config, side = DPSGD(counts_noise=SCALE), NodeSide({query.name: query}, SETTING)
     rule = PrivacyMechanism("clinic", config, side, LocalConfig(), 3, task).rule(query, "counts")
 
     def bounded(targets: torch.Tensor) -> torch.Tensor:

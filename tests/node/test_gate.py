@@ -28,6 +28,7 @@ from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, total_charged
+from tests.settings import SETTING
 
 QUERY = Query(
     lambda node: {},
@@ -71,7 +72,7 @@ class Journal:
         self.calls: list[str] = []
         self.before: CostBreakdown = {"training": PrivacyCost()}
         self.learned: CostBreakdown = {}
-        self.side = NodeSide({"predict_logits": QUERY})
+        self.side = NodeSide({"predict_logits": QUERY}, SETTING)
 
     def rule(self, query: Query, name: str) -> Any:
         return self
@@ -390,7 +391,7 @@ def test_release_has_no_graph() -> None:
 
 def noisy() -> Gate:
     """A gate with noise on its answers."""
-    side = NodeSide({"predict_logits": replace(QUERY, depends_on_records=())})
+    side = NodeSide({"predict_logits": replace(QUERY, depends_on_records=())}, SETTING)
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
     mechanism = PrivacyMechanism("a", privacy, side, LocalConfig(), 10, Classification(3))

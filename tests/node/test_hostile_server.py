@@ -9,8 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,16 +21,17 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node import node_service as node_service
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
-from fedstill.node.security_log import SecurityLog
+from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
+from tests.audited import security_events
 from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.settings import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
     name = "broken_of_hostile:Method"
     leaky = "leaky_of_hostile:THING"
     clinic = Clinic(
-        tmp_path / "clinic", f"methods = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
+        tmp_path / "clinic", f"plugins = ['{name}', '{leaky}', 'missing_of_hostile:Method', 'gone']"
     )
     code = "from functools import partial\nTHING = partial(print, 'admin:pa66')\n"
     (clinic.folder / "leaky_of_hostile.py").write_text(code)
@@ -183,11 +183,11 @@ def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "ordinal", 3, None, ["text"]])
 def test_disallowed_task_is_refused_without_import(tmp_path: Path, name: Any) -> None:
-    clinic = Clinic(tmp_path / "clinic", "tasks = ['json:JSONDecoder']")
+    clinic = Clinic(tmp_path / "clinic", "plugins = ['json:JSONDecoder']")
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
     reply = clinic.say("join", plan=plan)
-    allowed = "a name that policy.tasks of the node allows, or one of classification, text,"
+    allowed = "a name that policy.plugins of the node allows, or one of classification, text,"
     assert f"task.name = {name!r} (expected {allowed}" in reply["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None
@@ -391,7 +391,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
         assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
     assert [line["number"] for line in refused] == [7], "the same is one line"
-    monkeypatch.setattr(refusals, "MAX_REFUSALS", 3)
+    monkeypatch.setattr("fedstill.node.security_events.MAX_REFUSALS", 3)
     for number in range(10):
         assert "kind" in clinic.query(number, wrong)
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3
@@ -400,7 +400,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     replies = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
     assert [isinstance(reply, tuple) for reply in replies] == [True, True, True, False, False]
     assert replies[-1]["rule"] == "a process joins 4 runs at most"
-    assert [line["event"] for line in SecurityLog(clinic.folder).lines()].count("joined") == 4
+    assert [line["event"] for line in security_events(clinic.folder)].count("joined") == 4
 
 
 def test_server_cannot_fill_process_log(
@@ -539,9 +539,9 @@ def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
 
 def test_frozen_model_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
-    side = NodeSide({}, trains_models=False)
+    side = NodeSide({}, SETTING, trains_models=False)
     assert side.initial_training is None
-    assert NodeSide({}).initial_training is not None
+    assert NodeSide({}, SETTING).initial_training is not None
 
 
 @pytest.mark.parametrize(
@@ -558,11 +558,9 @@ def test_only_noisy_counts_have_minimum_weight(tmp_path: Path, privacy: str, lea
     policy = "outputs_only = false\n" + privacy
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, method=method))
     clinic.say("join", plan=clinic.plan.to_dict())
-    handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
-    request = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
-    adding = handler._sum_encoder(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, request))
-    assert adding is not None
-    assert adding.min_count == least
+    encoder, query = SumEncoder(clinic.session.node.gate), clinic.session.side.queries["count_samples"]
+    encoder.record(dataclasses.replace(query, sums={"sizes": "sum"}), {"sizes": torch.zeros(())})
+    assert encoder.counts["size"].item() == least
 
 
 # --- tensors of another form than the run's --------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import QueryMismatch, QueryRefused
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
+from fedstill.node.secure_aggregation import MaskedReleases, SumEncoder, SumMasks
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
@@ -33,11 +32,11 @@ from fedstill.protocol.secure_aggregation import (
     add_contributions,
     from_ring,
 )
-from fedstill.protocol.wire_format import WireConfig, pack, unpack
+from fedstill.protocol.wire_format import Tensors, pack, unpack
 from fedstill.tasks.classification import Classification
 from tests.node.test_node_service import CLASSES, MAP, B, Clinic
 from tests.node.test_node_service import gradients as valid_gradients
-from tests.node.test_sum_masks import Party
+from tests.node.test_secure_aggregation import Party
 
 NAMES = ("a", "b", "c")
 SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())
@@ -75,38 +74,49 @@ def node_of(name: str) -> Node:
     with torch.no_grad():
         model.weight.copy_(torch.tensor(WEIGHTS[name]))
     data = TensorData(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
-    node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog(), "one"), 0)
-    node.released_counts = {"size": torch.tensor(SIZES[name]), "counts": torch.tensor(COUNTS[name])}
-    return node
+    return Node(name, data, model, Gate(name, PolicyConfig(), AuditLog(), "one"), 0)
+
+
+def set_counts(encoder: SumEncoder, name: str) -> None:
+    encoder.counts = {"size": torch.tensor(SIZES[name]), "counts": torch.tensor(COUNTS[name])}
+
+
+class Masked:
+    """A deployed node that releases under masks."""
+
+    def __init__(self, masks: SumMasks, how: SumWeighting) -> None:
+        self.node, side = node_of(masks.name), build_node_side(how)
+        self.sums = MaskedReleases(masks, self.node.gate, side)
+        self.handler = RequestHandler(NodeGroup([self.node]), side, Compute(), {masks.name: -1})
+        set_counts(self.sums, masks.name)
+
+    def respond(self, number: int, x: torch.Tensor, call: SumRequest) -> None:
+        self.sums.respond(self.handler, "predict_logits", number, {"x": x}, True, call)
+
+    def backward(self, number: int, gradient: torch.Tensor, call: SumRequest) -> Tensors:
+        return self.sums.backward(self.handler, number, {"logits": gradient}, call)
 
 
 @pytest.mark.parametrize("how", BY_HAND)
 def test_masked_gradients_are_weighted_like_responses(how: SumWeighting, tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
-    handlers = {
-        name: MaskedHandler(
-            party.masks[name],
-            NodeGroup([node_of(name)]),
-            build_node_side(how),
-            Compute(),
-            {name: -1},
-            WireConfig(),
-        )
-        for name in NAMES
-    }
     x, parts = torch.tensor([[3.0, -1.0]]), []
-    for name, handler in handlers.items():
-        handler.respond("predict_logits", 0, {"x": x}, True, SumRequest(1, NAMES))
-        parts.append(handler.backward(0, {name: {"logits": SLOPES}}, SumRequest(2, NAMES))[name])
+    for name in NAMES:
+        node = Masked(party.masks[name], how)
+        node.respond(0, x, SumRequest(1, NAMES))
+        parts.append(node.backward(0, SLOPES, SumRequest(2, NAMES)))
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
 @pytest.mark.parametrize("how", BY_HAND)
 def test_summed_gradients_are_weighted_in_process(how: SumWeighting) -> None:
-    handler = RequestHandler(NodeGroup([node_of(name) for name in NAMES]), build_node_side(how), Compute())
-    handler.respond("predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumRequest(1, NAMES))
+    nodes = [node_of(name) for name in NAMES]
+    for node in nodes:
+        set_counts(SumEncoder(node.gate), node.name)
+    handler = RequestHandler(NodeGroup(nodes), build_node_side(how), Compute())
+    handler.respond("predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True)
     pulls = {name: {"logits": SLOPES} for name in NAMES}
-    parts = list(handler.backward(0, pulls, SumRequest(2, NAMES)).values())
+    parts = list(handler.backward(0, pulls).values())
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
@@ -181,13 +191,13 @@ def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> Non
 
 def test_refused_gradients_use_no_sum_number(tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
-    about: Any = (NodeGroup([node_of("a")]), build_node_side("size"), Compute(), {"a": -1}, WireConfig())
-    handler = MaskedHandler(party.masks["a"], *about)
-    handler.respond("predict_logits", 0, {"x": torch.ones(1, 2)}, True, SumRequest(1, NAMES))
-    with pytest.raises(QueryRefused, match="gradients"):
-        handler.backward(0, {"a": {"logits": SLOPES.double()}}, SumRequest(2, NAMES))
-    assert handler.backward(0, {"a": {"logits": SLOPES}}, SumRequest(2, NAMES))
-    handler.respond("predict_logits", 1, {"x": torch.ones(1, 2)}, True, SumRequest(3, NAMES))
-    handler.respond("predict_logits", 2, {"x": torch.ones(1, 2)}, True, SumRequest(4, NAMES))
+    node, x = Masked(party.masks["a"], "size"), torch.ones(1, 2)
+    node.respond(0, x, SumRequest(1, NAMES))
+    for wrong in (SLOPES.double(), SLOPES[:, :1], 4 * SLOPES):
+        with pytest.raises(QueryRefused, match="gradients"):
+            node.backward(0, wrong, SumRequest(2, NAMES))
+    assert node.backward(0, SLOPES, SumRequest(2, NAMES))
+    node.respond(1, x, SumRequest(3, NAMES))
+    node.respond(2, x, SumRequest(4, NAMES))
     with pytest.raises(QueryMismatch):  # the graph of query 1 is gone
-        handler.backward(1, {"a": {"logits": SLOPES}}, SumRequest(5, NAMES))
+        node.backward(1, SLOPES, SumRequest(5, NAMES))

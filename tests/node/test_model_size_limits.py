@@ -17,6 +17,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
 from tests.node.test_node_service import FEDIOD, PLAN, Clinic
+from tests.settings import SETTING
 
 HUGE = {
     "critic": {**FEDIOD, "critic": {"width": 10**6}},  # 1.3e14 bytes
@@ -65,10 +66,10 @@ def test_query_with_large_network_is_refused() -> None:
 
     sends = {"generator": GENERATOR_PARAMETERS}
     queries = {"train": Query(function, sends=sends, name="train"), "other": Query(function, name="other")}
-    side = wrap_with_parameter_limit(NodeSide(queries), 10_000, "clinic")
+    side = wrap_with_parameter_limit(NodeSide(queries, SETTING), 10_000, "clinic")
     with pytest.raises(QueryRefused, match="'train' by rule max_parameters: 10000"):
         side.queries["train"].function(None)
     assert not made
     side.queries["other"].function(None)
-    wrap_with_parameter_limit(NodeSide(queries), 10_100, "clinic").queries["train"].function(None)
+    wrap_with_parameter_limit(NodeSide(queries, SETTING), 10_100, "clinic").queries["train"].function(None)
     assert len(made) == 2

@@ -23,7 +23,7 @@ from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QueryRefused
 from fedstill.data.data_spec import DataSpec
-from fedstill.federation.replies import parse_reply
+from fedstill.federation.transport import parse_reply
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, local_training, run_folder
 from fedstill.node import session as at
@@ -83,8 +83,8 @@ class Clinic:
     def again(self) -> None:
         """Another process serves the folder, the one before having been killed."""
         if self.host.session is not None:
-            self.host.session.audit.close()  # as the system does
-            self.host.session._open_resources.close()
+            self.host.session._open_resources.close()  # as the system does
+        self.host.events.close()
         self.host = NodeService(self.folder)
 
     def salted(self, salt: str = "") -> Clinic:

@@ -31,7 +31,7 @@ from fedstill.models.predictors import Predictor
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
-from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
+from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS

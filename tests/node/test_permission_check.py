@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedstill.cli.main import main
-from fedstill.federation import offline_node
+from fedstill.federation import offline_files
 from fedstill.federation.offline_files import write_queries
 from fedstill.federation.signed_files import load_or_create_key
 from fedstill.node import owner_folder
@@ -71,7 +71,7 @@ def run_node(home: Path, umask: int) -> None:
                 permissions[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
     write_queries(home / "queries", build_offline_queries(config), load_or_create_key(home / "server.key"))
-    offline_node.answer_queries(folder, home / "queries", folder / "answers", report=record_modes)
+    offline_files.answer_queries(folder, home / "queries", folder / "answers", report=record_modes)
     record_modes()
     host = NodeService(folder)
 

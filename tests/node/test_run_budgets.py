@@ -20,6 +20,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.policy_faults import privacy_faults
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
+from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -30,6 +31,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.tasks.classification import Classification
+from tests.settings import SETTING
 
 ROWS, EXAMPLES = 8, 100
 X = {"x": torch.zeros(ROWS, 1, 4, 4)}
@@ -74,7 +76,7 @@ class Node:
         queries = (replace(PREDICT, **change), RANGE)
         self.query, self.run = queries[0], run
         self.audit = audit or AuditLog()
-        self.side = NodeSide({query.name: query for query in queries[: 1 + two]})
+        self.side = NodeSide({query.name: query for query in queries[: 1 + two]}, SETTING)
         self.mechanism = PrivacyMechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.mechanism.setup_hash = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
@@ -313,11 +315,12 @@ CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
 def test_equal_responses_have_different_hashes() -> None:
     """Under masks a server that compared them would find where a node's network bends."""
     node = Node(TRAINED)
+    SumEncoder(node.gate)
 
     def release_hash_of(number: int, part: str = "response") -> str:
         received = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
         node.gate.release(received, part, LOGITS, node.query, X)
-        return str(node.gate.release_cost(number, part, is_masked=True).release_hash)
+        return str(node.gate.release_cost(number, part).release_hash)
 
     hashes = [
         release_hash_of(0),
@@ -488,7 +491,7 @@ def test_impossible_calibration_names_smaller_budget() -> None:
         depends_on_records=("counts",),
         name="count",
     )
-    sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
+    sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)}, SETTING)
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PATE(**{"epsilon": 8.0, **change})
         with pytest.raises(ArgumentError, match=rf"privacy\.{name} = 0\.01"):

@@ -23,6 +23,7 @@ from fedstill.privacy.events import Event, PrivacyCost, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.release_rules import Exact
+from fedstill.privacy.statement import PLUGIN_METHOD_TEXT
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
@@ -32,6 +33,7 @@ from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 from tests.methods.counting_queries import count_labels
 from tests.privacies import make_mechanism
+from tests.settings import SETTING
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
@@ -82,7 +84,7 @@ GIVEN: dict[str, Any] = {
 
 
 def side(*queries: Query, **more: Any) -> NodeSide:
-    return NodeSide({query.name: query for query in queries or (PREDICT_LOGITS, COUNT)}, **more)
+    return NodeSide({query.name: query for query in queries or (PREDICT_LOGITS, COUNT)}, SETTING, **more)
 
 
 def protection(
@@ -93,7 +95,7 @@ def protection(
     task: Task = TASK,
     **more: Any,
 ) -> PrivacyMechanism:
-    own = {name: more.pop(name) for name in ("initial_training", "trains_models") if name in more}
+    own = {name: more.pop(name) for name in ("initial_training", "trains_models", "plugin") if name in more}
     changed = make_mechanism(mechanism, **{**config, **more})
     made = PrivacyMechanism("clinic", changed, side(*queries, **own), LOCAL, examples, task)
     made.setup_hash = "data"
@@ -241,17 +243,16 @@ def test_summed_votes_have_no_guarantee() -> None:
 
 def test_custom_methods_votes_have_no_guarantee() -> None:
     """It may sharpen them: then one teacher more or less moves a row by all of them, and not by one vote."""
-    theirs = PREDICT_LOGITS.from_package("lab")
-    made = protection("pate", theirs)
-    assert response(made, theirs) is None
+    made = protection("pate", PREDICT_LOGITS, plugin="lab")
+    assert response(made, PREDICT_LOGITS) is None
     near(
-        query_cost(made, theirs, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8)))
+        query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8)))
     )  # of all teachers
+    untrained = replace(PREDICT_LOGITS, trains=())
     for other in ("dp-sgd", "noisy-outputs"):
         logits = {"logits": SHAPES["logits"]}
-        assert (
-            query_cost(protection(other, theirs), replace(theirs, trains=()), "response", logits) is not None
-        )
+        made = protection(other, PREDICT_LOGITS, plugin="lab")
+        assert query_cost(made, untrained, "response", logits) is not None
 
 
 def test_image_outputs_have_no_guarantee() -> None:
@@ -475,12 +476,12 @@ def test_query_without_declared_dependence_is_refused() -> None:
     protection("pate", replace(undeclared, releases={}))  # it releases nothing
 
 
-def test_custom_counts_have_no_guarantee() -> None:
-    """How far one record can move them is known of the package's own only."""
-    theirs = COUNT.from_package("lab")
+def test_statement_names_plug_in_whose_declarations_it_assumes() -> None:
+    """Nothing here shows that one record moves its counts by one."""
+    assumed = PLUGIN_METHOD_TEXT.format(name="lab:Method")
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        assert protection(mechanism, COUNT).rule(COUNT, "counts") != Exact()
-        assert protection(mechanism, theirs).rule(theirs, "counts") == Exact()
+        assert assumed in protection(mechanism, COUNT, plugin="lab:Method").statement().assumes
+        assert assumed not in protection(mechanism, COUNT).statement().assumes
 
 
 def test_critic_without_private_training_has_no_guarantee() -> None:

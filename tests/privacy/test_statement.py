@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.federation.replies import MAX_TEXT
+from fedstill.federation.transport import MAX_TEXT
 from fedstill.privacy import statement
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, NoPrivacy, PrivacyConfig
@@ -16,6 +16,8 @@ from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import (
     NON_ADAPTIVE,
     PER_RECORD_ONLY,
+    PLUGIN_MECHANISM_TEXT,
+    PLUGIN_METHOD_TEXT,
     STOPPING_TEXT,
     PrivacyStatement,
     format_epsilon_bound,
@@ -87,7 +89,11 @@ def test_lines_fit_into_messages() -> None:
         line for name in MECHANISMS.builtin for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)
     ]
     assert all(
-        len(line) <= MAX_TEXT for line in (*text_, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20)
+        len(line) <= MAX_TEXT
+        for line in (
+            *(*text_, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20),
+            *(text.format(name="n" * 80) for text in (PLUGIN_MECHANISM_TEXT, PLUGIN_METHOD_TEXT)),
+        )
     )
 
 

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.data_spec import DataSpec
-from fedstill.methods._label_histogram import count_labels, count_labels_query
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
@@ -121,70 +119,27 @@ def test_rejects_other_kinds_for_gradients() -> None:
         Query(Asks().predict, details=QueryDetails(gradients=LABEL_COUNTS))
 
 
-def test_sealed_counts_keep_their_kind_in_plug_in_methods() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Counting(Method):
-        title: ClassVar[str] = "Counting"
-
-        def queries(self, setting: NodeSetting) -> Iterable[Query]:
-            yield count_labels_query(setting)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Forging(Counting):
-        def queries(self, setting: NodeSetting) -> Iterable[Query]:
-            yield replace(count_labels_query(setting), function=self.count_labels)
-
-        def count_labels(self, node: Any) -> Tensors:
-            return {}
-
-    @dataclass(frozen=True, kw_only=True)
-    class Wrapping(Counting):
-        def queries(self, setting: NodeSetting) -> Iterable[Query]:
-            yield replace(count_labels_query(setting), function=wraps(count_labels)(lambda node: {}))
-
-    predict = {
-        method: build_node_side(method, AT).queries["count_labels"]
-        for method in (Counting(), Forging(), Wrapping())
-    }
-    assert {kind.package for kind in predict[Counting()].released_kinds().values()} == {""}
-    assert "" not in {kind.package for kind in predict[Forging()].released_kinds().values()}
-    assert "" not in {kind.package for kind in predict[Wrapping()].released_kinds().values()}
-
-
 def test_rejects_unknown_query_fields() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'release'"):
         Query(Asks().predict, release={})  # type: ignore[call-arg]
 
 
-def test_kinds_of_plug_in_methods_carry_the_package_name() -> None:
-    package = method_name(Asks()).partition(".")[0].partition(":")[0]
-    side = build_node_side(Asks(), AT)
-    kinds = side.queries["predict"].released_kinds()
-    assert dict(kinds) == {"logits": f"{package}: logits", "d/dx": f"{package}: gradients"}
-    assert (kinds["logits"].category, kinds["d/dx"].category, kinds["logits"].package) == (
-        "scores",
-        "gradients",
-        package,
-    )
-    ours = build_node_side(METHODS["fediod"](), AT)
-    assert {kind.package for kind in ours.released_kinds()} == {""}
+def test_node_side_names_plug_ins() -> None:
+    assert build_node_side(Asks(), AT).plugin == method_name(Asks())
+    assert build_node_side(METHODS["fediod"](), AT).plugin == ""
 
 
-def test_outputs_only_releases_plug_in_kinds_by_name_only() -> None:
+def test_outputs_only_decides_by_category() -> None:
     predict = build_node_side(Asks(), AT).queries["predict"]
-    names = tuple(sorted(set(predict.released_kinds().values())))
+    features = replace(predict, releases={"logits": PayloadKind("features")})
 
-    def objection(**policy: Any) -> str | None:
-        return Gate("clinic", PolicyConfig(**policy), AuditLog()).refusal_reason(predict)
+    def objection(query: Query, **policy: Any) -> str | None:
+        return Gate("clinic", PolicyConfig(**policy), AuditLog()).refusal_reason(query)
 
-    assert objection() == (
-        f"outputs_only: {' and '.join(names)} may not leave, "
-        "unless its owner names it in policy.kinds (now none)"
-    )
-    assert objection(kinds=("logits", "gradients")) is not None
-    assert objection(kinds=names[:1]) is not None
-    assert objection(kinds=names) is None
-    assert objection(outputs_only=False) is None
+    assert objection(predict) is None
+    assert objection(features) == "outputs_only: features may not leave"
+    assert objection(features, kinds=("features",)) is None
+    assert objection(features, outputs_only=False) is None
 
 
 def test_payload_kind_equals_its_name_and_keeps_its_attributes() -> None:
@@ -199,7 +154,6 @@ def test_payload_kind_equals_its_name_and_keeps_its_attributes() -> None:
     outputs = {kind for kind in KNOWN_KINDS.values() if kind.is_output}
     assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}
     assert {kind for kind in KNOWN_KINDS.values() if kind.from_label_maps} == {LABEL_MAPS, "difference"}
-    assert PayloadKind("x", category="rows").for_package("lab").for_package("lab") == "lab: lab: x"
 
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])
@@ -208,12 +162,12 @@ def test_plan_imports_no_method_that_the_node_does_not_allow(name: Any) -> None:
     table = RunPlan("run", {"name": "fedavg"}, spec).to_dict()
     assert RunPlan.from_dict(table).make_method() == METHODS["fedavg"]()
     with pytest.raises(
-        ArgumentError, match=r"invalid method\.name = .* \(expected a name that policy\.methods"
+        ArgumentError, match=r"invalid method\.name = .* \(expected a name that policy\.plugins"
     ):
         RunPlan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules
     class_path = f"{Asks.__module__}:Asks"
-    allowed = RunPlan.from_dict({**table, "method": {"name": class_path, "rounds": 4}}, methods=[class_path])
+    allowed = RunPlan.from_dict({**table, "method": {"name": class_path, "rounds": 4}}, plugins=[class_path])
     assert allowed.make_method() == METHODS[class_path](rounds=4)
 
 

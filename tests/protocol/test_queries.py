@@ -11,6 +11,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.protocol.wire_format import json_from_tensor
+from tests.settings import SETTING
 
 TWO = Query(
     lambda node, **_: {},
@@ -78,21 +79,21 @@ def test_counts_and_sizes_are_summed_together() -> None:
 @pytest.mark.parametrize("other", [summing("other", how="mean"), summing("other", CRITIC)])
 def test_rejects_two_weightings_of_outputs(other: Query) -> None:
     with pytest.raises(ArgumentError, match="sums of query other"):
-        NodeSide({"ask": summing(), "other": other})
+        NodeSide({"ask": summing(), "other": other}, SETTING)
 
 
 def test_weightings_name_statistic_weighting_and_noise() -> None:
-    side = NodeSide({"ask": summing()}, sum_source="log_probs")
+    side = NodeSide({"ask": summing()}, SETTING, sum_source="log_probs")
     assert side.weightings("ask") == {"outputs": "logits of log_probs by size"}
     assert side.weightings("ask", "one") == {"outputs": "logits of log_probs by size of run 'one'"}
 
 
-def test_kinds_name_the_statistics_of_another_package() -> None:
+def test_plug_in_sums_one_statistic_only() -> None:
     logits, entropies = (
         PayloadKind("logits", category="scores"),
         PayloadKind("entropies", category="responses"),
     )
-    first = summing("ask", logits).from_package("my_lab")
-    assert NodeSide({"ask": first, "again": summing("again", logits).from_package("my_lab")}).sums
+    first = summing("ask", logits)
+    assert NodeSide({"ask": first, "again": summing("again", logits)}, SETTING, sum_source="my_lab").sums
     with pytest.raises(ArgumentError, match="sums of query other"):
-        NodeSide({"ask": first, "other": summing("other", entropies).from_package("my_lab")})
+        NodeSide({"ask": first, "other": summing("other", entropies)}, SETTING, sum_source="my_lab")

@@ -13,7 +13,7 @@ pytest.importorskip("nvflare")
 from fedstill.data.loading import load
 from fedstill.federation.admin import Admin
 from fedstill.runs.config import from_dict
-from fedstill.runs.deployed import _waiting_reason, unused_data_note
+from fedstill.runs.deployment import _waiting_reason, unused_data_note
 
 
 class Connected:

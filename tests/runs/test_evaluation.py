@@ -16,8 +16,15 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.text_format import replace_nonfinite
-from fedstill.runs import bootstrap_weights
-from fedstill.runs.evaluation import Evaluation, Outputs, mean, standard_deviation
+from fedstill.runs.evaluation import (
+    DRAWS,
+    Evaluation,
+    Outputs,
+    mean,
+    resample_counts,
+    resampling_units,
+    standard_deviation,
+)
 from fedstill.tasks import TASKS
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig
@@ -149,15 +156,15 @@ def test_only_image_tasks_have_pictures() -> None:
 
 def test_resamples_keep_units_and_are_equal_for_all_runs() -> None:
     data = parted()
-    of = bootstrap_weights.resampling_units(data)
+    of = resampling_units(data)
     assert of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # patients
     owned = replace(data, groups=torch.tensor([7, 7, 7, 7, 5, 5, 5, 5]))
-    assert bootstrap_weights.resampling_units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    weights = bootstrap_weights.resample_counts(of)
-    assert weights.shape == (bootstrap_weights.DRAWS, 8)
+    assert resampling_units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    weights = resample_counts(of)
+    assert weights.shape == (DRAWS, 8)
     assert (weights.sum(1) == 8).all()
     assert (weights[:, ::2] == weights[:, 1::2]).all()
-    assert (weights == bootstrap_weights.resample_counts(of)).all()
+    assert (weights == resample_counts(of)).all()
 
 
 def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
@@ -177,7 +184,7 @@ def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
     # The standard error of 80 % over 400 cases is 2 points.
     assert intervals["global_model"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
     draws = load_file(tmp_path / "draws.safetensors")["judged"]
-    assert draws.shape == (bootstrap_weights.DRAWS,)
+    assert draws.shape == (DRAWS,)
     assert draws.std().item() == pytest.approx(2.0, rel=0.1)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.runs.example_predictions import SIDE, best_median_and_worst, choose_example_predictions
+from fedstill.runs.evaluation import SIDE, best_median_and_worst, choose_example_predictions
 from fedstill.tasks import Task
 from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.instances import InstancesConfig

@@ -26,9 +26,10 @@ from fedstill.data.splits import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
-from fedstill.report.run_files import MetricsLog
-from fedstill.runs import build, deployed, local_processes, run
+from fedstill.report.result import MetricsLog
+from fedstill.runs import deployment, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
+from fedstill.runs.simulation import build_simulation
 from fedstill.track import Tracker
 from fedstill.track.tracker_group import TrackerGroup
 from tests.federation.test_remote import Away, tiny
@@ -111,8 +112,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     made = Server()
-    for module in (deployed, local_processes):
-        monkeypatch.setattr(module, "Admin", made.admin)
+    monkeypatch.setattr(deployment, "Admin", made.admin)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -148,7 +148,7 @@ def test_resumes_with_initial_nodes(server: Server) -> None:
 def test_shows_progress_of_waiting_run(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(deployment.time, "sleep", lambda seconds: None)
     server.at_work = ["SUBMITTED", "RUNNING", "RUNNING"]
     begin(progress=True)
     message = "  submitted\n  running\ndistillation 3 of 60, waits for node-2 for 12.0 s\n"
@@ -298,10 +298,10 @@ def test_rejects_second_process_on_run(server: Server) -> None:
     held = os.open("out", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     config = tiny("fedavg")
-    experiment, _ = build.build_simulation(config)
+    experiment, _ = build_simulation(config)
     for start in (
-        lambda: local_processes.rehearse(config, experiment, Path("out"), ProgressBar(False)),
-        lambda: deployed.submit(config, Path("out"), ProgressBar(False), TrackerGroup()),
+        lambda: deployment.rehearse(config, experiment, Path("out"), ProgressBar(False)),
+        lambda: deployment.submit(config, Path("out"), ProgressBar(False), TrackerGroup()),
     ):
         with pytest.raises(RunFolderError, match="out is in use: another process runs this run"):
             start()
@@ -331,12 +331,12 @@ def test_rehearsal_is_provisioned_each_time(
         return 1
 
     events: list[str] = []
-    monkeypatch.setattr(local_processes, "provision", provision)
+    monkeypatch.setattr(deployment, "provision", provision)
     monkeypatch.setattr(
-        local_processes.flare_site, "start", lambda here, **given: events.append(f"start {here.folder.name}")
+        deployment.flare_site, "start", lambda here, **given: events.append(f"start {here.folder.name}")
     )
     stop = lambda here: events.append(f"stop {here.folder.name}")  # noqa: E731
-    monkeypatch.setattr(local_processes.flare_site, "stop", stop)
+    monkeypatch.setattr(deployment.flare_site, "stop", stop)
     monkeypatch.setattr(Server, "wait_for", lambda *given: None, raising=False)
     home, names = tmp_path / "federation", ["node-0", "node-1"]
     for name in names:
@@ -345,7 +345,7 @@ def test_rehearsal_is_provisioned_each_time(
     (home / "runs/run/result.json").write_text("{}")
     for again in ("whole", "half", "whole"):
         events.clear()
-        local_processes._run_deployed(tiny("fedavg"), "run", names, home)
+        deployment._run_deployed(tiny("fedavg"), "run", names, home)
         kits = [home / "nodes" / name / "kit/startup/fed_client.json" for name in names]
         assert [kit.read_text() for kit in kits] == [made[-1]] * 2
         assert sorted(events[-6:]) == sorted(f"{what} {name}" for what in ("start", "stop") for name in
@@ -364,7 +364,7 @@ def test_rehearsal_is_provisioned_each_time(
     monkeypatch.setattr(Server, "wait_for", missing)
     message = r"not there: node-1: 2 nodes and a server with .*use fewer nodes \(--nodes N\) or no --engine"
     with pytest.raises(DeployError, match=message):
-        local_processes._run_deployed(tiny("fedavg"), "run", names, home)
+        deployment._run_deployed(tiny("fedavg"), "run", names, home)
 
 
 def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,10 +379,10 @@ def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pyte
         shown.append(MetricsLog.read(out / "metrics.jsonl").main_model)
         raise DeployError("stopped")
 
-    monkeypatch.setattr(local_processes, "_run_simulator", stop)
+    monkeypatch.setattr(deployment, "_run_simulator", stop)
     for _ in range(2):
         with pytest.raises(DeployError, match="stopped"):
-            local_processes.rehearse(config, build.build_simulation(config)[0], out, ProgressBar(False))
+            deployment.rehearse(config, build_simulation(config)[0], out, ProgressBar(False))
     assert shown == [{1.0: 10.0}, {1.0: 10.0, 2.0: 20.0}]
 
 
@@ -402,8 +402,8 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     results = live.run()
     live.finish({**live.describe_run(), **results}, keep_state=True)
     (folder / "out").mkdir()
-    experiment, about = build.build_simulation(config)
-    metrics = local_processes._evaluate_checkpoints(
+    experiment, about = build_simulation(config)
+    metrics = deployment._evaluate_checkpoints(
         experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, ProgressBar(False)
     )
     return run.write_simulation_result(experiment, about, metrics, folder / "out")
@@ -465,11 +465,13 @@ def test_server_config_has_no_node_options() -> None:
             "engine": {"backend": "flare", "startup_kit": "federation/admin"},
         }
     )
-    result = read_toml(deployed.server_config_toml(config))
+    result = read_toml(deployment.server_config_toml(config))
     assert result.method.steps == 7
     assert (result.nodes, result.split) == (NodesConfig(), Dirichlet())
     assert result.engine.startup_kit == ""
-    assert not any(word in deployed.server_config_toml(config) for word in ("mine:make", "policy", "models"))
+    assert not any(
+        word in deployment.server_config_toml(config) for word in ("mine:make", "policy", "models")
+    )
 
 
 class RecordingTracker(Tracker):
@@ -495,8 +497,8 @@ class RecordingTracker(Tracker):
 
 @pytest.fixture
 def tracker_name(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(deployed, "PROGRESS_INTERVAL", 0.0)
-    monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(deployment, "PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(deployment.time, "sleep", lambda seconds: None)
     return f"{__name__}:RecordingTracker"
 
 

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.timing import Clock
-from fedstill.runs import build
 from fedstill.runs.config import from_dict
-from fedstill.runs.simulation import Simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 
 
 class Maker:
@@ -62,7 +61,7 @@ class Looping(Simulation):
 def test_saves_label_maps_with_samples(tmp_path: Path, expected: bool) -> None:
     maps = torch.arange(3, dtype=torch.uint8).view(3, 1, 1).expand(3, 4, 4) if expected else None
     table = {"method": {"name": "fediod"}, "evaluation": {"every": 1, "samples": 2, "centralized": False}}
-    run = Looping(build.build_simulation(from_dict(table))[0].setting)
+    run = Looping(build_simulation(from_dict(table))[0].setting)
     run.maker = Maker(maps)
     run.run(tmp_path)
     result: dict[str, Any] = {}
@@ -100,12 +99,12 @@ def test_notes_best_evaluation(tmp_path: Path) -> None:
         "evaluation": {"every": 1, "centralized": False},
         "engine": {"threads": 1},
     }
-    plain = Simulation(build.build_simulation(from_dict(table))[0].setting)
+    plain = Simulation(build_simulation(from_dict(table))[0].setting)
     with pytest.raises(FedstillError, match="no server yet"):
         plain.server.step()
     assert not any("best" in note for note in plain.run().get("notes", ()))
     changed = {**table, "evaluation": {**table["evaluation"], "best": True}}
-    simulation = Simulation(build.build_simulation(from_dict(changed))[0].setting)
+    simulation = Simulation(build_simulation(from_dict(changed))[0].setting)
     result = simulation.run(tmp_path)
     evaluations = {
         line["accuracy"]: line["step"] for line in simulation.records.metrics if "accuracy" in line

@@ -31,9 +31,9 @@ from fedstill.models.predictors import file_fingerprint
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.local_processes import write_nodes
+from fedstill.runs.deployment import write_nodes
+from fedstill.runs.simulation import build_simulation
 from fedstill.tasks import TASKS
 from tests.predictors import serving, write_onnx
 from tests.runs.test_remote_run import RecordingLink, changed, live
@@ -136,8 +136,8 @@ def test_model_is_named_by_its_file(tmp_path: Path) -> None:
     sidecar = tmp_path / "graph.toml"
     sidecar.write_text(f'name = "graph.onnx"\nclasses = [{names}]', encoding="utf-8")
     config = run([str(sidecar), "mlp:8"])
-    simulation, _ = build.build_simulation(config)
-    plain, _ = build.build_simulation(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
+    simulation, _ = build_simulation(config)
+    plain, _ = build_simulation(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
     mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
     torch.testing.assert_close(mapped, own.flip(1))
     write_nodes(config, simulation, tmp_path / "nodes")
@@ -159,7 +159,7 @@ def test_deployed_predictor_nodes_equal_simulation(
     link = RecordingLink(node_hosts)
     with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient passes through it"):
         live(config, link, tmp_path).run()
-    simulation, _ = build.build_simulation(responding)
+    simulation, _ = build_simulation(responding)
     simulation.run()
     server = live(responding, link, tmp_path)
     server.run()
@@ -177,9 +177,9 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     write_onnx(path, draw.normal(size=(13, 3)))
     config = run([str(path), "mlp:8"])
-    begun, _ = build.build_simulation(config)
+    begun, _ = build_simulation(config)
     state = begun._node_state()
-    here, _ = build.build_simulation(config)
+    here, _ = build_simulation(config)
     here._prepare_nodes(state)
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
@@ -187,7 +187,7 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     spec = DataSpec.from_data(config.task, WINE)
     first = file_fingerprint(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
-    replaced, _ = build.build_simulation(config)
+    replaced, _ = build_simulation(config)
     with pytest.raises(
         ModelError, match=f"{begun.nodes[0].name}: the model has changed since the run was started"
     ):
@@ -200,11 +200,11 @@ def test_rejects_endpoints_of_other_machines() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid nodes\.models = 'http://192\.0\.2\.1/' \(expected an address on"
     ):
-        build.build_simulation(run(["http://192.0.2.1/"]))
+        build_simulation(run(["http://192.0.2.1/"]))
 
 
 def test_rejects_state_of_earlier_version() -> None:
-    begun, _ = build.build_simulation(run(["mlp:8"]))
+    begun, _ = build_simulation(run(["mlp:8"]))
     state = {key: value for key, value in begun._node_state().items() if key != "models"}
     with pytest.raises(RunFolderError, match=r"^the run was started with an earlier fedstill"):
         begun._prepare_nodes(state)
@@ -214,10 +214,10 @@ def test_rejects_state_of_earlier_version() -> None:
 def test_resume_detects_changed_data_and_layers(part: str) -> None:
     """Custom data files and modules may have changed since, with equal shapes."""
     config = run(["mlp:8"])
-    begun, _ = build.build_simulation(config)
+    begun, _ = build_simulation(config)
     state = begun._node_state()
-    build.build_simulation(config)[0]._prepare_nodes(state)
-    replaced, _ = build.build_simulation(config)
+    build_simulation(config)[0]._prepare_nodes(state)
+    replaced, _ = build_simulation(config)
     if part == "layers":
         model = replaced.nodes[1].model
         name, _ = next(

@@ -19,8 +19,9 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import unpack
-from fedstill.runs import build, local_processes, remote_run
+from fedstill.runs import deployment, remote_run
 from fedstill.runs.config import RunConfig, from_dict, to_dict
+from fedstill.runs.simulation import build_simulation
 from tests.federation.test_remote import NAMES, Live, tiny
 from tests.loopback import Loopback
 
@@ -44,7 +45,7 @@ class RecordingLink(Loopback):
 
 def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
-    local_processes.write_nodes(config, build.build_simulation(config)[0], folder / "nodes")
+    deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
     for node in NAMES:
         file = folder / "nodes" / node / "node.toml"
         text = file.read_text()
@@ -73,7 +74,7 @@ def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
 
 def test_server_ignores_node_options(tmp_path: Path) -> None:
     config = tiny("fediod")
-    experiment, _ = build.build_simulation(config)
+    experiment, _ = build_simulation(config)
     experiment.run()
     other = changed(config, nodes={"models": ["resnet8:4"], "local": {"epochs": 9}}, split={"nodes": 50})
     server = live(other, RecordingLink(nodes(config, tmp_path)), tmp_path)
@@ -85,7 +86,7 @@ def test_result_has_node_notes_only(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), RecordingLink(hosts), tmp_path)
     results = server.run()
-    sizes = [len(part) for part in build.build_simulation(tiny("fediod"))[0].setting.parts]
+    sizes = [len(part) for part in build_simulation(tiny("fediod"))[0].setting.parts]
     assert [node["examples"] for node in results["nodes"]] == sizes
     assert [sum(node["label_counts"]) for node in results["nodes"]] == sizes
     assert [node["name"] for node in results["nodes"]] == list(NAMES)
@@ -204,7 +205,7 @@ def test_full_quorum_needs_all_nodes(tmp_path: Path) -> None:
         live(config, link, tmp_path).run()
     assert refused(link)
     # With it, the same folder resumes, to the metrics of an uninterrupted run.
-    experiment, _ = build.build_simulation(config)
+    experiment, _ = build_simulation(config)
     experiment.run()
     link.away = ()
     server = live(config, link, tmp_path)

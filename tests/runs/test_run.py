@@ -21,9 +21,9 @@ from fedstill.core.errors import DataError, MethodRefused, RunFolderError
 from fedstill.core.run_writer import RunWriter
 from fedstill.models import SmallCNN
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.build import build_simulation
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.run import resume
+from fedstill.runs.simulation import build_simulation
 from tests.audited import edit, entries
 from tests.forked import Command
 
@@ -123,7 +123,7 @@ def test_audit_log_adds_up_to_result(finished: Path) -> None:
 
 
 def test_saved_student_reaches_reported_metrics(finished: Path) -> None:
-    from fedstill.runs.build import build_simulation
+    from fedstill.runs.simulation import build_simulation
 
     experiment, _ = build_simulation(load_toml(finished / "config.toml"))
     student = SmallCNN((1, 8, 8), 10, 8)

@@ -13,7 +13,7 @@ from fedstill.data.public import PublicData
 from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
-from fedstill.runs import run_warnings
+from fedstill.runs import results
 from fedstill.runs.evaluation import Outputs
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
@@ -28,13 +28,13 @@ def images(first: int, count: int, *labels: int) -> TensorData:
 
 
 def test_warns_about_single_node() -> None:
-    assert run_warnings.single_node_warning(["a"]) == "there is only one node: nothing is federated"
-    assert run_warnings.single_node_warning(["a", "b"]) is None
+    assert results.single_node_warning(["a"]) == "there is only one node: nothing is federated"
+    assert results.single_node_warning(["a", "b"]) is None
 
 
 def test_warns_about_zero_learning_rates() -> None:
-    assert run_warnings.zero_learning_rates_warning(FedAvg(), 0.001) == []
-    result = run_warnings.zero_learning_rates_warning(FedIOD(student=ReplayTraining(lr=0.0)), 0.0)
+    assert results.zero_learning_rates_warning(FedAvg(), 0.001) == []
+    result = results.zero_learning_rates_warning(FedIOD(student=ReplayTraining(lr=0.0)), 0.0)
     assert result == [
         f"{name} is 0: its parameters are not trained" for name in ("nodes.local.lr", "method.student.lr")
     ]
@@ -50,9 +50,7 @@ def test_warns_about_zero_learning_rates() -> None:
     ],
 )
 def test_warns_about_large_epsilon(node: dict[str, float | None], expected: str | None) -> None:
-    warning = run_warnings.weak_privacy_warning(
-        {"nodes": [{"name": "a", **node}, {"name": "b", "epsilon": 1.0}]}
-    )
+    warning = results.weak_privacy_warning({"nodes": [{"name": "a", **node}, {"name": "b", "epsilon": 1.0}]})
     assert (
         (warning is None)
         if expected is None
@@ -62,48 +60,41 @@ def test_warns_about_large_epsilon(node: dict[str, float | None], expected: str 
 
 def test_warns_about_missing_classes() -> None:
     task, classes = Classification(4), ("p", "q", "r", "s")
-    assert (
-        run_warnings.missing_classes_warning(task, [images(0, 3, 0, 1, 3), images(0, 1, 2)], classes) is None
-    )
-    result = run_warnings.missing_classes_warning(task, [images(0, 2, 0, 0), images(0, 1, 2)], classes)
+    assert results.missing_classes_warning(task, [images(0, 3, 0, 1, 3), images(0, 1, 2)], classes) is None
+    result = results.missing_classes_warning(task, [images(0, 2, 0, 0), images(0, 1, 2)], classes)
     assert result == "no node has an example of q and s: it cannot be learned"
     findings = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[1, 0], [-1, 0]]))
-    assert run_warnings.missing_classes_warning(MultiLabel(2), [findings], ("Edema", "Mass")) == (
+    assert results.missing_classes_warning(MultiLabel(2), [findings], ("Edema", "Mass")) == (
         "no node has an example of Mass: it cannot be learned"
     )
-    assert run_warnings.missing_classes_warning(task, [], classes) is None  # nodes elsewhere: theirs to know
+    assert results.missing_classes_warning(task, [], classes) is None  # nodes elsewhere: theirs to know
 
 
 def test_warns_about_duplicate_inputs() -> None:
     test, public = images(0, 10), PublicData("other", images(8, 6).inputs)  # 0..9 and 8..13
-    assert run_warnings.duplicate_inputs_warnings(
-        test, public, [images(100, 3), images(9, 1), images(12, 2)]
-    ) == [
+    assert results.duplicate_inputs_warnings(test, public, [images(100, 3), images(9, 1), images(12, 2)]) == [
         "1 of 10 test examples are also private data: metrics are too good",
         "2 of 10 test examples are also public data: metrics are too good",
         "3 different public inputs are also private data: these are not secret",
     ]
-    assert run_warnings.duplicate_inputs_warnings(test, None, [images(10, 5)]) == []
+    assert results.duplicate_inputs_warnings(test, None, [images(10, 5)]) == []
 
 
 def test_warns_about_probabilities() -> None:
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     task = Classification(3)
     assert (
-        run_warnings.probabilities_as_logits_warning(task, Outputs(logits, {"a": logits.log_softmax(1)}))
-        is None
+        results.probabilities_as_logits_warning(task, Outputs(logits, {"a": logits.log_softmax(1)})) is None
     )
-    result = run_warnings.probabilities_as_logits_warning(
+    result = results.probabilities_as_logits_warning(
         task, Outputs(logits.softmax(1), {"a": logits, "b": logits.softmax(1)})
     )
     assert result == ("outputs of b and the student are probabilities (expected logits): remove the softmax")
     assert "sigmoid" in (
-        run_warnings.probabilities_as_logits_warning(MultiLabel(3), Outputs(logits.sigmoid())) or ""
+        results.probabilities_as_logits_warning(MultiLabel(3), Outputs(logits.sigmoid())) or ""
     )
     assert (
-        run_warnings.probabilities_as_logits_warning(
-            ReconstructionConfig().make(1), Outputs(logits.sigmoid())
-        )
+        results.probabilities_as_logits_warning(ReconstructionConfig().make(1), Outputs(logits.sigmoid()))
         is None
     )
 
@@ -111,12 +102,10 @@ def test_warns_about_probabilities() -> None:
 def test_warns_about_non_finite_outputs() -> None:
     """argmax takes NaN for the first class, and accuracy its share."""
     good, bad = torch.zeros(5, 3), torch.zeros(5, 3)
-    assert run_warnings.non_finite_outputs_warning(Outputs(good, {"a": good})) is None
+    assert results.non_finite_outputs_warning(Outputs(good, {"a": good})) is None
     bad[1:3, 2], bad[3, 0] = torch.nan, torch.inf
     message = "outputs of b and the student are NaN or infinite for up to 3 of 5 test inputs"
-    assert (run_warnings.non_finite_outputs_warning(Outputs(bad, {"a": good, "b": bad})) or "").startswith(
-        message
-    )
+    assert (results.non_finite_outputs_warning(Outputs(bad, {"a": good, "b": bad})) or "").startswith(message)
 
 
 def test_warnings_appear_in_result_terminal_and_report(
@@ -140,17 +129,17 @@ def test_warnings_appear_in_result_terminal_and_report(
 def test_warns_about_reshaped_public_data() -> None:
     done = "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
     public = PublicData("color", torch.zeros(1, 1, 8, 8), conversion=done)
-    assert run_warnings.warn_reshaped_public(public) == f"public data color are {done}"
-    assert run_warnings.warn_reshaped_public(PublicData("gray", torch.zeros(1, 1, 8, 8))) is None
-    assert run_warnings.warn_reshaped_public(None) is None
+    assert results.warn_reshaped_public(public) == f"public data color are {done}"
+    assert results.warn_reshaped_public(PublicData("gray", torch.zeros(1, 1, 8, 8))) is None
+    assert results.warn_reshaped_public(None) is None
 
 
 def test_warns_about_unscaled_images() -> None:
     task, half = Classification(2), [TensorData(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))]
-    result = run_warnings.unscaled_images_warning(task, (), (), half) or ""
+    result = results.unscaled_images_warning(task, (), (), half) or ""
     assert result.endswith("pixels from 0 to 1 want mean = 0 and std = 1")
-    assert run_warnings.unscaled_images_warning(task, (0.5,), (0.5,), half) == result
-    assert run_warnings.unscaled_images_warning(task, (0.0,), (1.0,), half) is None
-    assert run_warnings.unscaled_images_warning(task, (), (), []) is None
+    assert results.unscaled_images_warning(task, (0.5,), (0.5,), half) == result
+    assert results.unscaled_images_warning(task, (0.0,), (1.0,), half) is None
+    assert results.unscaled_images_warning(task, (), (), []) is None
     below = TensorData(half[0].inputs - 1, half[0].targets)
-    assert run_warnings.unscaled_images_warning(task, (), (), [*half, below]) is None
+    assert results.unscaled_images_warning(task, (), (), [*half, below]) is None

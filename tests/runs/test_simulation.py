@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.compute import EngineConfig
@@ -34,8 +35,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.build import describe_cases
-from fedstill.runs.setting import Setting
+from fedstill.runs.build import Setting, describe_cases
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
@@ -404,6 +404,32 @@ def test_frozen_network_uses_no_random_numbers() -> None:
         return [value for network in networks for value in network.state_dict().values()]
 
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(learned(2), learned(1), strict=True))
+
+
+class FunctionalDropout(nn.Module):
+    """A network whose random numbers no layer announces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(F.dropout(x.flatten(1), 0.5, self.training))
+
+
+def test_random_networks_repeat_if_watched_and_are_refused_otherwise() -> None:
+    def learned(workers: Workers) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        networks = [FunctionalDropout() for _ in range(3)]
+        experiment = Simulation(setting(FedAvg(rounds=1), models=networks, student=FunctionalDropout()))
+        experiment.compute.workers = workers
+        experiment.run()
+        return [value for network in networks for value in network.state_dict().values()]
+
+    with pytest.raises(FedstillError, match=r"torch's global generator .* set engine.watch_random to true"):
+        learned(Workers(2))
+    watched, alone = learned(Workers(2, watch_random=True)), learned(Workers(1))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(watched, alone, strict=True))
 
 
 # --- whose each example is --------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from fedstill.node.node_service import NodeService
 from fedstill.node.request_text import describe_request
 from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.run_plan import describe
-from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict, to_toml
 from fedstill.runs.remote_run import make_run_plan
+from fedstill.runs.simulation import build_simulation
 from tests.federation.test_remote import NAMES
 from tests.runs.test_remote_run import RecordingLink, live, nodes
 
@@ -131,7 +131,7 @@ def test_approval_request_lists_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fediod", "fedavg"])
 def test_csv_nodes_equal_simulation(tmp_path: Path, method: str) -> None:
     config = run_of(tmp_path, method)
-    simulation, _ = build.build_simulation(config)
+    simulation, _ = build_simulation(config)
     simulation.run()
     server = live(config, RecordingLink(hosts(config, tmp_path)), tmp_path)
     server.run()

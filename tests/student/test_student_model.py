@@ -20,7 +20,7 @@ from fedstill.data import load, make_data_config, new_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.new_data import EvaluationDataOptions, load_labeled, load_unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
-from fedstill.runs.run_warnings import input_hashes
+from fedstill.runs.results import input_hashes
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.export import export
 from fedstill.student.predict import predict
