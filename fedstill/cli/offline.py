@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 offline = group(
     "offline",
-    """Federated distillation with signed files carried by hand, for one-shot methods such as FedKD.
+    """Federated distillation with signed files carried by hand, for one-shot methods.
 
 Every file is signed. Compare the fingerprint of a key once, over another channel than the file's.""",
 )
