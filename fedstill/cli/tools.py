@@ -186,7 +186,7 @@ def tasks_by_method() -> dict[str, dict[str, str | None]]:
 
 
 def _refusals_by_task(methods: Iterable[type[Method]]) -> list[dict[str, str | None]]:
-    from fedstill.protocol.method import unmet_need
+    from fedstill.protocol.needs import unmet_need
     from fedstill.tasks import TASKS
 
     tasks = {name: kind().minimal_task() for name, kind in TASKS.importable_objects().items()}

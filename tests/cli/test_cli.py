@@ -24,7 +24,8 @@ from fedstill.cli.tools import kinds
 from fedstill.compare.comparison import Comparison
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import FedstillError, QueryRefused, RunFolderError
-from fedstill.protocol.method import METHODS, Needs
+from fedstill.protocol.method import METHODS
+from fedstill.protocol.needs import Needs
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
 from fedstill.tasks import TASKS

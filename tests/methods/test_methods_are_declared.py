@@ -12,7 +12,8 @@ import fedstill
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, build_node_side, unmet_need
+from fedstill.protocol.method import METHODS, build_node_side
+from fedstill.protocol.needs import unmet_need
 from fedstill.protocol.queries import NodeSetting, placeholder_public
 from fedstill.tasks import TASKS
 
