@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedstill.node.audit_log import AuditLog
     from fedstill.privacy.config import Accountant, PrivacyConfig
 
-audit = group(
+commands = group(
     "audit",
     """Show, verify and export a node's audit log: every release and its privacy cost.
 
@@ -85,7 +85,7 @@ def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
         audit.close()
 
 
-@audit.command
+@commands.command
 def show(
     path: Path, /, *, last: NonNegativeInt = 20, delta: Fraction | None = None, as_json: AsJson = False
 ) -> None:
@@ -104,31 +104,31 @@ def show(
     at = delta or (1e-5 if log.privacy is None else log.privacy.delta)
 
     console = plain()
-    with _open_log(log) as entries_log:
-        everything = list(entries_log.entries())
+    with _open_log(log) as audit:
+        everything = list(audit.entries())
         entries = list(filter(is_about_data, everything))
         if as_json:
-            status = {"log": str(log.file), "sound": entries_log.fault is None, "trouble": entries_log.fault}
+            status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.fault}
             shown = [_without_secrets(entry) for entry in entries[-most:]]
             print_json(
                 {
                     **status,
                     "entries": shown,
-                    "totals": totals(entries_log, entries, at, log.privacy, log.mine),
+                    "totals": totals(audit, entries, at, log.privacy, log.mine),
                 }
             )
             return
         console.print(f"audit log {log.file}", soft_wrap=True)
-        if entries_log.fault is not None:
-            console.print(f"NOT SOUND: {entries_log.fault}.", style="bold", soft_wrap=True)
+        if audit.fault is not None:
+            console.print(f"NOT SOUND: {audit.fault}.", style="bold", soft_wrap=True)
         if not entries:
             console.print("Nothing has left.")
             return
         print_entries(console, entries[-most:], len(entries), lost_numbers(everything))
-        print_totals(console, entries_log, entries, at, log.privacy, log.mine)
+        print_totals(console, audit, entries, at, log.privacy, log.mine)
 
 
-@audit.command
+@commands.command
 def verify(path: Path, /, *, as_json: AsJson = False) -> None:
     """Verify that the log is complete and unchanged. The exit code is 2 if not.
 
@@ -139,9 +139,9 @@ def verify(path: Path, /, *, as_json: AsJson = False) -> None:
     """
     log, count, trouble = _find_log(path), None, None
     try:
-        with _open_log(log) as entries_log:
-            count = sum(1 for _ in entries_log.entries())
-            entries_log.verify()
+        with _open_log(log) as audit:
+            count = sum(1 for _ in audit.entries())
+            audit.verify()
     except FedstillError as error:
         trouble = error
     if as_json:
@@ -154,7 +154,7 @@ def verify(path: Path, /, *, as_json: AsJson = False) -> None:
         print(f"{log.file}: {shown}: hashes, totals and head agree")
 
 
-@audit.command
+@commands.command
 def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
     """Export releases, charges and refused queries as JSON lines.
 
@@ -176,13 +176,13 @@ def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
         raise ArgumentError("--out", str(to), "a file that does not exist")
-    with _open_log(log) as entries_log, open(to, "x", encoding="utf-8", opener=private_opener) as file:
-        for entry in entries_log.entries():
+    with _open_log(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
+        for entry in audit.entries():
             if whole or is_about_data(entry):
                 file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
-        if entries_log.fault is not None:
-            raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {entries_log.fault}")
+        if audit.fault is not None:
+            raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {audit.fault}")
 
 
 def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in (*SECRET, *SECURITY)}
 
 
-@audit.command
+@commands.command
 def accept(path: Path, /, *, because: str) -> None:
     """Accept a damaged log as its owner. Known privacy costs are charged again.
 
@@ -204,11 +204,11 @@ def accept(path: Path, /, *, because: str) -> None:
 
     log = _find_log(path)
     lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
-    with _open_log(log, write=True) as entries_log:
-        before = max((entry["entry"] for entry in entries_log.entries()), default=0)
-        trouble = entries_log.fault or lost
-        entries_log.accept(because, is_lost=lost is not None)
-        again = [entry for entry in entries_log.entries(before + 1) if entry["run"]]
+    with _open_log(log, write=True) as audit:
+        before = max((entry["entry"] for entry in audit.entries()), default=0)
+        trouble = audit.fault or lost
+        audit.accept(because, is_lost=lost is not None)
+        again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Accepted: {trouble}.")
     for entry in again:
         print(f"Charged again to {entry['payer']}, run {entry['run']}: {charge_text(entry)}.")

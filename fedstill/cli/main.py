@@ -56,22 +56,22 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "data owners": {
         "node": (
-            "node:node",
+            "node:commands",
             "Set up, check and run a node: a folder that belongs to the owner of its data.",
         ),
         "audit": (
-            "audit:audit",
+            "audit:commands",
             "Show, verify and export a node's audit log: every release and its privacy cost.",
         ),
         "privacy": (
-            "privacy:privacy",
+            "privacy:commands",
             "Plan epsilon before training, convert noise to epsilon, and audit the mechanisms.",
         ),
     },
     "coordinators": {
-        "server": ("server:server", "Create a federation on NVIDIA FLARE and run its server."),
+        "server": ("server:commands", "Create a federation on NVIDIA FLARE and run its server."),
         "offline": (
-            "offline:offline",
+            "offline:commands",
             "Federated distillation with signed files carried by hand, for one-shot methods.",
         ),
     },
@@ -156,14 +156,16 @@ def dispatch(words: Sequence[str]) -> None:
     app = make_app()
     names, apps, rest = app.parse_commands(words)
     function = apps[-1].default_command
-    if names and function is None and rest in ([], [ALL_HELP]):
-        app.help_print(names)
-    elif names and any(word in (*HELP_FLAGS, ALL_HELP) for word in rest):
-        app.help_print(names)
-        if ALL_HELP in rest and " ".join(names) in OPTION_LISTS:
-            module, _, lister = OPTION_LISTS[" ".join(names)].partition(":")
+    if names and (any(word in (*HELP_FLAGS, ALL_HELP) for word in rest) or (function is None and not rest)):
+        options = ""
+        if ALL_HELP in rest and (lister := OPTION_LISTS.get(" ".join(names))):
+            module, _, name = lister.partition(":")
             call = _sort_words(words, [word for word in rest if word != ALL_HELP], apps[-1])
-            print(f"\n{getattr(import_module(f'fedstill.cli.{module}'), lister)(call)}", end="")
+            options = f"\n{getattr(import_module(f'fedstill.cli.{module}'), name)(call)}"
+        for position, subcommand in enumerate(apps[-1]):
+            apps[-1][subcommand].sort_key = position  # else they are sorted by name
+        app.help_print(names)
+        print(options, end="")
     else:
         bind(words)()
 

@@ -28,13 +28,13 @@ Fingerprint = Annotated[
 ]
 Because = Annotated[str, Parameter(help="reason, kept in the audit log")]
 
-node = group(
+commands = group(
     "node",
     "Set up, check and run a node. A node is a folder that belongs to the owner of its data.",
 )
 
 
-@node.command
+@commands.command
 def init(folder: Path, /, *, name: str | None = None) -> None:
     """Create a node's folder: node.toml with every option explained, and its secret.
 
@@ -64,7 +64,7 @@ def init(folder: Path, /, *, name: str | None = None) -> None:
     print(f"  3. fedstill node check {folder}")
 
 
-@node.command
+@commands.command
 def check(folder: Path, run: str | None = None, /, *, as_json: AsJson = False) -> None:
     """Check a node's configuration, and show the queries that it would refuse. Trains nothing.
 
@@ -79,7 +79,7 @@ def check(folder: Path, run: str | None = None, /, *, as_json: AsJson = False) -
     check_node(folder, run, as_json)
 
 
-@node.command
+@commands.command
 def start(folder: Path, /) -> None:
     """Join the federation of the startup kit in FOLDER/kit, until Ctrl+C.
 
@@ -106,7 +106,7 @@ def start(folder: Path, /) -> None:
     sys.exit(flare_site.run(here))
 
 
-@node.command
+@commands.command
 def status(folder: Path, /, *, as_json: AsJson = False) -> None:
     """Show whether the node runs and reaches its server. The exit code is 1 if not.
 
@@ -136,7 +136,7 @@ def status(folder: Path, /, *, as_json: AsJson = False) -> None:
     sys.exit(0 if reached else 1)
 
 
-@node.command
+@commands.command
 def requests(folder: Path, sha256: Sha256 | None = None, /, *, as_json: AsJson = False) -> None:
     """List the runs that wait for your approval, with their servers and queries.
 
@@ -169,7 +169,7 @@ def requests(folder: Path, sha256: Sha256 | None = None, /, *, as_json: AsJson =
         print_facts(console, describe_request(request))
 
 
-@node.command
+@commands.command
 def approve(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = "") -> None:
     """Approve a run of one server.
 
@@ -182,7 +182,7 @@ def approve(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, beca
     _decide(folder, sha256, True, server, because)
 
 
-@node.command
+@commands.command
 def reject(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = "") -> None:
     """Reject a run, also one that is in progress.
 
@@ -195,7 +195,7 @@ def reject(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, becau
     _decide(folder, sha256, False, server, because)
 
 
-@node.command
+@commands.command
 def log(folder: Path, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None:
     """Show the security events in the audit log: joins, refusals and approvals.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedstill.federation.offline_files import Queries
 
 
-offline = group(
+commands = group(
     "offline",
     """Federated distillation with signed files carried by hand, for one-shot methods.
 
@@ -26,7 +26,7 @@ Every file is signed. Compare the fingerprint of a key once, over another channe
 )
 
 
-@offline.command
+@commands.command
 def make(
     preset: Preset,
     /,
@@ -88,7 +88,7 @@ def list_combine_options(call: Call) -> str:
     return run_options(config, call.overrides, f"with the values of {queries or 'demo'}")
 
 
-@offline.command
+@commands.command
 def combine(
     *responses: Path,
     queries: Path,
@@ -153,7 +153,7 @@ def _node_key_fingerprints(folder: Path) -> dict[str, str]:
     return found
 
 
-@offline.command
+@commands.command
 def answer(folder: Path, file: Path, /, *, out: Path | None = None, server_key: str | None = None) -> None:
     """At a node: train, and write the responses to the queries through the gate into a signed file.
 
@@ -208,7 +208,7 @@ def answer(folder: Path, file: Path, /, *, out: Path | None = None, server_key: 
         print(f"  {number}. {step}")
 
 
-@offline.command
+@commands.command
 def show(file: Path, /) -> None:
     """Show what a file of queries requests, and who signed it.
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Delta = Annotated[float, Interval(ge=0, lt=1)]
 
-privacy = group(
+commands = group(
     "privacy",
     "Plan epsilon before training, convert noise to epsilon, and audit the mechanisms.",
 )
 
 
-@privacy.command
+@commands.command
 def plan(
     *places: str,
     epsilon: float | None = None,
@@ -61,7 +61,7 @@ def plan(
     print_plan(places[-1], Path(places[0]) if places[1:] else None, epsilon, noise, steps, as_json, call)
 
 
-@privacy.command
+@commands.command
 def cost(*events: str, delta: Delta = 1e-5, as_json: AsJson = False) -> None:
     """Convert noisy releases to epsilon.
 
@@ -114,7 +114,7 @@ All at delta {delta:g}, each lower bound at {confidence:.0%}. One below the clai
 mechanism is sound, or the attack weak."""
 
 
-@privacy.command
+@commands.command
 def audit(
     *,
     mechanism: str | None = None,

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 MOST_RUNS = 10  # that are shown
 Port = Annotated[int, Interval(ge=1, le=65535), "1 to 65535"]
 
-server = group("server", "Create a federation on NVIDIA FLARE and run its server.")
+commands = group("server", "Create a federation on NVIDIA FLARE and run its server.")
 
 
-@server.command
+@commands.command
 def init(folder: Path, /, *, host: str, nodes: tuple[str, ...], port: Port = 8002) -> None:
     """Create a federation: certificates, and a startup kit for each node.
 
@@ -59,7 +59,7 @@ def init(folder: Path, /, *, host: str, nodes: tuple[str, ...], port: Port = 800
     print(f"Next: fedstill server start {folder}")
 
 
-@server.command
+@commands.command
 def start(folder: Path, /) -> None:
     """Run the server until Ctrl+C.
 
@@ -80,7 +80,7 @@ def start(folder: Path, /) -> None:
     sys.exit(flare_site.run(this))
 
 
-@server.command
+@commands.command
 def status(folder: Path, /, *, as_json: AsJson = False) -> None:
     """Show connected nodes and the outcome of runs. The exit code is 1 if the server does not run.
 
@@ -92,9 +92,9 @@ def status(folder: Path, /, *, as_json: AsJson = False) -> None:
     from fedstill.federation.admin import ServerMonitor
 
     with closing(ServerMonitor(folder)) as watch:
-        found = watch.read_status()
-    if found.error:
-        raise DeployError(found.error)
+        server = watch.read_status()
+    if server.error:
+        raise DeployError(server.error)
     if as_json:
         runs = [
             {
@@ -103,13 +103,13 @@ def status(folder: Path, /, *, as_json: AsJson = False) -> None:
                 "job": run.job,
                 "status": run.status_line,
             }
-            for run in found.runs
+            for run in server.runs
         ]
-        about = {"process": found.process, "address": found.address, "nodes": found.nodes, "runs": runs}
+        about = {"process": server.process, "address": server.address, "nodes": server.nodes, "runs": runs}
         print_json(about)
     else:
-        _say(found, folder)
-    if found.process is None:
+        _say(server, folder)
+    if server.process is None:
         sys.exit(1)
 
 
@@ -131,7 +131,7 @@ def _say(server: ServerStatus, folder: Path) -> None:
         print(f"  and {len(server.runs) - MOST_RUNS} older, in {folder / 'runs'}")
 
 
-@server.command
+@commands.command
 def stop(folder: Path, /) -> None:
     """Stop the server and the runs on it.
 
@@ -145,7 +145,7 @@ def stop(folder: Path, /) -> None:
     print("Stopped." if flare_site.stop(flare_site.server(folder)) else "It did not run.")
 
 
-@server.command
+@commands.command
 def add(folder: Path, /, *, nodes: tuple[str, ...]) -> None:
     """Create startup kits for more nodes, or with new certificates for known ones.
 
@@ -164,7 +164,7 @@ def add(folder: Path, /, *, nodes: tuple[str, ...]) -> None:
     print(f"Then delete {folder / 'nodes'} here.")
 
 
-@server.command
+@commands.command
 def renew(folder: Path, /) -> None:
     """Renew the certificates of the server and the admin.
 
@@ -181,7 +181,7 @@ def renew(folder: Path, /) -> None:
     print(f"Restart the server to use them: fedstill server stop {folder}")
 
 
-@server.command
+@commands.command
 def revoke(folder: Path, node: str, /) -> None:
     """Exclude a node from the federation.
 
@@ -194,7 +194,7 @@ def revoke(folder: Path, node: str, /) -> None:
     _set_admission(folder, node, command="revoke", done="is excluded", nothing="was revoked already")
 
 
-@server.command
+@commands.command
 def readmit(folder: Path, node: str, /) -> None:
     """Admit a revoked node again.
 
