@@ -44,7 +44,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
 from fedstill.protocol.queries import NodeSetting
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Classification
 
 Precision = Literal["float32", "bfloat16"]

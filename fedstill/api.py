@@ -20,7 +20,7 @@ from fedstill.core.errors import ArgumentError, DataError, RunFolderError, calle
 from fedstill.core.name_normalization import TEXT_DTYPE_KINDS, normalize_class_names
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, write_text
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data import in_memory_data
 from fedstill.data.in_memory_data import extract_inputs_and_targets, to_input_tensor, to_target_tensor
 from fedstill.data.public import PublicData
@@ -99,7 +99,7 @@ def distil(
     seed: int = 0,
     public: Examples | torch.Tensor | None = None,
     vocabulary: int = 0,
-    schema: Schema | str | Path | None = None,
+    schema: TableSchema | str | Path | None = None,
     perceptual: str | Path = "",
     every: int | None = None,
     link: LinkConfig | None = None,
@@ -282,7 +282,7 @@ def distil(
     return Outcome(student if simulation.has_student else None, results, folder)
 
 
-def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...]:
+def _class_names(classes: int | Sequence[str], schema: TableSchema) -> tuple[str, ...]:
     """Return the normalized class names, or an empty tuple if ``classes`` is a number.
 
     Raises:
@@ -373,7 +373,7 @@ def _convert_examples(
     task: Task,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
-    schema: Schema = NO_SCHEMA,
+    schema: TableSchema = NO_SCHEMA,
     classes: Sequence[str] = (),
 ) -> TensorData:
     """Convert a user's examples to tensors.

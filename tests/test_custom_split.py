@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstill.data import SplitConfig, SplitItems, split
-from fedstill.data.splits import SPLITS
+from fedstill.data.partitioners import SPLITS
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedkd import FedKD
 from fedstill.tasks.classification import Classification

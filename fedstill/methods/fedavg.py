@@ -17,7 +17,7 @@ import torch
 from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
-    HistogramState,
+    LabelHistogramState,
     Method,
     Needs,
     NodeSetting,
@@ -111,7 +111,7 @@ class FedAvg(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> Any:
-        return HistogramState()
+        return LabelHistogramState()
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Run one round of Algorithm 1."""

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from fedstill.core.errors import QueryRefused
 from fedstill.core.hashing import parse_fingerprint
-from fedstill.core.table_schema import Schema
+from fedstill.core.table_schema import TableSchema
 from fedstill.node.policy import PolicyConfig
 
 Clock = Callable[[], datetime]
@@ -45,7 +45,7 @@ def require_nodes(node: str, policy: PolicyConfig, min_nodes: int) -> None:
         raise QueryRefused(node, "join", f"min_nodes: {policy.min_nodes}, and {reason}")
 
 
-def require_schema(node: str, owners_schema: Schema, schema: Schema) -> None:
+def require_schema(node: str, owners_schema: TableSchema, schema: TableSchema) -> None:
     """Refuse all schemas but the owner's; without one, all are allowed.
 
     The difference is not reported: ranges that an owner took from the data would be found column by column.

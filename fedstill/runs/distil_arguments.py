@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import Schema
+from fedstill.core.table_schema import TableSchema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -112,8 +112,8 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "seed": ("an integer from 0 up", _is_integer),
     "vocabulary": ("an integer from 0 up", _is_integer),
     "schema": (
-        "a fedstill.Schema, or the path of a file",
-        lambda value: value is None or isinstance(value, str | PathLike | Schema),
+        "a fedstill.TableSchema, or the path of a file",
+        lambda value: value is None or isinstance(value, str | PathLike | TableSchema),
     ),
     "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
     "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),

@@ -55,7 +55,7 @@ def test_gradient_of_the_generator_equals_plain_autograd(augment: Any) -> None:
     G, S = plain.server.state.generator.G, plain.server.student.eval()
     source = plain.server.state.generator.source
     source.load_state_dict(one.server.state.generator.source.state_dict(), torch.device("cpu"))
-    batch = source.sample(config.batch, "w", 0)
+    batch = source.sample_batch(config.batch, "w", 0)
     x = G(TASK.encode_maps(batch.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
@@ -204,7 +204,7 @@ def test_request_names_classes(tmp_path: Path) -> None:
 
 
 AGE, ILL = SchemaColumn(name="age", range=(0.0, 120.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-SCHEMA = Schema("ill", (AGE, ILL))
+SCHEMA = TableSchema("ill", (AGE, ILL))
 
 
 def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
@@ -218,11 +218,11 @@ def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
     return clinic
 
 
-def table_plan(schema: Schema) -> RunPlan:
+def table_plan(schema: TableSchema) -> RunPlan:
     return replace(PLAN, spec=DataSpec.from_schema(RegressionConfig(), schema))
 
 
-def aged(*range: float) -> Schema:
+def aged(*range: float) -> TableSchema:
     return replace(SCHEMA, columns=(replace(AGE, range=range), ILL))
 
 

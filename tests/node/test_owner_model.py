@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
 from fedstill.models.vgg import CONV_INDICES
 from fedstill.node import owner_folder, owner_model
@@ -48,7 +48,7 @@ def test_hub_model_is_not_taken_for_factory(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
     columns = tuple(SchemaColumn(name=name, range=(0.0, 1.0)) for name in ("a", "b"))
-    rows = DataSpec(RegressionConfig(), ("b",), (1,), (), (), schema=Schema("b", columns))
+    rows = DataSpec(RegressionConfig(), ("b",), (1,), (), (), schema=TableSchema("b", columns))
     with pytest.raises(ArgumentError, match="inputs are rows of a table"):
         owner_model.make_model(named("hf:bert"), tmp_path, rows)
 

@@ -22,7 +22,7 @@ from fedstill.cli.run import configured
 from fedstill.core import run_writer
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.core.progress import ProgressBar, ProgressSnapshot
-from fedstill.data.splits import Dirichlet
+from fedstill.data.partitioners import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report

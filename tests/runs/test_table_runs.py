@@ -140,7 +140,7 @@ def test_attacks_run_on_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 # --- from Python ------------------------------------------------------------------------------------------
 
-COLUMNS = fedstill.Schema(
+COLUMNS = fedstill.TableSchema(
     "ill",
     (
         fedstill.SchemaColumn(name="age", range=(0.0, 100.0)),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel, MultiLabelConfig
 
