@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import make_classification
 
-from fedstill.core.table_schema import TableSchema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import make_data_config
 from fedstill.data.table_data import TableData, schema_text
 from fedstill.runs.config import from_dict

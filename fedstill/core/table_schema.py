@@ -265,7 +265,8 @@ def decode_row(row: Sequence[float], schema: TableSchema) -> dict[str, str]:
 
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ward = SchemaColumn(name="ward", type="category", categories=("a", "b"))
-    >>> decode_row([0.5, 0.0, 0.0, 1.0], TableSchema("x", (age, ward, SchemaColumn(name="x", range=(0.0, 1.0)))))
+    >>> schema = TableSchema("x", (age, ward, SchemaColumn(name="x", range=(0.0, 1.0))))
+    >>> decode_row([0.5, 0.0, 0.0, 1.0], schema)
     {'age': '75', 'ward': 'b'}
     """
     cells = {}

@@ -33,8 +33,8 @@ from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 
 __all__ = [
     "ArgumentError",
-    "LabelHistogramState",
     "LabelHistogram",
+    "LabelHistogramState",
     "Method",
     "Needs",
     "Node",

@@ -1,4 +1,4 @@
-"""A request handler answers each query once, output_gradients back, and hands out through its nodes' gates."""
+"""A request handler answers each query once, pulls gradients back, and hands out through the nodes' gates."""
 
 from __future__ import annotations
 
