@@ -24,8 +24,8 @@ def make(args: ParsedArgs) -> None:
     from fedstill.federation import offline_files, signed_files
     from fedstill.protocol.run_plan import describe
     from fedstill.runs import offline as runs
-    from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
+    from fedstill.runs.spec import to_toml
 
     path = args.path("--out", "queries.safetensors")
     private = args.path("--key", "server.key")
@@ -51,7 +51,7 @@ def make(args: ParsedArgs) -> None:
 
 def combine_options(name: str, args: ParsedArgs) -> str:
     """Return every option of the run whose queries were made (default: the preset demo)."""
-    from fedstill.runs.config import load, load_toml
+    from fedstill.runs.spec import load, load_toml
 
     queries = args.path("--queries")
     config, where = (
@@ -64,7 +64,7 @@ def combine(args: ParsedArgs) -> None:
     queries, keys = args.path("--queries"), args.get("--node-keys")
 
     from fedstill.runs import offline as runs
-    from fedstill.runs.config import load_toml
+    from fedstill.runs.spec import load_toml
 
     recipe = _config_path_of_queries(queries)
     if not recipe.is_file():

@@ -16,7 +16,7 @@ from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 # Options of `run` that people type often, and what they stand for.
 SHORT = {
@@ -53,7 +53,7 @@ def run(args: ParsedArgs) -> None:
 
 def config(args: ParsedArgs) -> None:
     """Print all settings of a run as TOML."""
-    from fedstill.runs.config import to_toml
+    from fedstill.runs.spec import to_toml
 
     print(to_toml(configured(args.positionals[0], args, "config")), end="")
 
@@ -131,15 +131,15 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
     print(f"Report: {report}")
 
 
-def configured(target: str, args: ParsedArgs, command: str) -> RunConfig:
+def configured(target: str, args: ParsedArgs, command: str) -> RunSpec:
     """The run that a preset or file and the options behind it describe."""
     words = [in_full(word) for word in args.overrides]
     return changed(_loaded(target, command), words, f"fedstill {command} {target}", args.known)
 
 
-def _loaded(target: str, command: str) -> RunConfig:
+def _loaded(target: str, command: str) -> RunSpec:
     """Return the run of a preset or file."""
-    from fedstill.runs.config import load
+    from fedstill.runs.spec import load
 
     try:
         return load(target)
@@ -158,7 +158,7 @@ def all_options(name: str, args: ParsedArgs) -> str:
     return run_options(_loaded(target, name), args.overrides, f"with the values of {target}")
 
 
-def run_options(config: RunConfig, words: Sequence[str], note: str) -> str:
+def run_options(config: RunSpec, words: Sequence[str], note: str) -> str:
     """Return every option of a run under a head."""
     from fedstill.cli.options import list_options
 
@@ -172,7 +172,7 @@ def in_full(word: str) -> str:
     return f"{SHORT.get(name, name)}{equals}{value}"
 
 
-def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
+def changed(config: RunSpec, words: list[str], prog: str, also: Sequence[str] = ()) -> RunSpec:
     """The same run with options from the command line."""
     from fedstill.cli.options import override
 

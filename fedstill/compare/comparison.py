@@ -25,7 +25,7 @@ from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, placeholder_public
 from fedstill.runs import presets
-from fedstill.runs.config import PaperMetric, RunConfig, from_dict, to_dict
+from fedstill.runs.spec import PaperMetric, RunSpec, from_dict, to_dict
 
 ONLY_SETTING = ""  # name of the only setting, if a comparison names none
 # Published metrics besides those of the task: bytes of a run, all nodes, both directions.
@@ -104,7 +104,7 @@ class Comparison:
             for label in [name for name in self.methods if name in only] or self.methods
         ]
 
-    def run_config(self, planned: ComparisonRun) -> RunConfig:
+    def run_config(self, planned: ComparisonRun) -> RunSpec:
         """Return the configuration of one run.
 
         Unless the plan sets ``outputs_only``, nodes release outputs only and no label maps, except for
@@ -168,7 +168,7 @@ class Comparison:
         return None
 
 
-def method_queries_by_name(config: RunConfig) -> Mapping[str, Query]:
+def method_queries_by_name(config: RunSpec) -> Mapping[str, Query]:
     """Return the queries of a run's method, by name."""
     task = config.task.minimal_task()
     setting = NodeSetting(
@@ -182,7 +182,7 @@ def method_queries_by_name(config: RunConfig) -> Mapping[str, Query]:
     return queries
 
 
-def released_kinds(config: RunConfig) -> tuple[PayloadKind, ...]:
+def released_kinds(config: RunSpec) -> tuple[PayloadKind, ...]:
     """Return the payload kinds that leave a node in a run, in alphabetical order."""
     queries = method_queries_by_name(config).values()
     return tuple(sorted({kind for query in queries for kind in query.released_kinds().values()}))
@@ -192,7 +192,7 @@ def merge_run_tables(*tables: Mapping[str, Any]) -> Table:
     """Merge tables of a run. Later tables override earlier ones. The result is a copy."""
     merged: Table = {}
     for table in tables:
-        merged = merge_tables(RunConfig, merged, table)
+        merged = merge_tables(RunSpec, merged, table)
     return copy.deepcopy(merged)
 
 
@@ -260,13 +260,13 @@ def _complete_method(label: str, name: str, options: Table) -> Table:
         raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it becomes a folder name")
     base: Table = {}
     if "extends" in options:
-        base = table_at(presets.read(str(options["extends"]), RunConfig), "method")
+        base = table_at(presets.read(str(options["extends"]), RunSpec), "method")
         options = {key: value for key, value in options.items() if key != "extends"}
     elif "name" not in options:
         if name in METHODS:
             base = {"name": name}
         elif name.endswith(".toml") or name in presets.names():
-            base = table_at(presets.read(name, RunConfig), "method")
+            base = table_at(presets.read(name, RunSpec), "method")
         else:
             known_names = [*METHODS, *presets.names()]
             module = Path(name).stem if name.endswith(".py") else name

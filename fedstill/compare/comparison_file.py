@@ -41,7 +41,7 @@ from fedstill.core.registry import add_search_folders
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
-from fedstill.runs.config import PaperMetric, RunConfig, check_paper_metrics, from_dict, to_dict
+from fedstill.runs.spec import PaperMetric, RunSpec, check_paper_metrics, from_dict, to_dict
 
 SMALL_SCALE = "small"  # scale of the file itself
 SHORT_FORM_KEYS = (
@@ -203,7 +203,7 @@ PRESET_KEYS = ("method", "seed", "name")  # keys of a preset that are ignored in
 PER_RUN_KEYS = (*PRESET_KEYS, "paper")  # keys that a comparison sets for each run
 
 
-def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_SCALE) -> RunConfig:
+def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_SCALE) -> RunSpec:
     """Return the run that the methods of a comparison share, with some method.
 
     Args:
@@ -220,13 +220,11 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
         expanded = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
         table, _ = _fill_base_preset(table_at(expanded, "base"), file.parent)
     elif base is not None:
-        table = {
-            key: value for key, value in presets.read(base, RunConfig).items() if key not in PER_RUN_KEYS
-        }
+        table = {key: value for key, value in presets.read(base, RunSpec).items() if key not in PER_RUN_KEYS}
     return from_dict({**table, "method": {"name": next(iter(METHODS))}})
 
 
-def shared_options(run: RunConfig) -> list[str]:
+def shared_options(run: RunSpec) -> list[str]:
     """Return the options that all methods of a comparison share, by dotted name."""
     return [name for name in option_types(run) if name.split(".")[0] not in PER_RUN_KEYS]
 
@@ -272,7 +270,7 @@ def plan_comparison(
             f"{label}.{name}" for label, method_options in options.items() for name in method_options
         ]
     if base is not None:
-        preset = presets.read(base, RunConfig)
+        preset = presets.read(base, RunSpec)
         table["base"] = {key: value for key, value in preset.items() if key not in PRESET_KEYS}
     return _build_comparison(table, "compare", changes or {})
 
@@ -386,7 +384,7 @@ def _build_comparison(
     names = resolve_paths(header.methods, folder)
     table = {**table, "options": resolve_extends(table_at(table, "options"), folder)}
     base, paper = _fill_base_preset(table_at(table, "base"), folder)
-    files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
+    files = [presets.read(name, RunSpec) for name in names if name.endswith(".toml")]
     folders = [folder for plugins in (base, *files) for folder in plugins.get("plugins", [])]
     base["plugins"] = list(dict.fromkeys(folders))
     changed_tables = _unflatten_shared(changes)
@@ -431,7 +429,7 @@ def _fill_base_preset(table: Table, folder: Path | None) -> tuple[Table, tuple[P
 
     Keys of the preset's own method are left out.
     """
-    table = presets.filled(table, RunConfig, folder)
+    table = presets.filled(table, RunSpec, folder)
     add_search_folders(table.get("plugins", []))
     published = read_table(_FileHeader, {"name": "", "paper": table.get("paper", [])}).paper
     return {key: value for key, value in table.items() if key not in PER_RUN_KEYS}, published
@@ -454,7 +452,7 @@ def _parse_settings(value: object) -> dict[str, Table]:
     expected = "a list of tables with different names"
     if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
         raise ArgumentError("settings", value, expected)
-    known = ["name", "options", *(field.name for field in dataclasses.fields(RunConfig))]
+    known = ["name", "options", *(field.name for field in dataclasses.fields(RunSpec))]
     for key in (key for part in value for key in part if key not in known):
         raise UnknownName("key of a table of settings", key, known)
     by_name = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in value}

@@ -18,7 +18,7 @@ from fedstill.report.significance import MIN_SEEDS, RunScore, SeedDifference, co
 from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import PaperMetric
+    from fedstill.runs.spec import PaperMetric
 
 
 @dataclass(frozen=True)

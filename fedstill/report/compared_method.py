@@ -21,7 +21,7 @@ from fedstill.report.run_files import MetricsLog
 from fedstill.report.significance import Resamples
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import PaperMetric
+    from fedstill.runs.spec import PaperMetric
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from fedstill.compare.reproduction import ReproducedMetric
 from fedstill.report.significance import paired_t_interval
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedstill.report.compare_summary import ComparisonSummary
 from fedstill.report.compared_method import LOCAL_PREFIX, FinishedRun
 from fedstill.report.reproduction_ranking import compare_ranking
 from fedstill.report.table_formats import Cell, Column, Row, Table
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 
 
 def write_and_collect(folder: Path, comparison: Comparison) -> tuple[list[ReproducedMetric], float]:

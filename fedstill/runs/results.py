@@ -89,7 +89,7 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
     by_node: Mapping[str, dict[str, int]] = audit_summary["by_node"]
     no_bytes = {"up": 0, "down": 0}
     nodes = [{**about, "bytes": by_node.get(about["name"]) or no_bytes} for about in run.describe_nodes()]
-    model = run.setting.student_name or type(run.setting.student).__name__
+    model = run.setting.spec.student.model
     student = {"model": model, "parameters": parameter_count(run.student), **main_metrics}
     scale = [tuple(values.flatten().tolist()) for values in (run.mean, run.std)]
     names = tuple(run.setting.classes) or tuple(map(str, range(run.task.classes)))
@@ -97,7 +97,11 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
     privacy = summarize_privacy(run.privacy_statements(), _privacy_costs(run))
     warnings_found = collect_warnings(run.setting, list(run.server.federation.nodes), privacy, outputs, names)
     notes = [*run.notes, *run.listeners.notes, *warnings_found, *([advice] if advice else ())]
-    notes += best_evaluation_notes(run.records.metrics, run.task, run.server.unit) if run.setting.best else ()
+    notes += (
+        best_evaluation_notes(run.records.metrics, run.task, run.server.unit)
+        if run.setting.spec.evaluation.best
+        else ()
+    )
     return {
         "method": method_name(run.method),
         "title": run.method.title,
@@ -105,7 +109,7 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
         "kind": run.task.kind,
         "metric": metric,
         "metrics": [asdict(each) for each in run.task.metrics],
-        "seed": run.setting.seed,
+        "seed": run.setting.spec.seed,
         "evaluated_model": run.method.evaluated_model,
         "needs": asdict(run.needs),
         "releases": list(run.side.released_kinds()),
@@ -128,8 +132,8 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
         "queries_by_name": audit_summary["queries_by_name"],
         "events": run.server.federation.events,
         "engine": {
-            "backend": run.setting.engine.backend,
-            "batching": run.setting.engine.batching,
+            "backend": run.setting.spec.engine.backend,
+            "batching": run.setting.spec.engine.batching,
             "device": str(run.compute.device),
             "precision": run.compute.precision,
             "threads": run.compute.threads,
@@ -364,14 +368,15 @@ def collect_warnings(
         privacy: "privacy" of the result.
         classes: names of the classes.
     """
+    parts = [node.data for node in setting.nodes]
     found = [
         single_node_warning(nodes),
-        *zero_learning_rates_warning(setting.method, setting.local.lr),
+        *zero_learning_rates_warning(setting.spec.method, setting.spec.nodes.local.lr),
         weak_privacy_warning(privacy),
-        missing_classes_warning(setting.task, setting.parts, classes),
-        *duplicate_inputs_warnings(setting.test, setting.public, setting.parts),
+        missing_classes_warning(setting.task, parts, classes),
+        *duplicate_inputs_warnings(setting.test, setting.public, parts),
         warn_reshaped_public(setting.public),
-        unscaled_images_warning(setting.task, setting.mean, setting.std, setting.parts),
+        unscaled_images_warning(setting.task, setting.mean, setting.std, parts),
         probabilities_as_logits_warning(setting.task, model_outputs),
         non_finite_outputs_warning(model_outputs),
     ]

@@ -28,7 +28,7 @@ from fedstill.report.compare_files import (
 )
 from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
 from fedstill.report.compared_method import Spread
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 from tests.report.test_report_page import Page, refuse_loading
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.

@@ -18,7 +18,7 @@ from fedstill.report import write_report
 from fedstill.report.compare_files import latex, markdown, summarize, write_comparison
 from fedstill.report.metric_text import format_difference, format_spread
 from fedstill.report.result import MetricOverNodes, Result
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
 from tests.report.test_report_compare import records
