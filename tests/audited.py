@@ -8,20 +8,30 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedstill.node.audit_entries import ALL_RUNS, RELEASES, Entry
+from fedstill.node.audit_entries import ALL_RUNS, RELEASES, Entry, is_about_data
 from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.security_events import read_security_events
 
 
 def entries(folder: Path, *parts: str) -> list[dict[str, Any]]:
-    """Return the entries of a folder's log without hash and number, optionally of some parts only."""
+    """Return the entries of a folder's log without hash and number, optionally of some parts only, and
+    without security events other than refused queries.
+    """
     if not (folder / FILE).exists():
         return []
     with closing(AuditLog(folder / FILE, read_only=True)) as audit:
         all_entries = [
             {name: value for name, value in entry.items() if name not in ("entry", "hash")}
             for entry in audit.entries()
+            if is_about_data(entry)
         ]
     return [entry for entry in all_entries if not parts or entry["part"] in parts]
+
+
+def security_events(folder: Path) -> list[dict[str, Any]]:
+    """Return the security events of a folder's log."""
+    with closing(AuditLog(folder / FILE, read_only=True)) as audit:
+        return list(read_security_events(audit))
 
 
 def releases(folder: Path) -> list[dict[str, Any]]:

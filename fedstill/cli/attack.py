@@ -152,7 +152,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
     from rich.text import Text
 
     from fedstill.attacks.attack_results import skipped_texts
-    from fedstill.report.table_formats import Cell, Column, Row, Table, print_rows
+    from fedstill.report.tables import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
         console.print(Text(found.sentence))

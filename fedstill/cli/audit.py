@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
 SECRET = ("content_hash", "history_hash", "release_hash", "hash")  # fields that depend on the records
+SECURITY = ("actor", "details")  # fields of security events
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
 
 
 def show(args: ParsedArgs) -> None:
+    from fedstill.node.audit_entries import is_about_data
+
     log = _find_log(Path(args.positionals[0]))
     allowed = "an integer from 0 (all) up"
     most = number("--last", args.get("--last") or "20", int, lambda value: value >= 0, allowed)
@@ -86,7 +89,8 @@ def show(args: ParsedArgs) -> None:
 
     console = plain()
     with _open_log(log) as audit:
-        entries = list(audit.entries())
+        everything = list(audit.entries())
+        entries = list(filter(is_about_data, everything))
         if "--json" in args:
             status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.fault}
             shown = [_without_secrets(entry) for entry in entries[-most:]]
@@ -100,7 +104,7 @@ def show(args: ParsedArgs) -> None:
         if not entries:
             console.print("Nothing has left.")
             return
-        print_entries(console, entries[-most:], len(entries))
+        print_entries(console, entries[-most:], len(entries), lost_numbers(everything))
         print_totals(console, audit, entries, at, log.privacy, log.mine)
 
 
@@ -124,6 +128,7 @@ def verify(args: ParsedArgs) -> None:
 
 def export(args: ParsedArgs) -> None:
     from fedstill.core.private_files import private_opener
+    from fedstill.node.audit_entries import is_about_data
 
     log, to, whole = _find_log(Path(args.positionals[0])), args.path("--out"), "--whole" in args
     if to.suffix != ".jsonl":
@@ -132,15 +137,16 @@ def export(args: ParsedArgs) -> None:
         raise ArgumentError("--out", str(to), "a file that does not exist")
     with _open_log(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
         for entry in audit.entries():
-            file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
+            if whole or is_about_data(entry):
+                file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
         if audit.fault is not None:
             raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {audit.fault}")
 
 
 def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry without the fields that depend on the records."""
-    return {name: value for name, value in entry.items() if name not in SECRET}
+    """Return an entry without the fields that depend on the records, and without those of security events."""
+    return {name: value for name, value in entry.items() if name not in (*SECRET, *SECURITY)}
 
 
 def accept(args: ParsedArgs) -> None:
@@ -161,8 +167,26 @@ def accept(args: ParsedArgs) -> None:
 MANY = 6  # charges that are shown of all
 
 
-def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
-    """Print a table of entries, and a table of the rules that it names by letter."""
+def lost_numbers(entries: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each gap in the entries of a log."""
+    return [
+        (before + 1, after - 1)
+        for before, after in pairwise(entry["entry"] for entry in entries)
+        if after > before + 1
+    ]
+
+
+def print_entries(
+    console: Console, entries: list[dict[str, Any]], count: int, lost: list[tuple[int, int]]
+) -> None:
+    """Print a table of entries, and a table of the rules that it names by letter.
+
+    Args:
+        console: where to print.
+        entries: the last entries that are releases, charges, refused queries or acceptances.
+        count: number of all of these.
+        lost: lost numbers of entries, of any kind.
+    """
     from fedstill.node.audit_entries import ACCEPTED, NODE_DATA, REFUSED
 
     shown_rules = dict.fromkeys(
@@ -193,11 +217,10 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
         table.add_row(str(entry["entry"]), when, to, _entry_description(entry), letters, charge)
     console.print()
     console.print(table)
-    for before, after in pairwise(entry["entry"] for entry in entries):
-        if after > before + 1:
-            one, more = f"Entry {before + 1} is", f"Entries {before + 1} to {after - 1} are"
-            lost = one if after == before + 2 else more
-            console.print(f"{lost} lost, and their numbers are not used again.")
+    for first, last in lost:
+        if last > entries[0]["entry"]:
+            numbers = f"Entry {first} is" if first == last else f"Entries {first} to {last} are"
+            console.print(f"{numbers} lost, and their numbers are not used again.")
     if len(entries) < count:
         console.print(f"These are the last {len(entries)} of {count} entries; --last 0 shows all.")
     legend = columns("rule", "processing before the release", no_wrap=True)

@@ -399,7 +399,7 @@ arguments:
 
 options:
   --server FINGERPRINT  the server, if several request the same run; "none": a server without proof
-  --because TEXT        reason, kept in the security log
+  --because TEXT        reason, kept in the audit log
 """,
             "fedstill node approve clinic 3f2a-91c0 --because 'study 12, ethics vote 2026-031'",
         ),
@@ -410,24 +410,23 @@ options:
             """
 options:
   --server FINGERPRINT  the server, if several request the same run
-  --because TEXT        reason, kept in the security log
+  --because TEXT        reason, kept in the audit log
 """,
             "fedstill node reject clinic 3f2a-91c0",
         ),
         "log": Command(
             "fedstill.cli.node:log",
-            "Show and verify the security log: joins, refusals and approvals.",
-            ("DIR [HASH] [--json] [--archive FOLDER]",),
+            "Show the security events in the audit log: joins, refusals and approvals.",
+            ("DIR [HASH] [--json]",),
             """
 arguments:
-  DIR               folder of the node
-  HASH              hash of a line that you noted elsewhere; must be part of the log
+  DIR     folder of the node
+  HASH    hash of an entry that you noted elsewhere; must be part of the log
 
 options:
-  --archive FOLDER  move full log files to this folder first
-  --json            print the log as JSON
+  --json  print the events as JSON
 
-The exit code is 2 if a line was changed or is missing.
+The exit code is 2 if an entry of the audit log was changed or is missing.
 """,
             "fedstill node log clinic",
         ),
@@ -456,13 +455,13 @@ options:
         ),
         "export": Command(
             "fedstill.cli.audit:export",
-            "Export all entries as JSON lines.",
+            "Export releases, charges and refused queries as JSON lines.",
             ("PATH --out FILE [--whole]",),
             """
 options:
   --out FILE  file to write, NAME.jsonl
-  --whole     with the fingerprints by which entries can be checked. Keep that file private: with the
-              node's secret it confirms guesses of your records
+  --whole     also export security events, and the fingerprints by which entries can be checked. Keep that
+              file private: with the node's secret it confirms guesses of your records
 """,
             "fedstill audit export clinic --out clinic.jsonl",
         ),

@@ -16,7 +16,7 @@ from fedstill.cli.run import changed, in_full, out_folder, resumable
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, similar_names
 
 if TYPE_CHECKING:
-    from fedstill.compare.comparison_file import Comparison
+    from fedstill.compare.comparison import Comparison
     from fedstill.protocol.method import Method
     from fedstill.runs.spec import RunSpec
 
@@ -31,7 +31,7 @@ def compare(args: ParsedArgs) -> None:
     comparison = _comparison_from_args(args) if folder is None else None
 
     from fedstill.compare import comparison_runner
-    from fedstill.compare.comparison_file import read_comparison_folder
+    from fedstill.compare.comparison import read_comparison_folder
     from fedstill.report import write_report
 
     only = args.options.get("--only", [])
@@ -52,8 +52,7 @@ def compare(args: ParsedArgs) -> None:
 
 def all_options(name: str, args: ParsedArgs) -> str:
     """Return the run options that all methods share, with the base's values, and those of each method."""
-    from fedstill.compare.comparison import methods_by_label
-    from fedstill.compare.comparison_file import base_run, is_file_listing_methods
+    from fedstill.compare.comparison import base_run, is_file_listing_methods, methods_by_label
     from fedstill.runs.spec import from_dict
 
     names = args.positionals
@@ -67,7 +66,7 @@ def all_options(name: str, args: ParsedArgs) -> str:
 def shared_options(base: RunSpec, words: Sequence[str], methods: Mapping[str, Method] | None = None) -> str:
     """Return the run options that all methods of a comparison share, and those of each method by label."""
     from fedstill.cli.options import list_options
-    from fedstill.compare.comparison_file import PER_RUN_KEYS
+    from fedstill.compare.comparison import PER_RUN_KEYS
 
     shared = [part for part in dataclasses.fields(base) if part.name not in PER_RUN_KEYS]
     parts = {part.name: getattr(base, part.name) for part in shared}
@@ -87,12 +86,17 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
     names, base, data = args.positionals, args.get("--base"), args.get("--data")
     seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
 
-    from fedstill.compare import comparison_file
+    from fedstill.compare.comparison import (
+        base_run,
+        is_file_listing_methods,
+        plan_comparison,
+        read_comparison,
+    )
 
     leakage = "--leakage" in args
     prog = f"fedstill compare {' '.join(names)}"
-    planned = any(comparison_file.is_file_listing_methods(name) for name in names)
-    run = comparison_file.base_run(names, base)  # which also says where modules are looked for
+    planned = any(is_file_listing_methods(name) for name in names)
+    run = base_run(names, base)  # which also says where modules are looked for
     options, shared = (
         ({}, args.overrides) if planned else _split_off_method_options(args.overrides, names, run, prog)
     )
@@ -100,7 +104,7 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
     changes = changes_of(words, run, args, prog)
     if not planned:
         many = seeds or 1
-        plan = comparison_file.plan_comparison(
+        plan = plan_comparison(
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
         if "--quiet" not in args:
@@ -109,7 +113,7 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
         return plan
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
-    return comparison_file.read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
+    return read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
 def _print_ignored_settings(names: Sequence[str], run: RunSpec, *, based: bool) -> None:
@@ -175,7 +179,7 @@ def changes_of(words: list[str], base: RunSpec, args: ParsedArgs, prog: str) -> 
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.cli.options import group
-    from fedstill.compare.comparison_file import PER_RUN_KEYS
+    from fedstill.compare.comparison import PER_RUN_KEYS
     from fedstill.runs.spec import to_dict
 
     given = group(words)
@@ -196,10 +200,12 @@ def changes_of(words: list[str], base: RunSpec, args: ParsedArgs, prog: str) -> 
 
 def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     """Print a comparison and write its files; leave with 1 where a method that was to run did not."""
-    from fedstill.compare import comparison_file as compare
+    from fedstill.compare import comparison as compare
     from fedstill.compare import comparison_runner
     from fedstill.core.safe_console import SafeConsole
-    from fedstill.report.compare_files import print_comparison, summarize, write_comparison
+    from fedstill.report.comparison_page import write_comparison
+    from fedstill.report.comparison_records import summarize
+    from fedstill.report.terminal import print_comparison
 
     comparison = compare.read_comparison_folder(folder)
     page = write_comparison(folder, comparison)
@@ -216,9 +222,9 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
 def _print_json(folder: Path, only: Sequence[str]) -> None:
     """Write a comparison's files, and print each run's result by its folder; leave with 1 if one that was to
     run has none."""
-    from fedstill.compare.comparison_file import read_comparison_folder
+    from fedstill.compare.comparison import read_comparison_folder
     from fedstill.compare.comparison_runner import read_results
-    from fedstill.report.compare_files import write_comparison
+    from fedstill.report.comparison_page import write_comparison
 
     comparison = read_comparison_folder(folder)
     write_comparison(folder, comparison)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import plain, print_facts, print_json, print_table
@@ -124,46 +125,43 @@ def reject(args: ParsedArgs) -> None:
 
 
 def log(args: ParsedArgs) -> None:
-    """The security log, and whether it is as it was written; exit code 2 where it is not."""
-    from fedstill.node import owner_folder
-    from fedstill.node.request_text import describe_log_line
-    from fedstill.node.security_log import SecurityLog
+    """The security events in the audit log, and whether it is as it was written; exit code 2 if it is not."""
+    from fedstill.node import audit_log_inspection, owner_folder
+    from fedstill.node.request_text import describe_security_event
+    from fedstill.node.security_events import read_security_events
 
     folder = Path(args.positionals[0])
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
-    kept = SecurityLog(folder)
-    if to := args.get("--archive"):
-        for path in kept.archive(Path(to)):
-            print(f"Moved to {path}.")
-    lines = list(kept.lines())
-    noted = args.positionals[1] if args.positionals[1:] else ""
-    number = kept.find_hash(noted) if noted else None
-    fault = kept.find_fault()
+    file = owner_folder.read_node_file(folder)
+    path = audit_log_inspection.audit_path(file, folder)
+    noted, number, last_hash = args.positionals[1] if args.positionals[1:] else "", None, ""
+    events: list[dict[str, Any]] = []
+    fault = audit_log_inspection.missing_log_fault(path, folder)
+    if path.exists():
+        with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
+            events, fault, last_hash = list(read_security_events(audit)), audit.fault, audit.last_hash
+            number = audit.find_hash(noted) if noted else None
     if fault is None and noted and number is None:
-        causes = "it was archived, the folder was put back to before it, or this is another log"
-        fault = f"no line has the hash that you noted; {causes}"
+        causes = "the folder was restored from before it, or this is another log"
+        fault = f"no entry has the hash that you noted; {causes}"
     if "--json" in args:
-        print_json({"fault": fault, "lines": lines})
+        print_json({"fault": fault, "hash": last_hash, "events": events})
         sys.exit(2 if fault else 0)
     rows = []
-    for line in lines[-LAST:]:
-        who = to_printable_line(line["actor"]) or "not proven"
-        rows.append([str(line["line"]), line["at"][:19], line["event"], who, describe_log_line(line)])
+    for event in events[-LAST:]:
+        who = to_printable_line(event["actor"]) or "not proven"
+        why = describe_security_event(event)
+        rows.append([str(event["entry"]), event["at"][:19], event["event"], who, why])
     if rows:
-        print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
+        print_table(plain(), ["no.", "when (UTC)", "what", "who", "why"], rows, left=5)
     if fault is not None:
-        leave_faulty(folder, [f"the security log of {folder}: {fault}"])
-    first = (
-        f" from line {lines[0]['line']} on, as those before were archived"
-        if lines[:1] and lines[0]["line"] > 1
-        else ""
-    )
-    print(f"{len(lines)} lines, as they were written{first}.")
-    if lines:
-        print(f"The last one's hash, to note elsewhere: {lines[-1]['hash']}")
+        leave_faulty(folder, [f"audit log {path}: {fault}"])
+    print(f"{len(events)} security events, as they were written.")
+    if last_hash:
+        print(f"Hash of the audit log's last entry, to note elsewhere: {last_hash}")
     if number is not None:
-        print(f"Line {number} has the hash that you noted.")
+        print(f"Entry {number} has the hash that you noted.")
 
 
 def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,7 +112,8 @@ def answer(args: ParsedArgs) -> None:
     from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
-    NodeService(folder).limit_process_memory()  # the process runs this command only
+    with closing(NodeService(folder)) as service:
+        service.limit_process_memory()  # the process runs this command only
     with ProgressBar(True) as bars:
         reply = offline_files.answer_queries(
             folder,

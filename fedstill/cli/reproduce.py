@@ -20,7 +20,7 @@ ROOT = "runs/reproduce"
 def reproduce(args: ParsedArgs) -> None:
     """List the tables and figures, or run one and write the paper's table next to ours."""
     from fedstill.compare.reproduction import find_reproduction
-    from fedstill.report.reproduction_table import markdown, write_table
+    from fedstill.report.comparison_tables import reproduction_markdown, write_table
 
     if not args.positionals:
         if lost := [*(option for option in args.options if option != "--json"), *args.overrides]:
@@ -36,7 +36,7 @@ def reproduce(args: ParsedArgs) -> None:
             leave(f"nothing is recorded of {entry.scaled_name(scale)}", 2)
         if "--json" in args:
             return print_json(asdict(record))
-        return print(markdown(entry, record), end="")
+        return print(reproduction_markdown(entry, record), end="")
     seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
     if "--plan" in args:
         return print(_plan(entry, scale, seeds, _changes(entry.reproduction_with_runs, scale, args)), end="")
@@ -62,7 +62,7 @@ def reproduce(args: ParsedArgs) -> None:
 def all_options(name: str, args: ParsedArgs) -> str:
     """Return the run's options of a table or figure (default: of any comparison)."""
     from fedstill.cli.compare import shared_options
-    from fedstill.compare.comparison_file import base_run
+    from fedstill.compare.comparison import base_run
     from fedstill.compare.reproduction import find_reproduction
 
     if not args.positionals:
@@ -104,7 +104,7 @@ def _existing_record(
 
 def _list() -> None:
     """Print the content, data, minutes a seed (small scale) and date of each."""
-    from fedstill.compare.comparison_file import SMALL_SCALE
+    from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
     from fedstill.core.text_format import format_count
 
@@ -129,14 +129,14 @@ def _list() -> None:
 
 def _count_pairs_in_paper_order(entry: Reproduction, record: ReproductionRecord) -> str:
     """Return how many pairs of methods are in the paper's order, where it has values."""
-    from fedstill.report.reproduction_ranking import compare_ranking
+    from fedstill.report.comparison_tables import compare_ranking
 
     order = compare_ranking(record.rows, entry.published(record.scale))
     return f"; {order}" if order.pairs else ""
 
 
 def _print_json() -> None:
-    from fedstill.compare.comparison_file import SMALL_SCALE
+    from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
 
     entries = []
@@ -163,7 +163,7 @@ def _run_missing_and_read_metrics(
     from fedstill.cli.run import resumable
     from fedstill.compare import reproduction
     from fedstill.report import write_report
-    from fedstill.report.reproduction_table import write_and_collect
+    from fedstill.report.comparison_page import write_and_collect
 
     with resumable(folder, again=args.command):
         return reproduction.run_reproduction(
@@ -185,7 +185,7 @@ def _changes(source: Reproduction, scale: str, args: ParsedArgs) -> dict[str, An
     """Run options by dotted name; what compares no runs has one alone, where the data lie."""
     from fedstill.cli.compare import changes_of
     from fedstill.cli.options import group
-    from fedstill.compare.comparison_file import base_run
+    from fedstill.compare.comparison import base_run
 
     if source.is_comparison:
         base = base_run([str(source.file)], scale=scale)

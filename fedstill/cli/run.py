@@ -69,8 +69,8 @@ def report(args: ParsedArgs) -> None:
             "--out", args.get("--out"), "none without --figures, as a report is in its run's folder"
         )
     if (folder / "compare.toml").exists():
-        from fedstill.compare.comparison_file import read_comparison_folder
-        from fedstill.report.compare_files import write_comparison
+        from fedstill.compare.comparison import read_comparison_folder
+        from fedstill.report.comparison_page import write_comparison
 
         print(f"Report: {write_comparison(folder, read_comparison_folder(folder))}")
         return
@@ -81,7 +81,7 @@ def report(args: ParsedArgs) -> None:
 
 def _write_figures(folder: Path, args: ParsedArgs, kind: Any) -> None:
     from fedstill.figures import write
-    from fedstill.report.plotting import FORMATS
+    from fedstill.report.figures import FORMATS
 
     if kind not in FORMATS:
         raise ArgumentError("--figures", kind, f"one of {', '.join(FORMATS)}")
@@ -144,7 +144,7 @@ def _loaded(target: str, command: str) -> RunSpec:
     try:
         return load(target)
     except UnknownName as error:
-        from fedstill.compare.comparison_file import is_comparison_file
+        from fedstill.compare.comparison import is_comparison_file
 
         if not is_comparison_file(target):
             raise

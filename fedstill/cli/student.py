@@ -44,8 +44,8 @@ def evaluate(args: ParsedArgs) -> None:
         print_json(found)
         return
     from fedstill.core.safe_console import SafeConsole
-    from fedstill.report.evaluation_table import data_overlap_text, evaluation_table
-    from fedstill.report.table_formats import print_rows
+    from fedstill.report.tables import print_rows
+    from fedstill.report.terminal import data_overlap_text, evaluation_table
     from fedstill.tasks.task import Metric
 
     metrics = tuple(Metric(**each) for each in found["measures"])

@@ -136,10 +136,10 @@ def title_and_paper(method: type[Method]) -> str:
 
 def _method_facts(name: str) -> dict[str, str]:
     """Describe a method with its default options, on the first task that it supports."""
-    from fedstill.compare.comparison_file import method_queries_by_name, released_kinds
+    from fedstill.compare.comparison import method_queries_by_name, released_kinds
     from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
-    from fedstill.report.model_scores import NEED_TITLES
+    from fedstill.report.comparison_records import NEED_TITLES
     from fedstill.report.result import MAIN_MODELS
     from fedstill.runs.spec import from_dict
 
@@ -362,39 +362,39 @@ def _node(folder: Path, path: str, nonce: str) -> str | None:
     from fedstill.core.errors import DeployError
     from fedstill.federation import flare_site
     from fedstill.node.overview import read_overview
-    from fedstill.report import node_page
+    from fedstill.report.dashboard import render_node_page
 
     process = None
     with contextlib.suppress(DeployError):  # it has no kit: it answers files
         process = flare_site.process_id(flare_site.node(folder))
-    return None if path else node_page.render_node_page(read_overview(folder), folder, process, nonce)
+    return None if path else render_node_page(read_overview(folder), folder, process, nonce)
 
 
 def _server(folder: Path, ending: contextlib.ExitStack) -> RenderPage:
     from fedstill.federation.admin import ServerMonitor
-    from fedstill.report import runs_page
+    from fedstill.report import dashboard
 
     watch = ServerMonitor(folder)
     ending.callback(watch.close)  # else its session keeps the process alive
 
     def pages(path: str, nonce: str) -> str | None:
         if path:
-            return runs_page.render_run_page(
+            return dashboard.render_run_page(
                 {place.name: place for place in (folder / "runs").glob("*/")}, path, nonce
             )
-        return runs_page.render_server_page(watch.read_status(), nonce)
+        return dashboard.render_server_page(watch.read_status(), nonce)
 
     return pages
 
 
 def _runs(folder: Path, path: str, nonce: str) -> str | None:
-    from fedstill.report import runs_page
+    from fedstill.report import dashboard
 
-    runs = runs_page.find_runs(folder)
+    runs = dashboard.find_runs(folder)
     return (
-        runs_page.render_run_page(runs, path, nonce)
+        dashboard.render_run_page(runs, path, nonce)
         if path
-        else runs_page.render_runs_page(folder, runs, nonce)
+        else dashboard.render_runs_page(folder, runs, nonce)
     )
 
 

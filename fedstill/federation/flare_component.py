@@ -5,7 +5,6 @@ FLARE creates this component because the site's own ``local/resources.json`` nam
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -14,8 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -27,11 +27,13 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.text_format import format_seconds, to_printable_line
 from fedstill.federation.flare_site import CLIENT, JOB_ID, Site, end_jobs
-from fedstill.node.security_log import SecurityLog, SecurityLogError
+
+if TYPE_CHECKING:
+    from fedstill.node.security_events import SecurityEvents
 
 logger = logging.getLogger("fedstill.site")
 
@@ -66,7 +68,6 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
     def __init__(self, role: str, folder: str) -> None:
         super().__init__()
         self._site = Site(role, Path(folder))
-        self._security = SecurityLog(Path(folder))
         self._lost_nodes: LostNodeMonitor | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -88,13 +89,17 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             self._clean_up_job(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
     def _filter_request(self, message: Any) -> Any:
-        return refusal_reply(refusal_reason(message), self._security, self._site.kit)
+        return refusal_reply(refusal_reason(message), self._site.kit, self._site.folder)
 
     def _log_refusal_by_server(self, why: str) -> None:
-        """Write to the security log that the server refused this node."""
-        with contextlib.suppress(SecurityLogError):
-            asker = self._site.kit.authority_fingerprint
-            self._security.write("certificate", asker, f"not let in: {to_printable_line(why)}")
+        """Write to the audit log that the server refused this node."""
+        asker = self._site.kit.authority_fingerprint
+        try:
+            _security_events(self._site.folder).write(
+                "certificate", asker, f"not let in: {to_printable_line(why)}"
+            )
+        except FedstillError as fault:
+            logger.error("the audit log cannot be written: %s", fault)
 
     def _clean_up_job(self, job: str) -> None:
         """Log the end of a job and delete its files in the kit; its run is in ``runs/``."""
@@ -133,14 +138,24 @@ def refusal_reason(message: Any) -> str | None:
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-def refusal_reply(reason: str | None, security: SecurityLog, kit: StartupKit) -> Any:
-    """Write a refused request to the security log and return FLARE's reply; None if it is accepted."""
+@cache
+def _security_events(folder: Path) -> SecurityEvents:
+    """Return a node's security events for this process; the first call loads torch."""
+    from fedstill.node.security_events import SecurityEvents
+
+    return SecurityEvents(folder)
+
+
+def refusal_reply(reason: str | None, kit: StartupKit, folder: Path) -> Any:
+    """Write a refused request to the audit log and return FLARE's reply; None if it is accepted."""
     if reason is None:
         return None
-    with contextlib.suppress(SecurityLogError):  # it stands in node.log
-        security.record_refusal(
+    try:
+        _security_events(folder).record_refusal(
             kit.authority_fingerprint, f"a node does not do that: {to_printable_line(reason)}"
         )
+    except FedstillError as fault:
+        logger.error("the audit log cannot be written: %s", fault)
     logger.warning("refused the server %s", to_printable_line(reason))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
 
@@ -157,17 +172,16 @@ def job_request_refusal_reason(message: Any) -> str | None:
 
 
 def install_job_request_filter(site: str, folder: Path) -> None:
-    """Make this process of a job at a node refuse such requests and record them in the node's security log.
+    """Make this process of a job at a node refuse such requests and record them in the node's audit log.
 
     FLARE filters requests only in the site's process, but a server can address a job's process by its name.
 
     Raises:
         DeployError: FLARE does not name this process's connections as expected.
     """
-    security = SecurityLog(folder)
 
     def filtered(message: Any) -> Any:
-        return refusal_reply(job_request_refusal_reason(message), security, StartupKit(folder / KIT_FOLDER))
+        return refusal_reply(job_request_refusal_reason(message), StartupKit(folder / KIT_FOLDER), folder)
 
     # A simulation has all sites in one process.
     cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]

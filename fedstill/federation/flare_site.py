@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.private_files import is_locked, lock_file
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.federation.provision import (
@@ -35,7 +35,6 @@ from fedstill.federation.provision import (
     write_json,
     write_node_permissions,
 )
-from fedstill.node.security_log import SecurityLog, process_user_name
 
 SERVER, CLIENT = "server", "client"  # the roles, as FLARE calls them
 
@@ -277,8 +276,20 @@ def _require_valid_kit(site: Site) -> None:
             require_minimal_kit(site.kit)
     except DeployError as error:
         if site.role == CLIENT:
-            SecurityLog(site.folder).write("certificate", process_user_name(), str(error))
+            _record_invalid_kit(site.folder, error)
         raise
+
+
+def _record_invalid_kit(folder: Path, error: DeployError) -> None:
+    # Loads torch, which this process needs for nothing else.
+    from fedstill.node.audit_entries import CERTIFICATE
+    from fedstill.node.security_events import SecurityEvents, process_user_name
+
+    try:
+        with contextlib.closing(SecurityEvents(folder)) as events:
+            events.write(CERTIFICATE, process_user_name(), str(error))
+    except FedstillError as fault:
+        logger.error("the audit log cannot be written: %s", fault)
 
 
 def _command(site: Site) -> list[str]:

@@ -38,13 +38,11 @@ from fedstill.data.public import PublicData
 from fedstill.federation import signed_files
 from fedstill.federation.transport import parse_node_status, parse_release_cost, parse_reply
 from fedstill.node import audit_log_inspection, owner_folder
-from fedstill.node.audit_entries import NODE_DATA, REFUSED, RESPONSE, RESPONSE_FILE, Entry
-from fedstill.node.audit_log import AuditLog
+from fedstill.node.audit_entries import NODE_DATA, RESPONSE, RESPONSE_FILE, Entry
 from fedstill.node.gate import policy_refusal
 from fedstill.node.message_limits import enforce_limits
 from fedstill.node.node_service import NodeService
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.refusals import record_in_audit_log
 from fedstill.node.replies import NodeVersions
 from fedstill.node.session import Session
 from fedstill.privacy.budget import describe_total_cost
@@ -445,14 +443,12 @@ def answer_queries(
         QueryRefused: the owner's policy forbids a query; then nothing is trained or released.
         FedstillError: data, model and queries do not fit together.
     """
-    service = NodeService(folder)
-    with searching_in(folder):  # import custom modules from the owner's folder, never from the working folder
+    # Custom modules are imported from the owner's folder, never from the working folder.
+    with closing(NodeService(folder)) as service, searching_in(folder):
         try:
             return _answer_queries(service, queries, out, server_key, report)
         except FedstillError as error:
-            service.refusals.record_in_security_log(
-                service.server_fingerprint, getattr(error, "query", QUERIES), error, ""
-            )
+            service.refusals.record(service.server_fingerprint, getattr(error, "query", QUERIES), error, "")
             raise
 
 
@@ -524,9 +520,7 @@ def _release_responses(
         session = service.session
         if session is None:
             raise QueryFileError("the file of queries lacks its public data")
-        _check_refusals(
-            service, status.refused_queries, status.max_queries, queries_file.calls, session.audit, plan.run
-        )
+        _check_refusals(service, status.refused_queries, status.max_queries, queries_file.calls, plan.run)
         responses = _compute_responses(service, session, status.is_trained, queries_file.calls, report)
         privacy = [asdict(session.node.gate.release_cost(number, RESPONSE)) for number in responses]
         header = ResponsesHeader(
@@ -575,16 +569,16 @@ def _stored_responses(
     policy = service.file.policy
     rules = {name: policy_refusal(policy, query) for name, query in queries_file.query_declarations().items()}
     blob, run = stored.read_bytes(), stored.parent.name
-    with closing(audit_log_inspection.open_audit(service.file, service.folder)) as audit:
-        audit.require_sound()
-        objections = {name: rule for name, rule in rules.items() if rule is not None}
-        _check_refusals(service, objections, policy.max_queries or None, queries_file.calls, audit, run)
-        if not audit.totals.entry_number(vars(_file_entry(run, blob, service.folder))):
-            raise RunFolderError(
-                f"{stored} was modified, or {service.file.privacy.audit_log} is another audit log, or the "
-                "node's secret has changed: no entry has the hash of this file. Restore the one that has "
-                "changed. Or delete the stored responses: then the queries are answered and charged again"
-            )
+    audit = service.events.audit
+    audit.verify()
+    objections = {name: rule for name, rule in rules.items() if rule is not None}
+    _check_refusals(service, objections, policy.max_queries or None, queries_file.calls, run)
+    if not audit.totals.entry_number(vars(_file_entry(run, blob, service.folder))):
+        raise RunFolderError(
+            f"{stored} was modified, or {service.file.privacy.audit_log} is another audit log, or the "
+            "node's secret has changed: no entry has the hash of this file. Restore the one that has "
+            "changed. Or delete the stored responses: then the queries are answered and charged again"
+        )
     header, replies = unpack_responses(stored, blob)
     return replace(header, server_key=queries_file.signer, key_verified=queries_file.trusted), replies
 
@@ -611,7 +605,7 @@ def _compute_responses(
             service.require_still_allowed(session, call.query)
             responses[number] = session.respond(call.query, number, call.tensors, False)
         except (FedstillError, *USER_CODE_ERRORS) as error:
-            record_in_audit_log(session, call.query, number, error)
+            service.refusals.record_query(service.server_fingerprint, session, call.query, number, error)
             raise
     return responses
 
@@ -621,7 +615,6 @@ def _check_refusals(
     objections: Mapping[str, str],
     max_queries: int | None,
     calls: Sequence[QueryCall],
-    audit: AuditLog,
     run: str,
 ) -> None:
     """Refuse queries before training that the policy would refuse after it."""
@@ -630,5 +623,5 @@ def _check_refusals(
         if rule is None and max_queries is not None and max_queries < len(calls):
             rule = f"max_queries: {max_queries}, and the file asks {len(calls)}"
         if rule is not None:
-            audit.append(Entry(run, NODE_DATA, service.name, number, call.query, REFUSED, rule=rule))
+            service.events.record_refused_query(service.server_fingerprint, rule, run, call.query, number)
             raise QueryRefused(service.name, call.query, rule)

@@ -7,9 +7,9 @@ service.
   keeps recent responses, ``replies`` holds the other replies to a server.
 - Owner: ``owner_folder`` with ``node_file``, ``startup_kit_faults`` and ``kit_identity``; ``policy`` with
   ``message_limits``, ``memory_limits`` and ``model_size_limits``; ``policy_faults`` and ``permission_check``
-  find faults. ``admission`` and ``requests`` decide which runs may begin; ``security_log`` records joins
-  and refusals; ``refusals`` and ``refusal_text`` reply to refused messages. ``request_text`` describes a
-  request, ``overview`` the whole node.
+  find faults. ``admission`` and ``requests`` decide which runs may begin; ``security_events`` writes joins
+  and refusals into the audit log; ``refusals`` and ``refusal_text`` reply to refused messages.
+  ``request_text`` describes a request, ``overview`` the whole node.
 - Training: ``node`` is data and networks, ``node_group`` computes several nodes together, ``owner_model``
   and ``model_setup`` prepare models; ``local_training``, ``dp_training``, ``initial_training``.
 - Privacy: ``protection`` sets up a node's ``run_mechanism``, with ``noise_calibration`` and

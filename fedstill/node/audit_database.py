@@ -15,7 +15,7 @@ from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
 
 APPLICATION_ID = 0x6665_6473  # "feds": identifies SQLite files of audit logs
-VERSION = 5
+VERSION = 6
 TABLE = "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)"
 SCHEMA = (TABLE, f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {VERSION}")
 LOCK_TIMEOUT = 120.0  # seconds to wait for another process, which may be computing its budget

@@ -1,4 +1,8 @@
-"""A received query, and an entry of the audit log with its canonical text."""
+"""A received query, and an entry of the audit log with its canonical text.
+
+Entries are releases and charges, the owner's acceptances, and security events: joins, refusals, approvals and
+changed rules. Security events cost nothing and count in no total.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,17 @@ RESPONSE, GRADIENT = "response", "gradient"  # parts of a query
 TRAINING = "training"  # private training before a release
 TRAINING_RESULT = "training result"  # hash of the trained weights; costs nothing
 RESPONSE_FILE = "response file"  # released file of responses, which may be repeated
-REFUSED = "refused"  # refused query, with the rule
 ACCEPTED = "accepted"  # the owner accepted a log with a fault
 RELEASES = (RESPONSE, GRADIENT)
+
+# Security events.
+REFUSED = "refused"  # refused query or run, with the rule
+JOINED = "joined"  # a server's run began or resumed
+WAITS = "waits"  # a run waits for the owner's approval
+APPROVED, REJECTED = "approved", "rejected"  # the owner's decision
+RULES_CHANGED = "policy"  # the owner's rules at a start, if they differ from those written last
+CERTIFICATE = "certificate"  # an invalid startup kit, or a server that does not admit the node
+SECURITY_EVENTS = (REFUSED, JOINED, WAITS, APPROVED, REJECTED, RULES_CHANGED, CERTIFICATE)
 
 NODE_DATA = "these data"
 """Payer at a real node: its data, whatever the node's name, so that another name does not get another
@@ -71,7 +83,8 @@ class Entry:
 
     Args:
         run: name of the run.
-        payer: whose totals it counts in: :data:`NODE_DATA`, or a simulation's node.
+        payer: whose totals it counts in: :data:`NODE_DATA`, or a simulation's node; empty: a security event
+            other than a refused query.
         node: the node that releases or refuses.
         number: number of the query; -1 before the first.
         query: name of the query.
@@ -87,6 +100,9 @@ class Entry:
         unit: privacy unit of the cost (:meth:`.PrivacyConfig.unit`); empty: nothing was charged.
         training_cost: earlier charges for this release, which the server learns with it.
         queries: number of queries for a policy's limit.
+        actor: cause of a security event: a server's fingerprint (empty: not proven), or an account of this
+            machine.
+        details: further facts of a security event, by name.
     """
 
     run: str
@@ -107,6 +123,8 @@ class Entry:
     unit: str = ""
     training_cost: Counts = field(default_factory=dict)
     queries: int = 0
+    actor: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
 
     def to_line(self, time: str) -> str:
         """Return the canonical text of an entry: JSON without empty fields."""
@@ -118,6 +136,15 @@ REQUIRED = ("run", "payer", "node", "number", "query", "part")
 ENTRY_DEFAULTS = {
     name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED
 }
+
+EVENT_FIELDS = frozenset(("at", *REQUIRED, "rule", "actor", "details"))  # fields of a security event
+
+
+def is_about_data(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry is a release, a charge, a refused query or an acceptance; others are security
+    events only.
+    """
+    return bool(entry["payer"]) or entry["part"] == ACCEPTED
 
 
 def is_text(value: object) -> bool:
@@ -147,6 +174,10 @@ def _is_counts(value: object) -> bool:
     return isinstance(value, dict) and all(is_text(name) and is_count(n) for name, n in value.items())
 
 
+def _is_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(is_text(name) and is_text(text) for name, text in value.items())
+
+
 def _is_cost(value: object) -> bool:
     return _is_counts(value) and isinstance(value, dict) and all(n and is_event(e) for e, n in value.items())
 
@@ -156,6 +187,7 @@ FIELD_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "number": (lambda value: is_count(value, -MAX_COUNT), "an integer within 2**53"),
     **dict.fromkeys(("no_guarantee", "queries"), (is_count, "an integer from 0, below 2**53")),
     **dict.fromkeys(("down", "up", "training_cost"), (_is_counts, "names with an integer below 2**53 each")),
+    "details": (_is_texts, "names with a text each"),
     "cost": (_is_cost, "events as text with an integer from 1 to below 2**53 each"),
 }
 """Check of each field of a line, and its description."""
@@ -178,11 +210,13 @@ def parse_entry_fields(line: object) -> dict[str, Any] | None:
         )
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
-    return (
-        {**ENTRY_DEFAULTS, **fields}
-        if is_complete and (fields["run"] or fields["part"] == ACCEPTED)
-        else None
-    )
+    if not is_complete:
+        return None
+    if fields["part"] in SECURITY_EVENTS:  # nothing that counts in a total may be written as an event
+        is_valid = fields.keys() <= EVENT_FIELDS
+    else:
+        is_valid = bool(fields["run"]) or fields["part"] == ACCEPTED
+    return {**ENTRY_DEFAULTS, **fields} if is_valid else None
 
 
 def check_entry(entry: Entry) -> None:

@@ -1,6 +1,6 @@
-"""The audit log of a node: every release, refusal and charge, written before the release.
+"""The audit log of a node: every release and charge, written before the release, and every security event.
 
-One SQLite file holds the entries of all runs.
+One SQLite file holds the entries of all runs in one hash chain.
 
 - *Durable.* A charged entry survives a kill and a power failure.
 - *Never less, never twice.* A charge reads the totals, checks the budget and writes in one transaction,
@@ -109,7 +109,7 @@ class AuditLog:
         return self._write_entry(entry, check, skip_repeated=True)
 
     def append(self, entry: Entry) -> None:
-        """Write an entry that costs nothing, also if the same exists: a refusal."""
+        """Write an entry that costs nothing, also if the same exists: a security event."""
         self._write_entry(entry, lambda spent: None, skip_repeated=False)
 
     def _write_entry(self, entry: Entry, check: Callable[[Spending], None], skip_repeated: bool) -> int:
@@ -231,6 +231,24 @@ class AuditLog:
                 f"{self.fault}; nothing is released until its owner has accepted it (`fedstill audit accept`)"
             )
             raise AuditError(self._database.location, message)
+
+    def was_replaced(self) -> bool:
+        """Return whether the path now leads to another file, or to none."""
+        return self._database.was_replaced()
+
+    @property
+    def last_hash(self) -> str:
+        """Hash of the last entry; empty if there is none."""
+        return self._last_hash
+
+    def find_hash(self, hash_: str) -> int | None:
+        """Return the number of the entry with a hash that was noted elsewhere; None: the log was restored
+        from before it, or is another one.
+        """
+        query = "SELECT entry FROM entries WHERE hash = ? LIMIT 1"
+        with self._database.read_transaction():
+            row = self._database.execute(query, (hash_,)).fetchone()
+        return None if row is None else int(row[0])
 
     def close(self) -> None:
         """Close the file; totals can still be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +42,19 @@ def missing_log_fault(path: Path, folder: Path | None) -> str | None:
         return None
     if path.with_name(f"{path.name}.head").exists():
         return "is missing, but its head exists"
-    has_runs = folder is not None and any(folder.glob(f"runs/*/{PLAN_FILE}"))
-    return "is missing, but its node's runs exist" if has_runs else None
+    for pattern, evidence in ((f"runs/*/{PLAN_FILE}", "runs"), ("requests/*.json", "requests for approval")):
+        if folder is not None and any(folder.glob(pattern)):
+            return f"is missing, but its node's {evidence} exist"
+    return None
+
+
+def log_size_bytes(path: Path) -> int:
+    """Return the bytes of an audit log on disk, with those of SQLite's write-ahead log."""
+    size = 0
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(FileNotFoundError):  # SQLite deletes the second file when the log is closed
+            size += file.stat().st_size
+    return size
 
 
 def unwritable_reason(path: Path) -> str:

@@ -15,9 +15,10 @@ from fedstill.node.audit_entries import (
     MAX_COUNT,
     NO_GUARANTEE,
     QUERIES,
-    REFUSED,
     RELEASES,
     RESPONSE,
+    RULES_CHANGED,
+    SECURITY_EVENTS,
     TRAINING,
     UNIT_PREFIX,
 )
@@ -52,12 +53,14 @@ class EntryTotals:
         bytes: bytes of releases, by run, node, way ("down" or "up") and payload kind.
         response_counts: number of responses and of further gradients, by run, node and query; a repeated
             response counts again if a bit differs.
+        rules: the owner's rules as written last, by node.
     """
 
     def __init__(self) -> None:
         self.events: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self.bytes: Counter[tuple[str, str, str, str]] = Counter()
         self.response_counts: Counter[tuple[str, str, str]] = Counter()
+        self.rules: dict[str, Mapping[str, str]] = {}
         self._entry_numbers: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
         self._query_names: dict[tuple[str, int, str], str] = {}  # run, number and content hash -> query name
         self._unreported: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by run and node
@@ -67,7 +70,9 @@ class EntryTotals:
     def add(self, number: int, entry: Mapping[str, Any]) -> None:
         """Add one entry, as :func:`parse_entry_fields` returns it."""
         run, node, part = entry["run"], entry["node"], entry["part"]
-        if part == REFUSED:
+        if part in SECURITY_EVENTS:
+            if part == RULES_CHANGED:
+                self.rules[node] = entry["details"]
             return
         self._charged_runs.add(run)
         cost = dict(entry["cost"])

@@ -32,7 +32,8 @@ from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder
-from fedstill.node.audit_entries import GRADIENT, RESPONSE
+from fedstill.node.audit_entries import GRADIENT, JOINED, RESPONSE
+from fedstill.node.audit_log import AuditError
 from fedstill.node.memory_limits import allowed_memory_bytes, limit_process_memory
 from fedstill.node.message_limits import enforce_limits
 from fedstill.node.public_data_cache import PublicDataCache
@@ -46,21 +47,18 @@ from fedstill.node.replies import (
     ReplyPayload,
 )
 from fedstill.node.requests import ApprovalRequests, requires_approval
-from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.node.security_events import SecurityEvents
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
     AnswerQuery,
     ComputeGradients,
-    ConfirmSurvivors,
     Envelope,
     IdentifyNode,
     JoinRun,
     LeaveRun,
     LoadCheckpoint,
-    ReceiveKeys,
-    RevealMasks,
     SaveCheckpoint,
-    SendKeys,
+    SumMessage,
     TrainLocally,
     read_message,
 )
@@ -83,22 +81,21 @@ class NodeService:
             or the key that signed a file; empty: no proof.
 
     Raises:
-        FedstillError: the folder does not describe a node, or its security log is damaged.
+        FedstillError: the folder does not describe a node, or its audit log has a fault.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, owner_folder.read_node_file(folder)
         self.server_fingerprint = ""
-        self.security = SecurityLog(folder, self.file.policy.max_disk)
-        self.requests = ApprovalRequests(folder, self.file)
-        self.refusals = Refusals(self.security)
-        if (fault := self.security.find_fault()) is not None:
-            raise SecurityLogError(f"the security log in {folder}: {fault}")
+        self.events = SecurityEvents(folder, self.file)
+        self.requests = ApprovalRequests(folder, self.file, self.events)
+        self.refusals = Refusals(self.events)
         self.schema = node_data.read_node_schema(self.file.data, folder)
         rules = {"policy": to_table(self.file.policy), "privacy": to_table(self.file.privacy)}
         rules["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
         rules["data"]["classes"] = list(self.file.data.classes)
-        self.security.record_policy({f"{of}.{name}": rules[of][name] for of in rules for name in rules[of]})
+        self.events.audit.require_sound()
+        self.events.record_rules({f"{of}.{name}": rules[of][name] for of in rules for name in rules[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
         self._public_cache = PublicDataCache(folder, self.file)
@@ -178,9 +175,7 @@ class NodeService:
             raise ArgumentError("run", envelope.run, "a run that this node has joined")
         if isinstance(message, SaveCheckpoint | LoadCheckpoint | LeaveRun) and self._is_duplicate(envelope):
             return None, {}
-        if isinstance(
-            message, TrainLocally | AnswerQuery | ComputeGradients | ConfirmSurvivors | RevealMasks
-        ):
+        if isinstance(message, TrainLocally | AnswerQuery | ComputeGradients | SumMessage):
             self.require_still_allowed(session, message.operation)
         gate = session.node.gate
         match message:
@@ -200,7 +195,7 @@ class NodeService:
                 session.load_checkpoint(message.checkpoint)
             case LeaveRun():
                 self.leave()
-            case SendKeys() | ReceiveKeys() | ConfirmSurvivors() | RevealMasks():
+            case SumMessage():
                 if session.sums is None:
                     rule = "no secure aggregation: this run's plan has none"
                     raise ArgumentError("operation", message.operation, rule)
@@ -265,9 +260,10 @@ class NodeService:
                 plan,
                 self.server_fingerprint,
             ):
-                if self._joins >= MAX_JOINS:  # each join is a line of the security log
+                if self._joins >= MAX_JOINS:  # each join is an entry of the audit log
                     raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs at most")
                 self.leave()
+                self.events.close()  # each run begins with a check of the whole log
                 arguments = (
                     self.folder,
                     self.file,
@@ -276,14 +272,15 @@ class NodeService:
                     public_data,
                     approved,
                     self.server_fingerprint,
+                    self.events.audit,
                 )
                 session = Session(*arguments)
                 self._joins += 1
                 reason = f"approve = {self.file.policy.approve!r}"
                 details = {} if approved is None else {"description": approved.sha256}
                 try:
-                    self.security.write("joined", self.server_fingerprint, reason, run=plan.run, **details)
-                except SecurityLogError:
+                    self.events.write(JOINED, self.server_fingerprint, reason, run=plan.run, **details)
+                except AuditError:
                     session.close()
                     raise
                 self.session = session
@@ -295,9 +292,7 @@ class NodeService:
         """Log the refusals that the status announces, since the server will not send these queries."""
         for query, rule in session.rules_by_refused_query().items():
             logger.warning("run %s: %s will be refused: %s", run, query, to_printable_line(rule, 1000))
-            self.refusals.record_in_security_log(
-                self.server_fingerprint, query, QueryRefused(self.name, query, rule), run
-            )
+            self.refusals.record(self.server_fingerprint, query, QueryRefused(self.name, query, rule), run)
 
     def require_still_allowed(self, session: Session, query: str) -> None:
         """Refuse messages outside the owner's hours, or after the owner withdrew an approval.
@@ -341,6 +336,12 @@ class NodeService:
             logger.info("left run %s", self.session.plan.run)
             self.session.close()
             self.session = None
+            self.events.close()  # an idle node's log is one file, which its owner may copy
+
+    def close(self) -> None:
+        """Leave the current run and close the audit log."""
+        self.leave()
+        self.events.close()
 
 
 def unavailable_reply(error: Exception) -> bytes:

@@ -1,11 +1,11 @@
-"""Overview of a node for its owner: requests, releases, remaining budgets, state of the logs.
+"""Overview of a node for its owner: requests, releases, remaining budgets, state of the audit log.
 
 Everything is read without locks, so that no node waits for a reader.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ from typing import Any
 
 from fedstill.node import audit_log_inspection, owner_folder
 from fedstill.node.audit_database import AuditError
-from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, RELEASES
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, RELEASES, SECURITY_EVENTS, is_about_data
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.node.requests import ApprovalRequest, ApprovalRequests
-from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.node.security_events import as_security_event
 from fedstill.node.spent_budget import SpentBudget, compute_spent_budget
 from fedstill.privacy.config import PrivacyConfig
 
 MAX_RUNS = 20  # latest runs with computed budgets
-MAX_LINES = 50  # last lines of the security log
+MAX_EVENTS = 50  # last security events
 
 
 @dataclass
@@ -49,9 +49,8 @@ class Overview:
         costs: by run: of all (:data:`~fedstill.node.audit_entries.ALL_RUNS`), then of each, the latest
             first.
         audit_fault: fault of the audit log, or None.
-        entry_count: number of entries of the audit log.
-        security_lines: last lines of the security log, the latest first.
-        security_fault: fault of the security log, or None.
+        entry_count: number of entries of the audit log, without security events.
+        events: last security events, the latest first.
     """
 
     file: NodeFile
@@ -60,8 +59,7 @@ class Overview:
     costs: Mapping[str, SpentBudget]
     audit_fault: str | None
     entry_count: int
-    security_lines: Sequence[Mapping[str, Any]]
-    security_fault: str | None
+    events: Sequence[Mapping[str, Any]]
 
 
 def read_overview(folder: Path) -> Overview:
@@ -73,6 +71,7 @@ def read_overview(folder: Path) -> Overview:
     file = owner_folder.read_node_file(folder)
     releases: dict[tuple[str, str], DailyReleases] = {}
     costs: dict[str, SpentBudget] = {}
+    events: deque[Mapping[str, Any]] = deque(maxlen=MAX_EVENTS)
     fault, entries = (
         audit_log_inspection.missing_log_fault(audit_log_inspection.audit_path(file, folder), folder),
         0,
@@ -80,15 +79,10 @@ def read_overview(folder: Path) -> Overview:
     if fault is None and audit_log_inspection.audit_path(file, folder).exists():
         try:
             with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
-                entries, fault = _add_entries(audit, releases), audit.fault
+                entries, fault = _add_entries(audit, releases, events), audit.fault
                 costs = _run_costs(audit, file.privacy, file.privacy.unit(file.data.group))
         except AuditError as error:
             fault = str(error)
-    log = SecurityLog(folder)
-    try:
-        security = log.find_fault()
-    except SecurityLogError as error:
-        security = str(error)
     return Overview(
         file=file,
         requests=ApprovalRequests(folder, file).list_all(),
@@ -96,15 +90,24 @@ def read_overview(folder: Path) -> Overview:
         costs=costs,
         audit_fault=fault,
         entry_count=entries,
-        security_lines=list(log.lines())[: -MAX_LINES - 1 : -1],
-        security_fault=security,
+        events=list(reversed(events)),
     )
 
 
-def _add_entries(audit: AuditLog, releases: dict[tuple[str, str], DailyReleases]) -> int:
-    """Add all entries to the releases by day and run; return the number of entries."""
+def _add_entries(
+    audit: AuditLog,
+    releases: dict[tuple[str, str], DailyReleases],
+    events: deque[Mapping[str, Any]],
+) -> int:
+    """Add all entries to the releases by day and run, or to the security events; return the number of those
+    that are about data.
+    """
     count = 0
     for entry in audit.entries():
+        if entry["part"] in SECURITY_EVENTS:
+            events.append(as_security_event(entry))
+        if not is_about_data(entry):
+            continue
         count += 1
         if entry["part"] in (*RELEASES, REFUSED):
             day = releases.setdefault((str(entry["at"])[:10], entry["run"]), DailyReleases())

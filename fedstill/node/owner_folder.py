@@ -30,7 +30,6 @@ from fedstill.node.gate import policy_refusal
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_name_and_weights, load_perceptual, make_model
 from fedstill.node.policy_faults import policy_faults, privacy_faults
-from fedstill.node.security_log import SecurityLog
 from fedstill.node.startup_kit_faults import kit_faults, server_faults
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.protocol.queries import Query
@@ -258,8 +257,6 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
         )
         if reason:
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {reason}")
-    if (fault := SecurityLog(folder).find_fault()) is not None:
-        found.append(f"the security log: {fault}")
     if data is not None and "policy" not in invalid and len(data) < file.policy.min_records:
         found.append(f"policy.min_records is {file.policy.min_records}, and here are {len(data)} examples")
     if file.online:

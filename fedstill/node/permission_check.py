@@ -33,7 +33,7 @@ def readable_files_warning(folder: Path, audit: Path) -> str | None:
 
     The owner decides about ``node.toml``, data and model.
     """
-    files = [folder / name for name in PRIVATE_FILES] + sorted(folder.glob("security*"))
+    files = [folder / name for name in PRIVATE_FILES]
     files += [audit.with_name(audit.name + end) for end in AUDIT_SUFFIXES]
     open_paths = [path for path in files if any(map(_is_open, _walk(path)))]
     names, commands = [path.name for path in open_paths], []

@@ -14,7 +14,6 @@ from fedstill.core.errors import (
 )
 from fedstill.core.text_format import to_printable_line
 from fedstill.node.audit_database import AuditError
-from fedstill.node.security_log import SecurityLogError
 
 INTERNAL_ERRORS = (
     AuditError,
@@ -22,7 +21,6 @@ INTERNAL_ERRORS = (
     PluginError,
     PredictorError,
     RunFolderError,
-    SecurityLogError,
 )  # their texts are for the owner only
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from fedstill.core.errors import NodeDataError, QueryRefused
 from fedstill.core.text_format import to_printable_line
 from fedstill.node.audit_database import AuditError
-from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.refusal_text import is_internal, public_text, refusal_rule
-from fedstill.node.security_log import MAX_REFUSALS, SecurityLog, SecurityLogError
+from fedstill.node.security_events import MAX_REFUSALS, SecurityEvents
 from fedstill.node.session import Session
 from fedstill.protocol.messages import MAX_NUMBER
 
@@ -22,11 +21,14 @@ SECONDS_PER_HOUR = 3600.0  # seconds
 
 
 class Refusals:
-    """Refusals of one process of a node."""
+    """Refusals of one process of a node.
 
-    def __init__(self, security: SecurityLog) -> None:
-        self._security = security
-        self._recorded: set[tuple[object, ...]] = set()  # refusals in the audit log, by this process
+    Args:
+        events: security events of this process.
+    """
+
+    def __init__(self, events: SecurityEvents) -> None:
+        self._events = events
         self._hour, self._lines = time.monotonic(), 0
 
     def error_reply(
@@ -49,14 +51,11 @@ class Refusals:
         query_number = number if type(number) is int and abs(number) < MAX_NUMBER else -1
         label = f"{query} (number {query_number})" if query_number >= 0 else query
         self._log(f"refused {label}: {to_printable_line(text, 1000)}")
-        if header.get("operation") in ("answer_query", "compute_gradients") and session is not None:
-            key = (session.plan.run, query, query_number, refusal_rule(error))
-            is_new = key not in self._recorded and len(self._recorded) < MAX_REFUSALS
-            if session.plan.run == header.get("run") and is_new:
-                self._recorded.add(key)
-                record_in_audit_log(session, query, query_number, error)
-        if isinstance(error, QueryRefused) or header.get("operation") == "join":
-            self.record_in_security_log(server, query, error, to_printable_line(header.get("run") or ""))
+        is_query = header.get("operation") in ("answer_query", "compute_gradients")
+        if is_query and session is not None and session.plan.run == header.get("run"):
+            self.record_query(server, session, query, query_number, error)
+        elif isinstance(error, QueryRefused) or header.get("operation") == "join":
+            self.record(server, query, error, to_printable_line(header.get("run") or ""))
         kind = NodeDataError if is_internal(error) else type(error)
         body: dict[str, Any] = {
             "kind": kind.__name__,
@@ -78,24 +77,19 @@ class Refusals:
         if self._lines == MAX_REFUSALS:
             logger.warning("further refusals in this hour are not logged here")
 
-    def record_in_security_log(self, server: str, query: str, error: Exception, run: str) -> None:
-        """Write a refusal and its public reason into the security log. The refusal holds even if the log
-        cannot be written.
+    def record(self, server: str, query: str, error: Exception, run: str) -> None:
+        """Write a refusal and its public reason into the audit log. The refusal holds even if the log cannot
+        be written.
         """
         try:
-            self._security.record_refusal(server, refusal_rule(error), run=run, query=query)
-        except SecurityLogError as fault:
-            logger.error("%s", fault)
+            self._events.record_refusal(server, refusal_rule(error), run=run, query=query)
+        except AuditError as fault:
+            logger.error("the audit log cannot be written: %s", fault)
 
-
-def record_in_audit_log(session: Session, query: str, number: int, error: Exception) -> None:
-    """Write a refused query and its public reason into the audit log. The refusal holds even if the log
-    cannot be written.
-    """
-    rule = refusal_rule(error)
-    try:
-        session.run_folder.require_space(query)
-        keys = (session.plan.run, NODE_DATA, session.node.name, number, query, REFUSED)
-        session.audit.append(Entry(*keys, rule=rule))
-    except (AuditError, QueryRefused) as fault:
-        logger.error("the audit log cannot be written: %s", fault)
+    def record_query(self, server: str, session: Session, query: str, number: int, error: Exception) -> None:
+        """Write a refused query of the joined run, with its number, as :meth:`record`."""
+        try:
+            session.run_folder.require_space(query)
+            self._events.record_refused_query(server, refusal_rule(error), session.plan.run, query, number)
+        except (AuditError, QueryRefused) as fault:
+            logger.error("the audit log cannot be written: %s", fault)

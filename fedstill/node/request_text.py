@@ -62,7 +62,7 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{target_text}",
         **({"columns": columns} if schema else {"classes": classes}),
         "public": public_text if public["fingerprint"] else "none",
-        "seen by it": "sums of all nodes' responses"
+        "seen by it": "sums of all nodes' responses (secure aggregation, experimental)"
         if run["secure_aggregation"]
         else "each node's responses",
         "server says": f"student {student}; {quorum}",
@@ -87,10 +87,10 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
     return rules_by_refused_query(file, True, build_node_side(config, setting).queries)
 
 
-def describe_log_line(line: Mapping[str, Any]) -> str:
-    """Return subject and reason of a line of the security log."""
-    subject = " ".join(str(line[name]) for name in ("run", "query") if line.get(name))
-    if line.get("server"):
-        subject = f"{subject} of {line['server']}"
-    sha256 = group_digits(str(line.get("description", ""))[:16])
-    return "; ".join(to_printable_line(part) for part in (subject, str(line["reason"]), sha256) if part)
+def describe_security_event(event: Mapping[str, Any]) -> str:
+    """Return subject and reason of a security event."""
+    subject = " ".join(str(event[name]) for name in ("run", "query", "number") if name in event)
+    if event.get("server"):
+        subject = f"{subject} of {event['server']}"
+    sha256 = group_digits(str(event.get("description", ""))[:16])
+    return "; ".join(to_printable_line(part) for part in (subject, str(event["reason"]), sha256) if part)

@@ -16,20 +16,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from fedstill.core import private_files
 from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.run_writer import read_object
+from fedstill.node.audit_entries import APPROVED, REJECTED, WAITS
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
-from fedstill.node.security_log import SecurityLog, process_user_name
+from fedstill.node.security_events import SecurityEvents, process_user_name
 from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"
-WAITS, APPROVED, USED, REJECTED = "waits", "approved", "used", "rejected"
+USED = "used"  # an approval for one run, by that run; the other states are those of the audit log
 MAX_WAITING_PER_SERVER = 20  # a server could fill the owner's list
 MAX_WAITING = 500  # of all servers: one with changing keys could fill the disk
 MAX_DESCRIPTION_BYTES = 1_000_000  # bytes of a description
@@ -83,11 +83,13 @@ class ApprovalRequests:
     Args:
         folder: the node's folder.
         file: its ``node.toml``.
+        events: security events of this process, into which requests and decisions are written; None: own
+            ones.
     """
 
-    def __init__(self, folder: Path, file: NodeFile) -> None:
+    def __init__(self, folder: Path, file: NodeFile, events: SecurityEvents | None = None) -> None:
         self._folder, self._file = folder / FOLDER, file
-        self._log = SecurityLog(folder, file.policy.max_disk)
+        self._events = SecurityEvents(folder, file) if events is None else events
 
     # --- at the node -------------------------------------------------------------------------------------
 
@@ -153,10 +155,10 @@ class ApprovalRequests:
         new = ApprovalRequest(description.text, run, server, time)
         if previous is not None:  # other runs may depend on the earlier approval
             new = replace(new, runs=previous.runs, protection=previous.protection)
-        self._write(new)
         earlier = "" if previous is None or previous.state == WAITS else previous.state
         reason = f"approve = {self._file.policy.approve!r}"
-        self._log.write_once("waits", server, reason, run=run, description=sha256, earlier=earlier)
+        self._events.write_once(WAITS, server, reason, run=run, description=sha256, earlier=earlier)
+        self._write(new)  # last: a request without a log would look like a lost log
 
     def _privacy_config_json(self) -> str:
         return json.dumps(to_table(self._file.privacy), sort_keys=True)
@@ -184,7 +186,7 @@ class ApprovalRequests:
 
         Raises:
             ArgumentError: no request fits, or several do.
-            SecurityLogError: it cannot be written down; then nothing is decided.
+            AuditError: it cannot be written into the audit log; then nothing is decided.
         """
         with self._locked():
             request = find_request(
@@ -195,9 +197,8 @@ class ApprovalRequests:
             is_same_protection = request.protection == self._privacy_config_json()
             runs = request.runs if approved and is_same_protection else ()
             decided = replace(request, state=state, protection=self._privacy_config_json(), runs=runs)
-            event: Any = state
             details = {"run": request.run, "description": request.sha256, "server": request.server_name}
-            self._log.write(event, process_user_name(), because or "no reason given", **details)
+            self._events.write(state, process_user_name(), because or "no reason given", **details)
             self._write(decided)
         return decided
 

@@ -19,7 +19,6 @@ from fedstill.core.errors import QueryRefused, RunFolderError
 from fedstill.core.run_writer import read_object
 from fedstill.node import audit_log_inspection
 from fedstill.node.node_file import NodeFile
-from fedstill.node.security_log import log_size_bytes
 from fedstill.protocol.run_plan import PLAN_FILE
 from fedstill.protocol.wire_format import tensor_bytes
 
@@ -63,11 +62,9 @@ class RunFolder:
     def require_space(self, query: str, extra_bytes: int = 0) -> None:
         """Refuse a query that would write ``extra_bytes`` to a full disk, with QueryRefused."""
         limit = self._policy.max_disk
-        # SQLite's write-ahead log counts, too.
-        files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
-        logged = sum(file.stat().st_size for file in files if file.exists()) + log_size_bytes(self._folder)
+        logged = audit_log_inspection.log_size_bytes(self._audit)
         if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
-            reached = "which runs/, public/ and the node's logs have reached"
+            reached = "which runs/, public/ and the node's audit log have reached"
             rule = f"max_disk: {limit}, {reached}; {FREE_SPACE_ADVICE}"
             raise QueryRefused(self._node, query, rule)
 

@@ -34,9 +34,10 @@ from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.models.predictors import file_fingerprint, return_nan_on_failure
-from fedstill.node import audit_log_inspection, memory_limits, owner_folder, owner_model
+from fedstill.node import memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_entries import NODE_DATA
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.initial_training import InitialTraining
 from fedstill.node.message_limits import QuerySizeLimits, enforce_limits
@@ -77,6 +78,7 @@ class Session:
         public: public data, or None.
         approved: description that the owner approved; None: policy alone decides.
         server: identity of the server, as in ``NodeService.server_fingerprint``.
+        audit: the node's audit log, which the caller closes.
 
     Raises:
         FedstillError: data or model do not fit the plan, or another process works on the run.
@@ -89,10 +91,11 @@ class Session:
         compute: Compute,
         plan: RunPlan,
         public: PublicData | None,
-        approved: RunDescription | None = None,
-        server: str = "",
+        approved: RunDescription | None,
+        server: str,
+        audit: AuditLog,
     ) -> None:
-        self.approved, self.server = approved, server
+        self.approved, self.server, self.audit = approved, server, audit
         self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
         with ExitStack() as resources:  # release locks and files on any failure
             try:
@@ -134,8 +137,6 @@ class Session:
             raise
         except FedstillError as error:
             raise NodeDataError(str(error)) from error
-        self.audit = audit_log_inspection.open_audit(file, folder)
-        resources.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, NODE_DATA)
         gate.approved = self.approved
         gate.output_shape = self.task.output_shape(spec.shape)

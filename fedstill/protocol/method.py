@@ -19,7 +19,8 @@ from fedstill.protocol.queries import NodeSetting, NodeSide, Query, checked_decl
 from fedstill.tasks import Task
 
 SECURE_AGGREGATION_NOTE = (
-    "secure aggregation: the server saw only sums of the nodes' responses (link.secure_aggregation)"
+    "secure aggregation (experimental): the server saw only sums of the nodes' responses "
+    "(link.secure_aggregation)"
 )
 
 

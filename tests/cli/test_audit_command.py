@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.cli.arguments import dispatch
-from fedstill.cli.audit import SECRET
+from fedstill.cli.audit import SECRET, SECURITY
 from fedstill.cli.commands import COMMANDS
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner_folder
@@ -347,7 +347,7 @@ def test_export(clinic: Path, capsys: Capture) -> None:
         output = list(log.entries())
     lines = clinic.parent / "out.jsonl"
     stdout_of(capsys, "export", clinic, "--out", lines)
-    secretive = [{name: row[name] for name in row if name not in SECRET} for row in output]
+    secretive = [{name: row[name] for name in row if name not in (*SECRET, *SECURITY)} for row in output]
     assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
     for out in (lines, clinic.parent / "out.txt", ""):
         with pytest.raises(ArgumentError, match="--out"):

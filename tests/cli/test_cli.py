@@ -21,7 +21,7 @@ from fedstill import __version__, report
 from fedstill.cli import main as cli
 from fedstill.cli.commands import COMMANDS
 from fedstill.cli.tools import kinds
-from fedstill.compare.comparison_file import Comparison
+from fedstill.compare.comparison import Comparison
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import FedstillError, QueryRefused, RunFolderError
 from fedstill.protocol.method import METHODS, Needs

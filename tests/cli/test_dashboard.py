@@ -25,10 +25,11 @@ from fedstill.node import owner_folder
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.requests import ApprovalRequests
-from fedstill.node.security_log import SecurityLog
+from fedstill.node.security_events import SecurityEvents
 from fedstill.protocol.run_plan import describe
 from fedstill.report import page_server
 from fedstill.report.page_server import PageServer
+from tests.audited import edit
 from tests.node.test_node_service import PLAN
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_run_progress import HOSTILE, unfinished_run
@@ -78,7 +79,7 @@ def clinic(tmp_path: Path) -> Path:
         requests.require_approved(f"run-{HOSTILE}", describe(PLAN, None), "6668 7aad")
     with pytest.raises(QueryRefused):
         requests.require_approved("run-1", describe(PLAN, None), "")
-    SecurityLog(folder).write("refused", HOSTILE, HOSTILE, run=HOSTILE)
+    SecurityEvents(folder).write("refused", HOSTILE, HOSTILE, run=HOSTILE)
     with closing(AuditLog(folder / FILE)) as audit:
         output = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "predict_logits"}
         for number in range(3):
@@ -180,7 +181,7 @@ def test_node_page_shows_requests_releases_and_remaining_budget(clinic: Path) ->
     assert re.search(r"trial-1 \d{4}-\d\d-\d\d 3 logits 3.0 kB none 1 ", page.text)
     assert "counts 40 B 1 0" in page.text
     assert "all runs no guarantee 0" in page.text  # of a budget of 3, after a release without guarantee
-    assert "Logs intact 5 audit log entries" in page.text
+    assert "Audit log intact 5 entries" in page.text
     assert page.text.count(HOSTILE) >= 4  # run, log and request
     assert {"img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert [tag for tag, _ in page.tags].count("script") == 1
@@ -236,14 +237,15 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_log_faults_are_on_top_of_the_page(clinic: Path) -> None:
-    log = clinic / "security.jsonl"
-    log.write_text(log.read_text().replace("6668", "6669", 1))
-    (clinic / f"{FILE}.head").unlink()
+    edit(clinic / FILE, "UPDATE entries SET line = replace(line, '6668', '6669') WHERE entry = 1")
     with serving(clinic) as server:
         text = Page(call(server)[2]).text
-    assert "Logs not intact" in text
-    assert "The security log is not intact: security.jsonl: line 1 " in text
-    assert f"its head {FILE}.head is missing" in text
+    assert "Audit log not intact" in text
+    assert "The audit log is not intact: entry 1 is not as it was written" in text
+    edit(clinic / FILE, "UPDATE entries SET line = replace(line, '6669', '6668') WHERE entry = 1")
+    (clinic / f"{FILE}.head").unlink()
+    with serving(clinic) as server:
+        assert f"its head {FILE}.head is missing" in Page(call(server)[2]).text
 
 
 def test_it_neither_waits_for_a_node_nor_keeps_one_waiting(clinic: Path) -> None:
@@ -252,7 +254,6 @@ def test_it_neither_waits_for_a_node_nor_keeps_one_waiting(clinic: Path) -> None
         with (
             audit._database.write_transaction(),
             requests._locked(),
-            SecurityLog(clinic)._locked(),
             serving(clinic) as server,
         ):
             assert call(server)[0] == 200

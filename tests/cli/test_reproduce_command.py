@@ -11,7 +11,7 @@ from fedstill.cli.main import main
 from fedstill.compare import reproduction
 from fedstill.compare.reproduction import ReproducedMetric, ReproductionRecord
 from fedstill.core import toml
-from fedstill.report.reproduction_table import markdown
+from fedstill.report.comparison_tables import reproduction_markdown
 
 FILE = """
 seeds = 2
@@ -285,4 +285,4 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
             if record is not None:
                 metrics = {row.metric for row in record.rows}
                 assert metrics >= {metric.metric for metric in published} - {"gigabytes"}
-                assert markdown(entry, record)
+                assert reproduction_markdown(entry, record)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.node.security_log import FILE, SecurityLog
-from tests.audited import entries
+from fedstill.node.audit_log import FILE
+from tests.audited import edit, entries, security_events
 from tests.federation.sites import Sites, sites, small
 from tests.forked import Command
 
@@ -69,15 +69,15 @@ def test_run_needs_approval_of_each_owner(tmp_path: Path) -> None:
         for node in here.names:
             folder = here.folder / "nodes" / node
             assert {entry["query"] for entry in entries(folder, "response")} == {"count_labels", "predict"}
-            value = [line["event"] for line in SecurityLog(folder).lines()]
+            value = [event["event"] for event in security_events(folder)]
             assert value == ["policy", "waits", "refused", "approved", "waits", "refused", "joined"]
         # A modified line of the log is reported by `log` and `check`.
         log = here.folder / "nodes" / here.names[0] / FILE
-        log.write_text(log.read_text().replace('"event":"approved"', '"event":"rejected"'))
+        edit(log, 'UPDATE entries SET line = replace(line, \'"part":"approved"\', \'"part":"rejected"\')')
         code, out = owner(here, here.names[0], "log")
-        assert (code, "line 4 is not as it was written" in out) == (2, True)
+        assert (code, "entry 4 is not as it was written" in out) == (2, True)
         code, out = owner(here, here.names[0], "check")
-        assert (code, "line 4 is not as it was written" in out) == (2, True)
+        assert (code, "entry 4 is not as it was written" in out) == (2, True)
 
 
 def test_node_refuses_run_below_min_nodes(tmp_path: Path) -> None:

@@ -31,13 +31,14 @@ from fedstill.core.run_writer import write_text
 from fedstill.federation import flare, flare_component, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODE, NodeProgram
+from fedstill.node.audit_log import FILE
 from fedstill.node.owner_folder import init_folder
 from fedstill.node.permission_check import readable_files_warning
-from fedstill.node.security_log import SecurityLog
+from fedstill.node.security_events import SecurityEvents
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.flare_server import ServerProgram
 from fedstill.runs.spec import to_toml
-from tests.audited import releases
+from tests.audited import edit, releases
 from tests.federation.sites import STEPS, Unbroken, audit_fields, report_time, small, until
 from tests.federation.test_remote import tiny
 from tests.forked import Command
@@ -244,8 +245,9 @@ def test_node_with_invalid_folder_replies_with_generic_error(
 ) -> None:
     """Before, FLARE ended the whole job with an error of its own."""
     init_folder(tmp_path / "clinic")
-    SecurityLog(tmp_path / "clinic").write("approved", "other", "why")
-    (tmp_path / "clinic" / "security.jsonl").write_text("")
+    with contextlib.closing(SecurityEvents(tmp_path / "clinic")) as events:
+        events.write("approved", "other", "why")
+    edit(tmp_path / "clinic" / FILE, "DELETE FROM entries")
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
     guarded: list[Any] = []
     monkeypatch.setattr(flare_component, "install_job_request_filter", lambda *about: guarded.append(about))
@@ -256,7 +258,7 @@ def test_node_with_invalid_folder_replies_with_generic_error(
     header, _ = unpack(program._error_reply, 0)
     assert header["error"]["kind"] == "NodeDataError"
     assert header["error"]["text"] == "its data or model failed: see its log"
-    assert "it ends at line 0, and its head at 1" in caplog.text
+    assert "it ends at entry 0, and its head at 1" in caplog.text
 
 
 class Scripted(ServerProgram):

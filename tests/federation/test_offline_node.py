@@ -28,11 +28,10 @@ from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
 from fedstill.node.replies import TrainingProgress
 from fedstill.node.requests import ApprovalRequests
-from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import entries
+from tests.audited import entries, security_events
 
 pytest.importorskip("cryptography")
 
@@ -147,7 +146,7 @@ def test_answers_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixtu
         cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
     with pytest.raises(QueryRefused, match="rejected by its owner"):
         offline_files.answer_queries(node, queries, out)  # not even what has left already
-    result = [(line["event"], line["actor"]) for line in SecurityLog(node).lines()]
+    result = [(line["event"], line["actor"]) for line in security_events(node)]
     signer = signed_files.fingerprint(signed_files.read_public_key(tmp_path / "server.pub"))
     assert [event for event, _ in result] == [
         *("policy", "waits", "refused", "approved", "joined", "rejected", "refused")

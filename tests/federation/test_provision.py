@@ -37,13 +37,14 @@ from fedstill.federation import flare as jobs
 from fedstill.federation import flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.node import owner_folder
+from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.requests import ApprovalRequests
-from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.spec import from_dict
 from fedstill.track.tracker_group import TrackerGroup
+from tests.audited import edit, security_events
 from tests.federation.sites import until
 
 pytestmark = pytest.mark.waits
@@ -576,15 +577,16 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
             reply = server.core_cell.send_request(target="north.5f0c7a2e", **result)
             return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
+        owner_folder.init_folder(tmp_path / "north")
         assert call("_net_manager", "process_info") == ReturnCode.OK  # FLARE by itself
-        install_job_request_filter("north", tmp_path)
+        install_job_request_filter("north", tmp_path / "north")
         assert call("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
         assert topics == ["abort"]
-        assert "configure_job_log" in (tmp_path / "security.jsonl").read_text()
+        assert any("configure_job_log" in event["reason"] for event in security_events(tmp_path / "north"))
         with pytest.raises(DeployError, match="none would be guarded"):
-            install_job_request_filter("south", tmp_path)
+            install_job_request_filter("south", tmp_path / "north")
     finally:
         for cell in (job, server):
             cell.stop()
@@ -755,14 +757,19 @@ def test_run_begins_after_owner_approval(
     assert state == ("waits", server)
     assert other in capsys.readouterr().err.replace(" ", ""), "both sides read out the same"
     assert [path for owner in (north, east) for path in owner.glob("runs/*/*")] == []
-    log = SecurityLog(east)
-    lines = list(log.lines())  # the first are of others' tests
-    assert (log.find_fault(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
-    path = east / "security.jsonl"
-    path.write_text(path.read_text().replace("min_records: 5", "min_records: 0"))
-    assert f"line {len(lines)} is not as it was written" in str(log.find_fault())
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.find_fault())
+    events = security_events(east)  # the first are of others' tests
+    assert [event["event"] for event in events[-2:]] == ["policy", "refused"]
+    last = events[-1]["entry"]
+    for statement, fault in (
+        (
+            "UPDATE entries SET line = replace(line, 'min_records: 5', 'min_records: 0')",
+            f"entry {last} is not as it was written",
+        ),
+        (f"DELETE FROM entries WHERE entry = {last}", f"it ends at entry {last - 1}, and its head at {last}"),
+    ):
+        edit(east / FILE, statement)
+        with contextlib.closing(AuditLog(east / FILE, read_only=True)) as audit:
+            assert fault in str(audit.fault)
 
 
 def test_stop_ends_all_processes(federation: Federation) -> None:

@@ -20,12 +20,13 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder, requests
+from fedstill.node.audit_database import AuditError
+from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_text import describe_request
-from fedstill.node.security_log import FILE, SecurityLog
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
-from tests.audited import entries
+from tests.audited import edit, entries, security_events
 from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 EACH, LISTED = 'approve = "each run"\n', 'approve = "listed"\n'
@@ -50,7 +51,7 @@ def decide(clinic: Clinic, approved: bool = True, server: str | None = None) -> 
 
 
 def events(clinic: Clinic) -> list[str]:
-    return [line["event"] for line in SecurityLog(clinic.folder).lines()]
+    return [line["event"] for line in security_events(clinic.folder)]
 
 
 # --- who, when, how many ------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def test_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str, r
     assert clinic.host.session is None
     assert entries(clinic.folder) == []
     assert not list((clinic.folder / "runs").glob("*/*.safetensors"))
-    line = list(SecurityLog(clinic.folder).lines())[-1]
+    line = security_events(clinic.folder)[-1]
     assert line.items() >= {"event": "refused", "actor": KNOWN, "reason": rule, "run": "one"}.items()
 
 
@@ -173,7 +174,7 @@ def test_run_with_owners_classes_is_admitted(tmp_path: Path) -> None:
     (clinic.folder / "node.toml").write_text(NODE.replace("[model]\n", f"{own}[model]\n"))
     clinic.again()
     assert joined(clinic)
-    *_, changed, _ = SecurityLog(clinic.folder).lines()
+    *_, changed, _ = security_events(clinic.folder)
     assert changed["reason"].startswith('data.classes = ["0", "1"')
 
 
@@ -255,7 +256,7 @@ def test_run_with_owners_schema_is_admitted_and_changes_are_logged(tmp_path: Pat
     (clinic.folder / "ours.toml").write_text(schema_text(OTHERS[1]))
     clinic.again()
     assert "schema" in refused(clinic)
-    *_, named, _, changed, _ = SecurityLog(clinic.folder).lines()
+    *_, named, _, changed, _ = security_events(clinic.folder)
     assert [line["reason"].partition(" = ")[0] for line in (named, changed)] == ["data.schema"] * 2
 
 
@@ -464,7 +465,7 @@ def test_approval_needs_server_if_several_request(tmp_path: Path, command: Main)
     assert command("node", "reject", clinic.folder, sha256, "--server", "none")[0] == 0
     states = {request.server: request.state for request in clinic.host.requests.list_all()}
     assert states == {KNOWN: "approved", OTHER: "waits", "": "rejected"}
-    *_, approval, rejection = SecurityLog(clinic.folder).lines()
+    *_, approval, rejection = security_events(clinic.folder)
     assert (approval["server"], rejection["server"]) == (KNOWN, "an unproven server")
     assert KNOWN in " ".join(command("node", "log", clinic.folder)[1].split())
 
@@ -590,7 +591,7 @@ def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: 
     assert len(list((clinic.folder / "requests").glob("*.json"))) == 2
 
 
-def test_server_cannot_fill_security_log_with_waiting_runs(tmp_path: Path) -> None:
+def test_server_cannot_fill_log_with_waiting_runs(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     for number in range(6):
         clinic.plan = replace(PLAN, run="ab"[number % 2])
@@ -643,7 +644,7 @@ def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) 
     assert "board of 3 May" in " ".join(out.split())
     log = json.loads(command("node", "log", clinic.folder, "--json")[1])
     assert log["fault"] is None
-    assert log["lines"][-1]["event"] == "rejected"
+    assert log["events"][-1]["event"] == "rejected"
     assert "as they were written" in out
 
 
@@ -658,7 +659,7 @@ def test_approval_reports_and_logs_other_rules(
     assert "count_labels is refused" not in out
     for _ in range(2):  # a server that joins again gets the same reply, and nothing is written twice
         assert joined(clinic)
-    *_, line = SecurityLog(clinic.folder).lines()
+    *_, line = security_events(clinic.folder)
     assert (line["event"], line["query"], line["reason"]) == (
         "refused",
         "predict_logits",
@@ -668,36 +669,41 @@ def test_approval_reports_and_logs_other_rules(
     assert events(clinic).count("refused") == 2
 
 
-def test_tampered_security_log_is_detected(tmp_path: Path, command: Main) -> None:
+def test_tampered_security_event_is_detected(tmp_path: Path, command: Main) -> None:
     clinic = Clinic(tmp_path / "clinic", "min_nodes = 4\n")
     refused(clinic)
-    path = clinic.folder / FILE
-    path.write_text(path.read_text().replace("min_nodes: 4", "min_nodes: 3"))
-    code, _, err = command("node", "log", clinic.folder)
-    assert (code, "line 2 is not as it was written" in err) == (2, True)
-    assert "line 2 is not as it was written" in command("node", "check", clinic.folder)[2]
-    with pytest.raises(Exception, match="line 2 is not as it was written"):
+    clinic.host.close()
+    edit(clinic.folder / FILE, "UPDATE entries SET line = replace(line, 'min_nodes: 4', 'min_nodes: 3')")
+    for verb, subcommand in (("node", "log"), ("node", "check"), ("audit", "verify")):
+        code, _, err = command(verb, subcommand, clinic.folder)
+        assert (code, "entry 2 is not as it was written" in err) == (2, True)
+    with pytest.raises(AuditError, match="entry 2 is not as it was written"):
         clinic.again()
 
 
-def test_restored_security_log_is_detected_by_noted_hash(tmp_path: Path, command: Main) -> None:
+def test_restored_log_is_detected_by_noted_hash(tmp_path: Path, command: Main) -> None:
     """The file and its head together, as from a backup, are sound by themselves."""
     clinic = Clinic(tmp_path / "clinic", EACH)
-    older = {path: path.read_bytes() for path in clinic.folder.glob("security.jsonl*")}
+    clinic.host.close()
+    older = {path: path.read_bytes() for path in clinic.folder.glob("audit.sqlite*")}
+    clinic.again()
     refused(clinic)
     code, out, _ = command("node", "log", clinic.folder)
     noted = out.split()[-1]
     assert (code, len(noted)) == (0, 64)
     decide(clinic)
-    assert "Line 3 has the hash that you noted" in command("node", "log", clinic.folder, noted)[1]
+    assert "Entry 3 has the hash that you noted" in command("node", "log", clinic.folder, noted)[1]
+    clinic.host.close()
+    for path in clinic.folder.glob("audit.sqlite*"):
+        path.unlink()
     for path, content in older.items():
         path.write_bytes(content)
     assert command("node", "log", clinic.folder)[0] == 0
     code, _, err = command("node", "log", clinic.folder, noted)
-    assert (code, "no line has the hash that you noted" in err) == (2, True)
+    assert (code, "no entry has the hash that you noted" in err) == (2, True)
 
 
-def test_security_log_holds_no_private_values(tmp_path: Path) -> None:
+def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
     """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
     clinic = Clinic(tmp_path / "clinic", "min_records = 977\nmax_bytes = 400\n")
     (clinic.folder / "secret").write_text("rehearsal 31415926535\n")
@@ -711,7 +717,7 @@ def test_security_log_holds_no_private_values(tmp_path: Path) -> None:
     clinic.ready()
     clinic.query(0)
     assert "max_bytes" in clinic.query(1)["rule"]
-    text = (clinic.folder / FILE).read_text()
+    text = json.dumps(security_events(clinic.folder))
     assert {"refused", "joined", "policy"} <= set(events(clinic))
     for private in ("4711", "31415926535", "40 ", "0.25", str(tmp_path), "(40", "9, 9"):
         assert private not in text, private

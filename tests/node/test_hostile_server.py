@@ -22,13 +22,13 @@ from fedstill.node import node_service as node_service
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.secure_aggregation import SumEncoder
-from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
+from tests.audited import security_events
 from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 from tests.settings import SETTING
@@ -391,7 +391,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
         assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
     assert [line["number"] for line in refused] == [7], "the same is one line"
-    monkeypatch.setattr(refusals, "MAX_REFUSALS", 3)
+    monkeypatch.setattr("fedstill.node.security_events.MAX_REFUSALS", 3)
     for number in range(10):
         assert "kind" in clinic.query(number, wrong)
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3
@@ -400,7 +400,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     replies = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
     assert [isinstance(reply, tuple) for reply in replies] == [True, True, True, False, False]
     assert replies[-1]["rule"] == "a process joins 4 runs at most"
-    assert [line["event"] for line in SecurityLog(clinic.folder).lines()].count("joined") == 4
+    assert [line["event"] for line in security_events(clinic.folder)].count("joined") == 4
 
 
 def test_server_cannot_fill_process_log(

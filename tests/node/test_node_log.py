@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import shutil
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,8 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
     assert clinic.host.session is None
     assert log.exists() == (change == "an older copy"), "none is begun"
     assert "run" in call(clinic, 3)["text"]  # no run is joined
-    other = private(clinic.folder, run="two")
-    assert "see its log" in other.say("join", plan=other.plan.to_dict())["text"]
+    with pytest.raises(AuditError, match="fedstill audit accept"):  # nor does another process start
+        private(clinic.folder, run="two")
     begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
     clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})
     assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound again"
@@ -101,28 +102,21 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
 @pytest.mark.parametrize(
     "function", ["fedstill.node.audit_log.AuditLog.require_sound", "fedstill.node.session.protect"]
 )
-def test_failed_join_leaves_nothing_open(
+def test_failed_join_leaves_nothing_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     clinic = private(tmp_path / "clinic")
-    opened: list[AuditLog] = []
-    begin = AuditLog._open_database
-
-    def record_open(audit: AuditLog, path: Path | None) -> Any:
-        opened.append(audit)
-        return begin(audit, path)
 
     def fails(*given: Any, **more: Any) -> None:
         raise AuditError("/home/clinic/audit.sqlite", "is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(AuditLog, "_open_database", record_open)
         patch.setattr(function, fails)
         refused = clinic.say("join", plan=clinic.plan.to_dict())
     assert "/home/clinic" not in json.dumps(refused)
-    (audit,) = opened
-    with pytest.raises(AuditError, match="closed"):
-        audit.verify()
+    other = private(clinic.folder).ready()  # another process
+    assert not isinstance(call(other, 0), dict)
+    other.say("leave")
     clinic.ready()
     assert not isinstance(call(clinic, 0), dict)
 
@@ -183,3 +177,61 @@ def test_log_in_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     clinic = Clinic(tmp_path / "clinic", text, PRIVATE).ready()
     call(clinic, 0)
     assert (tmp_path / "clinic.sqlite").exists()
+
+
+def test_locked_or_full_log_refuses_before_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic = private(tmp_path / "clinic").ready()
+    log = clinic.folder / "audit.sqlite"
+    monkeypatch.setattr("fedstill.node.audit_database.LOCK_TIMEOUT", 0.1)
+    clinic.again()
+    with closing(sqlite3.connect(log, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")  # another process, for longer than the node waits
+        assert (
+            clinic.say("join", plan=clinic.plan.to_dict())["text"] == "its data or model failed: see its log"
+        )
+        other.execute("ROLLBACK")
+        clinic.ready()
+        other.execute("BEGIN IMMEDIATE")
+        refused = call(clinic, 0)
+        other.execute("ROLLBACK")
+    assert refused["text"] == "its data or model failed: see its log"
+    assert clinic.charged_releases() == []
+    clinic.session.audit._database.execute("PRAGMA max_page_count = 1")  # as a full disk
+    for number in range(300):
+        reply = call(clinic, number)
+        if isinstance(reply, dict):
+            break
+    assert reply["text"] == "its data or model failed: see its log"
+    assert len(clinic.charged_releases()) == number, "all that left, and nothing else"
+    assert call(clinic, number)["text"] == reply["text"], "nor when it is asked again"
+
+
+@pytest.mark.parametrize("crash", ["before the entry", "after the entry"])
+def test_crash_at_release_never_reports_less_than_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    """A response that a killed process held back may be charged; one that left always is."""
+    clinic = private(tmp_path / "clinic").ready()
+    charge = AuditLog.charge
+
+    class Killed(BaseException):
+        pass
+
+    def killed(audit: AuditLog, entry: Any, *given: Any) -> int:
+        if crash == "after the entry":
+            charge(audit, entry, *given)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditLog, "charge", killed)
+        with pytest.raises(Killed):
+            call(clinic, 0)
+    assert len(clinic.charged_releases()) == (crash == "after the entry")
+    clinic.again()
+    clinic.ready()
+    _, first = call(clinic, 0)
+    assert len(clinic.charged_releases()) == 1, "the same bytes are one charge"
+    clinic.again()
+    clinic.ready()
+    same(call(clinic, 0)[1], first)
+    assert len(clinic.charged_releases()) == 1

@@ -83,8 +83,8 @@ class Clinic:
     def again(self) -> None:
         """Another process serves the folder, the one before having been killed."""
         if self.host.session is not None:
-            self.host.session.audit.close()  # as the system does
-            self.host.session._open_resources.close()
+            self.host.session._open_resources.close()  # as the system does
+        self.host.events.close()
         self.host = NodeService(self.folder)
 
     def salted(self, salt: str = "") -> Clinic:

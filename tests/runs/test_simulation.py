@@ -39,7 +39,7 @@ from fedstill.runs.build import Setting, describe_cases
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from tests.run_settings import make_setting, node_data, node_models
+from tests.run_settings import make_setting, node_models
 
 SHAPE, SIZES = (1, 8, 8), (10, 20, 30)
 
@@ -156,7 +156,9 @@ def test_virtual_model_is_not_returned() -> None:
     often, seldom = (setting(FedPer(rounds=3), every=every) for every in (1, 0))
     for one in (often, seldom):
         Simulation(one).run()
-    for mine, other in zip((*often.models, often.student), (*seldom.models, seldom.student), strict=True):
+    for mine, other in zip(
+        (*node_models(often), often.student), (*node_models(seldom), seldom.student), strict=True
+    ):
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in mine.state_dict().items())
 
 
@@ -441,8 +443,11 @@ def test_random_networks_repeat_if_watched_and_are_refused_otherwise() -> None:
 def test_notes_privacy_unit() -> None:
     def notes(privacy: PrivacyConfig) -> str:
         one = setting(FedAvg(rounds=1), privacies=[privacy] * 3)
-        parts = [replace(part, groups=torch.arange(len(part)) // 5) for part in node_data(one)]
-        experiment = Simulation(replace(one, parts=parts))
+        nodes = [
+            replace(node, data=replace(node.data, groups=torch.arange(len(node.data)) // 5))
+            for node in one.nodes
+        ]
+        experiment = Simulation(replace(one, nodes=nodes))
         return str(experiment.run()["notes"])
 
     noise = DPTrainingConfig(noise=4.0)
