@@ -35,7 +35,7 @@ from fedstill.tasks import Task
 from fedstill.track.tracker_group import TrackerGroup
 
 
-class FinishedRun(Protocol):
+class MeasuredRun(Protocol):
     """The parts of a run (:class:`fedstill.runs.loop.Run`) from which its results are collected."""
 
     setting: Setting
@@ -73,7 +73,7 @@ class FinishedRun(Protocol):
     def group_info(self) -> Mapping[str, Any]: ...
 
 
-def collect_results(run: FinishedRun) -> dict[str, Any]:
+def collect_results(run: MeasuredRun) -> dict[str, Any]:
     """Return the metrics, bytes, queries and privacy costs for ``result.json``."""
     evaluation, metric, public = run.evaluation, run.task.metric, run.public
     outputs = run.test_outputs()
@@ -153,7 +153,7 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def _save_predictions(run: FinishedRun, model_outputs: Outputs) -> None:
+def _save_predictions(run: MeasuredRun, model_outputs: Outputs) -> None:
     """Write predictions on the test cases; nodes' examples are not among them."""
     if run.records.folder is None:
         return
@@ -169,7 +169,7 @@ def _save_predictions(run: FinishedRun, model_outputs: Outputs) -> None:
         run.records.write_file(FILE, text)
 
 
-def _privacy_costs(run: FinishedRun) -> dict[str, tuple[Counter[str], int]]:
+def _privacy_costs(run: MeasuredRun) -> dict[str, tuple[Counter[str], int]]:
     """Return the privacy cost of each node's releases, and the number of releases without a guarantee."""
     spending = {name: run.audit.spending(name, ALL_RUNS) for name in run.server.federation.nodes}
     return {name: (Counter(spent.total_events), spent.total_no_guarantee) for name, spent in spending.items()}
