@@ -31,7 +31,8 @@ from fedstill.models.module_check import needs_two_examples
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.protocol.method import Method, Needs, unmet_need
+from fedstill.protocol.method import Method
+from fedstill.protocol.needs import Needs, unmet_need
 from fedstill.runs.spec import RunSpec, fingerprint_options
 from fedstill.tasks import Task
 

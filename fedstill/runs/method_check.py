@@ -32,7 +32,8 @@ from fedstill.models.module_utils import deep_copy
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Method, unmet_need
+from fedstill.protocol.method import Method
+from fedstill.protocol.needs import unmet_need
 from fedstill.protocol.payload_kinds import INDICES, INPUTS
 from fedstill.protocol.queries import Query
 from fedstill.runs.build import Setting, make_nodes

@@ -34,7 +34,7 @@ from fedstill.federation.transport import parse_reply
 from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
-from fedstill.protocol.sent_tensors import sent_query_fault
+from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.runs.build import check_method
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
