@@ -25,6 +25,7 @@ from fedstill.methods import (
     QueryDetails,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     count_samples_query,
     torch_generator,
@@ -70,7 +71,7 @@ class FedAvg(Method):
             releases={"parameters": kind},
             times=self.rounds,
             depends_on_records=None if self.extra_loss else (),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             # The sums of n_k w_k and of n_k. Sums of different participants would differ by single w_k.
             sums=linear_sums(
                 setting.secure_aggregation and self.linear,
