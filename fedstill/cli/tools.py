@@ -147,7 +147,7 @@ def _method_facts(name: str) -> dict[str, str]:
     from fedstill.protocol.method import METHODS
     from fedstill.report.comparison_records import NEED_TITLES
     from fedstill.report.result import MAIN_MODELS
-    from fedstill.runs.config import from_dict
+    from fedstill.runs.spec import from_dict
 
     method = METHODS[name]()
     needs, tasks = vars(method.needs()), _refusals_by_task([METHODS[name]])[0]
