@@ -16,6 +16,7 @@ import fedstill
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.runs import build
 from fedstill.runs.evaluation import float32_outputs, student_outputs_as_reloaded
+from fedstill.runs.results import write_results
 from fedstill.runs.run import run
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.student.evaluate import evaluate
@@ -162,7 +163,7 @@ def test_student_of_a_run_over_messages_reaches_reported_metrics(task: str, tmp_
     (tmp_path / "away").mkdir()
     served = Away(setting, tmp_path / "away").live()
     metrics = served.run()
-    served.finish({**served.describe_run(), **metrics})
+    write_results(served, {**served.describe_run(), **metrics})
     assert served.compute.precision == "bfloat16"
     evaluation = evaluate(tmp_path / "away" / "server", tested)
     assert evaluation["metrics"] == {key: metrics[key] for key in evaluation["metrics"]}
