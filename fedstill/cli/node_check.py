@@ -23,6 +23,7 @@ from fedstill.core.text_format import to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_log_inspection
+from fedstill.node.admission import owner_refusals
 from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import FolderCheck
@@ -106,14 +107,10 @@ def check(args: ParsedArgs) -> None:
 
 def _closed_hours_note(file: NodeFile) -> str:
     """Return a note if the node refuses everything at this hour; else an empty text."""
-    from fedstill.core.errors import QueryRefused
-    from fedstill.node.admission import require_hour
+    from fedstill.node.admission import RunFacts, hours
 
-    try:
-        require_hour(file.name, file.policy, "join")
-    except QueryRefused as refusal:
-        return f"At this hour the node refuses every query: {refusal.rule}."
-    return ""
+    reason = hours(RunFacts(file.policy))
+    return "" if reason is None else f"At this hour the node refuses every query: {reason}."
 
 
 def load_target_run(target: str, config: RunConfig) -> CheckedRun:
@@ -186,7 +183,6 @@ def _judge_method(
     from fedstill.core.compute import Compute
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
-    from fedstill.node import owner_folder
     from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, placeholder_public
@@ -204,7 +200,7 @@ def _judge_method(
     is_differentiable = True  # as far as is known
     if found.model is not None and found.spec is not None:
         is_differentiable = carries_gradient(found.model, found.spec.shape)
-    refused = owner_folder.rules_by_refused_query(file, is_differentiable, side.queries)
+    refused = owner_refusals(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**SumHistory(folder / SUM_HISTORY_FILE).weighting_conflicts(side, run), **refused}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fedstill.core.errors import QueryRefused
+from fedstill.node.admission import refuse
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import stack_tensors
@@ -42,8 +42,7 @@ def check_output_gradients(exchange: Exchange, node: str, gradients: Tensors) ->
             if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
                 received = f"{tensor.dtype} {tuple(tensor.shape)}"
                 rule = f"gradients: {name} is {received} (expected torch.float32 {shape})"
-    if rule is not None:
-        raise QueryRefused(node, exchange.query.name, rule)
+    refuse(node, exchange.query.name, rule)
 
 
 def compute_input_gradients(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,15 +24,11 @@ from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
-from fedstill.models import PREDICTION_ONLY
 from fedstill.node.audit_log_inspection import audit_path, read_total_spent, unwritable_reason
-from fedstill.node.gate import policy_refusal
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_name_and_weights, load_perceptual, make_model
 from fedstill.node.policy_faults import policy_faults, privacy_faults
 from fedstill.node.startup_kit_faults import kit_faults, server_faults
-from fedstill.protocol.payload_kinds import PRIVATE_DATA
-from fedstill.protocol.queries import Query
 from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")
@@ -293,29 +289,3 @@ def _remove_key(table: Any, path: list[str]) -> bool:
     for section in path[:-1]:
         table = table.get(section) if isinstance(table, dict) else None
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
-
-
-def rules_by_refused_query(
-    file: NodeFile, passes_gradients: bool, queries: Mapping[str, Query]
-) -> dict[str, str]:
-    """Return the rule that refuses each query that this node never accepts, by name.
-
-    Args:
-        file: the node's configuration.
-        passes_gradients: whether gradients pass through its model.
-        queries: declared queries.
-    """
-    rules = {}
-    for name, query in queries.items():
-        rule = policy_refusal(file.policy, query)
-        if PRIVATE_DATA in query.released_kinds().values():
-            rule = "private data: they never leave a real node, whatever its policy"
-        if rule is None:
-            rule = query.sum_fault(file.local.optimizer)
-        if rule is None and 0 < file.policy.max_rows < query.rows:
-            rule = f"max_rows: {file.policy.max_rows}, and it has {query.rows}"
-        if rule is None and query.differentiable and not passes_gradients:
-            rule = PREDICTION_ONLY
-        if rule is not None:
-            rules[name] = rule
-    return rules

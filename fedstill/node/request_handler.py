@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
+from fedstill.core.errors import NodeFault, QueryMismatch
+from fedstill.node.admission import json_size, refuse
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
 from fedstill.node.exchanges import Exchange, RecentExchanges
 from fedstill.node.handler_runner import HandlerRunner
@@ -136,7 +137,8 @@ class RequestHandler:
         if any(number <= self._last_numbers[node.name] for node in self.group.nodes):
             raise QueryMismatch(self.group.nodes[0].name, name, number)
         for node in self.group.nodes:
-            node.gate.check_json_values(query, tensors)
+            refuse(node.name, name, json_size(node.gate.policy, query, tensors))
+        query.decode_inputs(tensors)  # invalid JSON values, before anything is charged
         received_bytes = bytes_by_kind(wire_tensors, query.sends)
         received = [
             _make_received_query(node, query, number, content_hash, received_bytes)
@@ -159,8 +161,7 @@ class RequestHandler:
         for node in self.group.nodes:
             inputs, outputs = node.data.inputs, node.gate.output_shape
             fault = sent_query_fault(query, tensors, inputs.shape[1:], outputs, inputs.dtype)
-            if fault is not None:
-                raise QueryRefused(node.name, query.name, f"tensors: {fault}")
+            refuse(node.name, query.name, None if fault is None else f"tensors: {fault}")
 
     def compute_responses(self, number: int) -> None:
         """Compute the responses to the received query, unless they exist already."""

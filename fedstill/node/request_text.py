@@ -11,8 +11,8 @@ from fedstill.core.hashing import group_digits
 from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import format_bytes, format_count, to_printable_line
 from fedstill.data.data_spec import DataSpec
+from fedstill.node.admission import owner_refusals
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_folder import rules_by_refused_query
 from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
@@ -84,7 +84,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
         placeholder_public(task, spec.shape),
         secure_aggregation=bool(table["secure_aggregation"]),
     )
-    return rules_by_refused_query(file, True, build_node_side(config, setting).queries)
+    return owner_refusals(file, True, build_node_side(config, setting).queries)
 
 
 def describe_security_event(event: Mapping[str, Any]) -> str:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from fedstill.core import private_files
 from fedstill.core.config_tables import read_table, to_table
-from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
+from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.run_writer import read_object
+from fedstill.node.admission import refuse
 from fedstill.node.audit_entries import APPROVED, REJECTED, WAITS
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
@@ -133,7 +134,7 @@ class ApprovalRequests:
         rule = f"run {group_digits(sha256)} is rejected by its owner"
         if state == WAITS:
             rule = f"run {group_digits(sha256)} waits until its owner approves it"
-        raise QueryRefused(self._file.name, query, f"approve: {rule}")
+        refuse(self._file.name, query, f"approve: {rule}")
 
     def _store_waiting(
         self, description: RunDescription, run: str, server: str, previous: ApprovalRequest | None
@@ -150,7 +151,7 @@ class ApprovalRequests:
         if is_full or len(description.text) > MAX_DESCRIPTION_BYTES:
             limit = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
             rule = f"approve: {limit} are waiting already, or this one is too large"
-            raise QueryRefused(self._file.name, "join", rule)
+            refuse(self._file.name, "join", rule)
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
         new = ApprovalRequest(description.text, run, server, time)
         if previous is not None:  # other runs may depend on the earlier approval

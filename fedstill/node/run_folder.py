@@ -15,9 +15,10 @@ import torch
 
 from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state, save_state
-from fedstill.core.errors import QueryRefused, RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_object
 from fedstill.node import audit_log_inspection
+from fedstill.node.admission import refuse
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.run_plan import PLAN_FILE
 from fedstill.protocol.wire_format import tensor_bytes
@@ -56,7 +57,7 @@ class RunFolder:
         if not self.path.exists():
             if file.policy.max_runs and len(runs) >= file.policy.max_runs:
                 rule = f"max_runs: {file.policy.max_runs}, and {len(runs)} are in runs/; {FREE_SPACE_ADVICE}"
-                raise QueryRefused(file.name, "join", rule)
+                refuse(file.name, "join", rule)
             self.require_space("join")
 
     def require_space(self, query: str, extra_bytes: int = 0) -> None:
@@ -66,7 +67,7 @@ class RunFolder:
         if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
             reached = "which runs/, public/ and the node's audit log have reached"
             rule = f"max_disk: {limit}, {reached}; {FREE_SPACE_ADVICE}"
-            raise QueryRefused(self._node, query, rule)
+            refuse(self._node, query, rule)
 
     @property
     def has_begun(self) -> bool:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from fedstill.core.errors import ArgumentError, DeployError, QueryRefused
+from fedstill.core.errors import ArgumentError, DeployError
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
-from fedstill.node.admission import require_server
+from fedstill.node.admission import RunFacts, allowed_servers
 from fedstill.node.policy import PolicyConfig
 
 
 def server_faults(policy: PolicyConfig, authority: str) -> list[str]:
     """Return the fault of a policy that admits no run of the kit's own server; empty if it does."""
-    try:
-        require_server("", policy, authority)
-    except QueryRefused:
-        expected = f"a list with {authority}, the authority of the startup kit, or an empty one"
-        return [str(ArgumentError("policy.allowed_servers", list(policy.allowed_servers), expected))]
-    return []
+    if allowed_servers(RunFacts(policy, authority)) is None:
+        return []
+    expected = f"a list with {authority}, the authority of the startup kit, or an empty one"
+    return [str(ArgumentError("policy.allowed_servers", list(policy.allowed_servers), expected))]
 
 
 def kit_faults(folder: Path, name: str | None) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedstill.core.errors import ArgumentError, QueryRefused
+from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
@@ -72,15 +72,9 @@ def events(clinic: Clinic) -> list[str]:
     ],
 )
 def test_hours_need_different_start_and_end(hours: str, at: str, inside: bool) -> None:
-    def clock() -> datetime:
-        return datetime.strptime(at, "%H:%M")
-
-    policy = PolicyConfig(hours=hours)
-    if inside:
-        admission.require_hour("clinic", policy, "join", clock)
-        return
-    with pytest.raises(QueryRefused, match=f"query 'join' by rule hours: {hours}"):
-        admission.require_hour("clinic", policy, "join", clock)
+    facts = admission.RunFacts(PolicyConfig(hours=hours), now=datetime.strptime(at, "%H:%M"))
+    reason = admission.first_reason(admission.SERVER_RULES, facts)
+    assert reason == (None if inside else f"hours: {hours}, by the clock of the node")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from fedstill.federation.transport import parse_reply
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, local_training, run_folder
 from fedstill.node import session as at
+from fedstill.node.admission import SIZE_RULES, SizeFacts, require
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import FILE, AuditError, AuditLog
 from fedstill.node.node_service import NodeService
@@ -546,8 +547,9 @@ def test_run_over_budget_is_refused_at_join(tmp_path: Path) -> None:
 
 def test_rows_without_public_data_are_refused(clinic: Clinic) -> None:
     query = Query(lambda node: {}, sends={"rows": "indices"}, name="rows")
+    facts = SizeFacts(clinic.session.sizes, query, {"rows": torch.ones(1).int()})
     with pytest.raises(QueryRefused, match="the server sent rows with rows outside the 0 of the public data"):
-        clinic.session.size_limits.require(query, {"rows": torch.ones(1).int()})
+        require("clinic", "rows", SIZE_RULES, facts)
 
 
 def test_two_checkpoints_are_kept(clinic: Clinic) -> None:

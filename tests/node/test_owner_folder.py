@@ -29,6 +29,7 @@ from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.models.predictors import Predictor
 from fedstill.node import owner_folder, owner_model
+from fedstill.node.admission import owner_refusals
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
@@ -514,13 +515,13 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: predict_logits, train"}
     through = models.carries_gradient(network, (1, 8, 8))
-    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == counts
+    assert owner_refusals(file, through, method_queries("fediod")) == counts
     through = models.carries_gradient(predictor, (1, 8, 8))
-    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == {
+    assert owner_refusals(file, through, method_queries("fediod")) == {
         **counts,
         "predict_logits": models.PREDICTION_ONLY,
     }
-    assert owner_folder.rules_by_refused_query(file, through, method_queries("fedavg")) == {
+    assert owner_refusals(file, through, method_queries("fedavg")) == {
         "count_samples": "queries: predict_logits, train",
         "train": "outputs_only: parameters may not leave",
     }
