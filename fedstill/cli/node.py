@@ -45,10 +45,10 @@ def init(args: ParsedArgs) -> None:
 
 def start(args: ParsedArgs) -> None:
     from fedstill.federation import flare_site
-    from fedstill.node import owner_folder
+    from fedstill.node import folder_check
 
     folder = Path(args.positionals[0])
-    found = owner_folder.check_folder(folder, quick=True)
+    found = folder_check.check_folder(folder, quick=True)
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:

@@ -25,8 +25,8 @@ from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_log_inspection
 from fedstill.node.admission import owner_refusals
 from fedstill.node.audit_log_inspection import TotalSpent
+from fedstill.node.folder_check import FolderCheck
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_folder import FolderCheck
 from fedstill.node.privacy_forecast import forecast, refusal_reason
 from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from fedstill.core.dataset import TensorData
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import PublicData
+    from fedstill.node.folder_check import FolderCheck
     from fedstill.node.node_file import NodeFile
-    from fedstill.node.owner_folder import FolderCheck
     from fedstill.node.policy import PolicyConfig
     from fedstill.node.run_mechanism import PrivacyMechanism
     from fedstill.protocol.method import Method
@@ -74,12 +74,12 @@ def check(args: ParsedArgs) -> None:
     """Print the node's facts and faults; nothing is trained."""
     folder = Path(args.positionals[0])
 
-    from fedstill.node import owner_folder
+    from fedstill.node import folder_check
     from fedstill.runs.config import load
 
     asking = load_target_run(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
-    found = owner_folder.check_folder(folder, known[0], task=known[1])
+    found = folder_check.check_folder(folder, known[0], task=known[1])
     if found.file is None:
         if "--json" in args:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})

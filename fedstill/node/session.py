@@ -34,7 +34,7 @@ from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.models.predictors import file_fingerprint, return_nan_on_failure
-from fedstill.node import memory_limits, owner_folder, owner_model
+from fedstill.node import folder_check, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import (
     NODE_RULES,
     SIZE_RULES,
@@ -129,7 +129,7 @@ class Session:
             data, _ = node_data.load_node_data(file.data, folder, spec, max_bytes=self._max_memory)
             refuse(file.name, "join", min_records(file.policy, len(data)))
             model = owner_model.make_model(file, folder, spec, self._max_memory)
-            owner_folder.require_valid(file, data, model)
+            folder_check.require_valid(file, data, model)
             public_count = 0 if public is None else len(public)
             memory_limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
             secret = owner_folder.read_secret(folder)

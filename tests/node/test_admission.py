@@ -19,7 +19,7 @@ from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
-from fedstill.node import admission, owner_folder, requests
+from fedstill.node import admission, folder_check, requests
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
@@ -183,7 +183,7 @@ def test_declared_normalization_does_not_reveal_largest_value(tmp_path: Path) ->
         spec = replace(PLAN.spec, mean=(mean,), std=(std,))
         clinic.plan = replace(PLAN, run=f"run-{each}", spec=spec)
         assert joined(clinic)
-    report = owner_folder.check_folder(clinic.folder, clinic.plan.spec)
+    report = folder_check.check_folder(clinic.folder, clinic.plan.spec)
     assert any("has values from 0.4 to 0.4 in channel 0" in fault for fault in report.faults)
 
 
@@ -257,7 +257,7 @@ def test_run_with_owners_schema_is_admitted_and_changes_are_logged(tmp_path: Pat
 def test_node_with_unreadable_schema_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.schema .*none\.toml"):
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
-    report = owner_folder.check_folder(tmp_path / "clinic", quick=True)
+    report = folder_check.check_folder(tmp_path / "clinic", quick=True)
     assert any("data.schema" in fault for fault in report.faults)
     with pytest.raises(
         ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"

@@ -28,7 +28,7 @@ from fedstill.core.startup_kit import StartupKit
 from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.models.predictors import Predictor
-from fedstill.node import owner_folder, owner_model
+from fedstill.node import folder_check, owner_folder, owner_model
 from fedstill.node.admission import owner_refusals
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
@@ -251,7 +251,7 @@ def test_invalid_secret_gives_one_line_error(tmp_path: Path, text: str | None, m
         (folder / "secret").chmod(mode)
     with pytest.raises(FedstillError, match=line):
         owner_folder.read_secret(folder)
-    assert len(owner_folder.check_folder(folder).faults) == 1
+    assert len(folder_check.check_folder(folder).faults) == 1
 
 
 # --- data and model -----------------------------------------------------------------------------------
@@ -284,10 +284,10 @@ def test_custom_mechanism_in_folder_is_found(tmp_path: Path) -> None:
     lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
     (folder / "flip_of_owner.py").write_text(lab.read_text())
     assert owner_folder.read_node_file(folder).privacy.registered_name == "flip_of_owner:Flip"
-    assert not [fault for fault in owner_folder.check_folder(folder).faults if "mechanism" in fault]
+    assert not [fault for fault in folder_check.check_folder(folder).faults if "mechanism" in fault]
     other = node(tmp_path / "other", '[privacy]\nmechanism = "flap_of_owner:Flip"')
     assert (
-        owner_folder.check_folder(other).faults[0]
+        folder_check.check_folder(other).faults[0]
         == f"invalid mechanism = 'flap_of_owner:Flip' (expected a module in {other} or an installed one)"
     )
 
@@ -377,7 +377,7 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     (folder / "secret").unlink()
     text = (folder / "node.toml").read_text(encoding="utf-8").replace("online = false", "online = true")
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    faults = owner_folder.check_folder(folder).faults
+    faults = folder_check.check_folder(folder).faults
     for line, wanted in zip(
         faults,
         (
@@ -394,9 +394,9 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     ):
         assert wanted in line
         assert "\n" not in line
-    assert owner_folder.check_folder(folder, quick=True).faults == faults
+    assert folder_check.check_folder(folder, quick=True).faults == faults
     model = faults.index(next(line for line in faults if "model.name" in line))
-    known = owner_folder.check_folder(
+    known = folder_check.check_folder(
         folder, DIGITS
     ).faults  # where inputs are known to be images, only networks for these serve
     assert known[:model] + known[model + 1 :] == faults[:model] + faults[model + 1 :]
@@ -409,7 +409,7 @@ def test_invalid_paths_are_faults(tmp_path: Path) -> None:
     text = (
         '[data]\npath = "~nosuchuser/x"\n[compute]\ndevice = "abacus"\n[privacy]\naudit_log = "a\\u0000b"\n'
     )
-    data, audit, device = owner_folder.check_folder(node(tmp_path, text)).faults
+    data, audit, device = folder_check.check_folder(node(tmp_path, text)).faults
     assert data.startswith("invalid data.path = '~nosuchuser/x'")
     assert audit.startswith("invalid privacy.audit_log = 'a\\x00b'")
     assert device.startswith("invalid compute.device = 'abacus'")
@@ -417,29 +417,29 @@ def test_invalid_paths_are_faults(tmp_path: Path) -> None:
 
 def test_unwritable_audit_log_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = node(tmp_path, '[privacy]\naudit_log = "logs/audit.sqlite"\n')
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert fault == f"privacy.audit_log 'logs/audit.sqlite': folder not found: {folder / 'logs'}"
     (folder / "logs").mkdir()
-    assert owner_folder.check_folder(folder).faults == ()
+    assert folder_check.check_folder(folder).faults == ()
     AuditLog(folder / "logs" / "audit.sqlite").close()
     for closed in (folder / "logs", folder / "logs" / "audit.sqlite"):  # as it is for all but root
         monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
-        (fault,) = owner_folder.check_folder(folder).faults
+        (fault,) = folder_check.check_folder(folder).faults
         assert fault == f"privacy.audit_log 'logs/audit.sqlite': {closed} is not writable"
     too_long = node(tmp_path, f'[privacy]\naudit_log = "{"a" * 300}"\n')
-    (fault,) = owner_folder.check_folder(too_long).faults
+    (fault,) = folder_check.check_folder(too_long).faults
     assert fault.startswith("audit log: ")
 
 
 def test_fault_does_not_cause_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
     # The spec is not known.
-    assert owner_folder.check_folder(folder).faults == ("invalid data.path = 3 (expected a text)",)
-    faults = owner_folder.check_folder(folder, DIGITS).faults
+    assert folder_check.check_folder(folder).faults == ("invalid data.path = 3 (expected a text)",)
+    faults = folder_check.check_folder(folder, DIGITS).faults
     assert len(faults) == 2
     assert "returns outputs of shape (9,)" in faults[1]
     (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
-    assert owner_folder.check_folder(folder).faults == (
+    assert folder_check.check_folder(folder).faults == (
         "invalid name = '' (expected a text)",
         "invalid data = 3 (expected a table)",
     )
@@ -448,9 +448,9 @@ def test_fault_does_not_cause_second_fault(tmp_path: Path) -> None:
 def test_data_shape_fault_needs_known_shape(tmp_path: Path) -> None:
     folder = node(tmp_path)
     other = DataSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
-    (fault,) = owner_folder.check_folder(folder, other).faults
+    (fault,) = folder_check.check_folder(folder, other).faults
     assert "images are 1 x 8 x 8 (channels, height, width) (expected 3 x 32 x 32" in fault
-    report = owner_folder.check_folder(folder)
+    report = folder_check.check_folder(folder)
     assert report.spec == DIGITS
     assert report.data is not None
     assert len(report.data) == 40
@@ -461,16 +461,16 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
     folder = node(tmp_path)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     make_kit(folder)
-    assert owner_folder.check_folder(folder).faults == ()
+    assert folder_check.check_folder(folder).faults == ()
     make_kit(folder, days=-1)
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert "its certificate expired on" in fault
     (folder / "kit" / "startup" / "client.crt").write_text("x")
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert fault.endswith("client.crt is not a certificate")
     make_kit(folder, "other")
     (folder / "kit" / "startup" / "client.key").unlink()
-    missing, name = owner_folder.check_folder(folder).faults
+    missing, name = folder_check.check_folder(folder).faults
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "invalid name = 'clinic' (expected 'other', as the startup kit has it)"
     kit = StartupKit(folder / "kit")
@@ -478,11 +478,11 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
     make_kit(folder)
     own, toml = kit.authority_fingerprint, 'name = "clinic"\n[policy]\nallowed_servers = ["{}"]\n'
     (folder / "node.toml").write_text(toml.format("a" * 32), encoding="utf-8")
-    (fault,) = owner_folder.check_folder(folder, quick=True).faults
+    (fault,) = folder_check.check_folder(folder, quick=True).faults
     assert fault.startswith("invalid policy.allowed_servers = ")
     assert f"expected a list with {own}, the authority of the startup kit" in fault
     (folder / "node.toml").write_text(toml.format(own), encoding="utf-8")
-    assert owner_folder.check_folder(folder, quick=True).faults == ()
+    assert folder_check.check_folder(folder, quick=True).faults == ()
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     for file, text, wanted in (
         ("rootCA.pem", "x", "rootCA.pem is not a certificate"),
@@ -490,11 +490,11 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
         ("fed_client.json", "{", "fed_client.json is not JSON: copy the startup kit again"),
     ):
         kit.path(file).write_text(text, encoding="utf-8")
-        (fault,) = owner_folder.check_folder(folder).faults
+        (fault,) = folder_check.check_folder(folder).faults
         assert fault.endswith(wanted)
         make_kit(folder)
     kit.path("rootCA.pem").write_bytes(authority(1))
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert fault.endswith("its certificate was not issued by the authority in rootCA.pem")
 
 
@@ -549,7 +549,7 @@ def test_corrupted_sums_are_reported_to_owner(tmp_path: Path) -> None:
     make_kit(folder)
 
     def link() -> list[str]:
-        report = owner_folder.check_folder(folder)
+        report = folder_check.check_folder(folder)
         assert report.file is not None
         return node_facts(folder, report.file, report)["link"]
 

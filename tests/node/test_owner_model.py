@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.data_spec import DataSpec
 from fedstill.models.vgg import CONV_INDICES
-from fedstill.node import owner_folder, owner_model
+from fedstill.node import folder_check, owner_folder, owner_model
 from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.protocol.method import METHODS
 from fedstill.tasks.classification import TextConfig
@@ -69,7 +69,7 @@ def test_unsuitable_perceptual_weights_are_a_fault(tmp_path: Path) -> None:
     save_file(weights(CONV_INDICES["VGG-16"]), folder / "vgg.safetensors")
     text = 'name = "clinic"\nonline = false\n[model]\nname = "mlp:8"\nperceptual = "vgg.safetensors"\n'
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert "VGG weights for inputs of 2 channels" in fault
     np.savez(folder / "data.npz", images=np.zeros((4, 1, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
-    assert owner_folder.check_folder(folder).faults == ()
+    assert folder_check.check_folder(folder).faults == ()
