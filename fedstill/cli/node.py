@@ -20,7 +20,7 @@ from fedstill.core.hashing import group_digits
 from fedstill.core.text_format import to_printable_line
 
 if TYPE_CHECKING:
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
 
 def init(args: ParsedArgs) -> None:
@@ -91,8 +91,7 @@ LAST = 50  # lines of the log that are shown
 
 def requests(args: ParsedArgs) -> None:
     """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
-    from fedstill.node.request_text import describe_request
-    from fedstill.node.requests import find_requests_by_hash
+    from fedstill.node.approvals import describe_request, find_requests_by_hash
 
     known = _requests(Path(args.positionals[0])).list_all()
     if args.positionals[1:]:
@@ -126,20 +125,20 @@ def reject(args: ParsedArgs) -> None:
 
 def log(args: ParsedArgs) -> None:
     """The security events in the audit log, and whether it is as it was written; exit code 2 if it is not."""
-    from fedstill.node import audit_log_inspection, owner_folder
-    from fedstill.node.request_text import describe_security_event
-    from fedstill.node.security_events import read_security_events
+    from fedstill.node import folder_log, owner_folder
+    from fedstill.node.approvals import describe_security_event
+    from fedstill.node.folder_log import read_security_events
 
     folder = Path(args.positionals[0])
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     file = owner_folder.read_node_file(folder)
-    path = audit_log_inspection.audit_path(file, folder)
+    path = folder_log.audit_path(file, folder)
     noted, number, last_hash = args.positionals[1] if args.positionals[1:] else "", None, ""
     events: list[dict[str, Any]] = []
-    fault = audit_log_inspection.missing_log_fault(path, folder)
+    fault = folder_log.missing_log_fault(path, folder)
     if path.exists():
-        with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
+        with closing(folder_log.open_audit(file, folder, read_only=True)) as audit:
             events, fault, last_hash = list(read_security_events(audit)), audit.fault, audit.last_hash
             number = audit.find_hash(noted) if noted else None
     if fault is None and noted and number is None:
@@ -176,7 +175,7 @@ def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
 
 def _requests(folder: Path) -> ApprovalRequests:
     from fedstill.node import owner_folder
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
     return ApprovalRequests(folder, owner_folder.read_node_file(folder))
 
@@ -184,7 +183,7 @@ def _requests(folder: Path) -> ApprovalRequests:
 def _decide(args: ParsedArgs, approved: bool) -> None:
     from fedstill.core.registry import searching_in
     from fedstill.node import owner_folder
-    from fedstill.node.request_text import always_refused_queries
+    from fedstill.node.approvals import always_refused_queries
 
     folder = Path(args.positionals[0])
     because, server = args.get("--because") or "", args.get("--server")

@@ -22,10 +22,10 @@ from fedstill.core.table_schema import schema_difference
 from fedstill.core.text_format import to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node import audit_log_inspection
+from fedstill.node import folder_log
 from fedstill.node.admission import owner_refusals
-from fedstill.node.audit_log_inspection import TotalSpent
 from fedstill.node.folder_check import FolderCheck
+from fedstill.node.folder_log import TotalSpent
 from fedstill.node.node_file import NodeFile
 from fedstill.node.privacy_forecast import forecast, refusal_reason
 from fedstill.node.protection import group_privacy_notes, needs_mechanism
@@ -142,8 +142,8 @@ def _spec_of_schema(config: RunConfig) -> DataSpec | None:
 
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
-    from fedstill.node.audit_log_inspection import audit_path
-    from fedstill.node.permission_check import readable_files_warning
+    from fedstill.node.folder_check import readable_files_warning
+    from fedstill.node.folder_log import audit_path
 
     facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
@@ -283,7 +283,7 @@ def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> 
 
 def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
-    from fedstill.node.policy_faults import allowed_methods
+    from fedstill.node.folder_check import allowed_methods
     from fedstill.protocol.method import METHODS
 
     rows = []
@@ -318,7 +318,7 @@ def _reason_not_to_take_part(
     asking: CheckedRun | None,
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
-    from fedstill.node import owner_model
+    from fedstill.node import model_setup
     from fedstill.node.model_setup import architecture_hash
 
     needs = method.needs()
@@ -327,7 +327,7 @@ def _reason_not_to_take_part(
         return f"it allows at most {limit} queries, and the run sends {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
-    objection = owner_model.unfit_reason(found.model, needs, found.spec, found.compute)
+    objection = model_setup.unfit_reason(found.model, needs, found.spec, found.compute)
     student = _student(asking, found.spec) if asking and needs.same_architecture else None
     hashes = [] if student is None else [architecture_hash(student), architecture_hash(found.model)]
     if objection is None and len(set(hashes)) > 1:
@@ -493,7 +493,7 @@ def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None
 def _spent(file: NodeFile, folder: Path) -> TotalSpent | None:
     """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
-        return audit_log_inspection.read_total_spent(file, folder)
+        return folder_log.read_total_spent(file, folder)
     except FedstillError:
         return None
 
@@ -506,8 +506,8 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
+    from fedstill.node.folder_check import kit_faults
     from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
-    from fedstill.node.startup_kit_faults import kit_faults
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:

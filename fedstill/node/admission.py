@@ -26,9 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, time
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from fedstill.core.errors import QueryRefused
 from fedstill.core.hashing import parse_fingerprint
@@ -36,8 +37,10 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.data_spec import DataSpec, require_memory
 from fedstill.data.public import PublicData
 from fedstill.models import PREDICTION_ONLY
-from fedstill.node import memory_limits
+from fedstill.node import limits
 from fedstill.node.audit_entries import RESPONSE
+from fedstill.node.audit_log import Spending
+from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.events import PrivacyCost
 from fedstill.protocol.payload_kinds import (
@@ -51,14 +54,9 @@ from fedstill.protocol.payload_kinds import (
     PayloadKind,
 )
 from fedstill.protocol.queries import Query, score_shape_fault
+from fedstill.protocol.run_plan import RunDescription
 from fedstill.protocol.sent_tensors import sent_tensor_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, decompress, tensor_bytes, wire_kind
-
-if TYPE_CHECKING:
-    from fedstill.node.audit_log import Spending
-    from fedstill.node.gate import Gate
-    from fedstill.node.node import Node
-    from fedstill.node.node_file import NodeFile
 
 MAX_PARTS = 100_000  # parts of local training
 COMPRESSED_WIRE = WireConfig(
@@ -66,6 +64,16 @@ COMPRESSED_WIRE = WireConfig(
 )  # a form with scales for every kind that can have them
 
 Facts = TypeVar("Facts")
+
+
+class Budgets(Protocol):
+    """Privacy budgets of a node in a run."""
+
+    def refusal_reason(self, query: Query) -> str | None:
+        """Return the reason why a query, or the declared run, can never be paid, or None."""
+
+    def budget_fault(self, spending: Spending, cost: PrivacyCost | None) -> str | None:
+        """Return the reason why a charge would exceed a budget, or None."""
 
 
 def first_reason(rules: Sequence[Callable[[Facts], str | None]], facts: Facts) -> str | None:
@@ -82,6 +90,12 @@ def refuse(node: str, query: str, reason: str | None) -> None:
 def require(node: str, query: str, rules: Sequence[Callable[[Facts], str | None]], facts: Facts) -> None:
     """Raise :class:`QueryRefused` with the reason of the first rule that refuses."""
     refuse(node, query, first_reason(rules, facts))
+
+
+def approved_limit(approved: RunDescription | None, query: str, limit: str) -> int:
+    """Return a limit of an approved query (``rows``, ``times`` or ``bytes``); 0: none."""
+    limits = {} if approved is None else approved.queries.get(query, {})
+    return int(limits.get(limit, 0))
 
 
 # --- 1. runs ------------------------------------------------------------------------------------------
@@ -186,7 +200,7 @@ class QueryFacts:
     Args:
         query: the declaration.
         policy: the owner's rules.
-        gate: the node's gate; None: only the owner's rules are known.
+        budgets: the node's privacy budgets; None: none.
         optimizer: optimizer of the local training.
         passes_gradients: whether gradients pass through the node's model.
         sum_conflicts: reasons against queries because of earlier sums, by name.
@@ -195,7 +209,7 @@ class QueryFacts:
 
     query: Query
     policy: PolicyConfig
-    gate: Gate | None = None
+    budgets: Budgets | None = None
     optimizer: str = ""
     passes_gradients: bool = True
     sum_conflicts: Mapping[str, str] = field(default_factory=dict)
@@ -280,8 +294,7 @@ def sum_conflict(facts: QueryFacts) -> str | None:
 
 def guarantee(facts: QueryFacts) -> str | None:
     """Refuse queries without the guarantee that a budget needs, and all of a run that exceeds a budget."""
-    budgets = None if facts.gate is None else facts.gate.budgets
-    return None if budgets is None else budgets.refusal_reason(facts.query)
+    return None if facts.budgets is None else facts.budgets.refusal_reason(facts.query)
 
 
 POLICY_RULES = (allowed_queries, sums_only, released_kinds)
@@ -315,20 +328,22 @@ class TensorFacts:
     """Tensors of a message.
 
     Args:
-        gate: the node's gate.
-        query: name of the query.
+        policy: the owner's rules.
         tensors: tensors that came with the query.
         sends: declared payload kind of each tensor.
+        approved_rows: approved number of inputs; 0: no limit.
+        output_shape: shape of the task's outputs for one input; None: unknown.
         input_shape: shape of one of the node's inputs.
         input_dtype: dtype of the node's inputs.
     """
 
-    gate: Gate
-    query: str
+    policy: PolicyConfig
     tensors: Tensors
     sends: Mapping[str, str]
+    approved_rows: int
+    output_shape: Sequence[int] | None
     input_shape: Sequence[int]
-    input_dtype: torch.dtype = torch.float32
+    input_dtype: torch.dtype
 
     @cached_property
     def decompressed(self) -> Mapping[str, torch.Tensor]:
@@ -350,7 +365,7 @@ def declared_tensors(facts: TensorFacts) -> str | None:
 
 def row_limits(facts: TensorFacts) -> str | None:
     """Refuse no inputs, and more than the policy or the approved description allows."""
-    max_rows = facts.gate.policy.max_rows or math.inf
+    max_rows = facts.policy.max_rows or math.inf
     for name, tensor in facts.tensors.items():
         kind, row_count = wire_kind(name, facts.sends), tensor.shape[:1].numel()
         if kind == INDICES and tensor.numel() > max_rows:
@@ -359,14 +374,14 @@ def row_limits(facts: TensorFacts) -> str | None:
             continue
         if not 1 <= row_count <= max_rows:
             return f"max_rows: {max_rows}, and {name} has {row_count}"
-        if 0 < (approved_rows := facts.gate.approved_limit(facts.query, "rows")) < row_count:
-            return f"approved: {approved_rows} inputs, and {name} has {row_count}"
+        if 0 < facts.approved_rows < row_count:
+            return f"approved: {facts.approved_rows} inputs, and {name} has {row_count}"
     return None
 
 
 def decompressed_size(facts: TensorFacts) -> str | None:
     """Refuse compressed tensors that grow beyond the limit of a message, at four bytes per number."""
-    tensors, max_message = facts.tensors, facts.gate.policy.max_message
+    tensors, max_message = facts.tensors, facts.policy.max_message
     size = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
     if size <= (max_message or math.inf):
         return None
@@ -376,8 +391,8 @@ def decompressed_size(facts: TensorFacts) -> str | None:
 def sent_forms(facts: TensorFacts) -> str | None:
     """Refuse tensors of another dtype or shape than their payload kinds'."""
     for name, tensor in facts.decompressed.items():
-        kind, outputs = wire_kind(name, facts.sends), facts.gate.output_shape
-        fault = sent_tensor_fault(name, tensor, kind, facts.input_shape, outputs, facts.input_dtype)
+        kind, shapes = wire_kind(name, facts.sends), (facts.input_shape, facts.output_shape)
+        fault = sent_tensor_fault(name, tensor, kind, *shapes, facts.input_dtype)
         if fault is not None:
             return f"tensors: {fault}"
     return None
@@ -406,27 +421,29 @@ class RunSizes:
     """Sizes of one run at a deployed node.
 
     Args:
-        node: the node.
+        modules: the node's networks by role.
         public: public data of the run, or None.
         spec: data spec of the run.
         max_memory: bytes that a query may take; 0 is no limit.
     """
 
-    def __init__(self, node: Node, public: PublicData | None, spec: DataSpec, max_memory: int) -> None:
-        self.node, self.public, self.spec, self.max_memory = node, public, spec, max_memory
+    def __init__(
+        self, modules: Mapping[str, nn.Module], public: PublicData | None, spec: DataSpec, max_memory: int
+    ) -> None:
+        self.modules, self.public, self.spec, self.max_memory = modules, public, spec, max_memory
         self.class_count = spec.make_task().classes
 
     @cached_property
     def bytes_per_input(self) -> int:
         """Bytes that the node's networks keep for one input of a query."""
-        shape, modules = tuple(self.node.data.inputs.shape[1:]), self.node.modules
+        shape, modules = self.spec.shape, self.modules
         form = self.spec.task.task_class.form
-        total = memory_limits.bytes_per_input(modules["model"], shape, form)
+        total = limits.bytes_per_input(modules["model"], shape, form)
         weight = next(modules["critic"].parameters()) if "critic" in modules else None
         if weight is not None and weight.ndim == 4:  # it also trains on as many real inputs
-            total += 2 * memory_limits.bytes_per_input(modules["critic"], (weight.shape[1], *shape[1:]))
+            total += 2 * limits.bytes_per_input(modules["critic"], (weight.shape[1], *shape[1:]))
         elif weight is not None and weight.ndim == 2:  # table rows
-            total += 2 * memory_limits.bytes_per_input(modules["critic"], shape, form)
+            total += 2 * limits.bytes_per_input(modules["critic"], shape, form)
         return total
 
 
@@ -509,18 +526,24 @@ class ChargeFacts:
     """A query before it is computed, or a release before it is charged.
 
     Args:
-        gate: the node's gate.
         query: name of the query.
+        policy: the owner's rules.
+        approved: the description that the owner approved; None: policy alone decides.
+        budgets: the node's privacy budgets; None: none.
         spending: the payer's earlier spending.
+        responses: number of earlier responses to this query in the run.
         cost: upper bound of the privacy cost; None: no guarantee.
         queries: number of queries for which it counts.
         byte_count: released bytes.
         is_changed: whether another response to the same query was released before.
     """
 
-    gate: Gate
     query: str
+    policy: PolicyConfig
+    approved: RunDescription | None
+    budgets: Budgets | None
     spending: Spending
+    responses: int
     cost: PrivacyCost | None
     queries: int = 1
     byte_count: int = 1
@@ -529,7 +552,7 @@ class ChargeFacts:
 
 def approved_query(facts: ChargeFacts) -> str | None:
     """Refuse queries that the approved description does not have."""
-    approved = facts.gate.approved
+    approved = facts.approved
     if approved is None or facts.query in approved.queries:
         return None
     return f"approved: {', '.join(approved.queries)}"
@@ -537,22 +560,21 @@ def approved_query(facts: ChargeFacts) -> str | None:
 
 def approved_times(facts: ChargeFacts) -> str | None:
     """Refuse one query more than approved, also a repeated query with another response."""
-    gate, max_times = facts.gate, facts.gate.approved_limit(facts.query, "times")
-    released = gate.audit.totals.response_counts[gate.run, gate.node, facts.query]
-    if not max_times or not facts.queries or released + facts.queries <= max_times:
+    max_times = approved_limit(facts.approved, facts.query, "times")
+    if not max_times or not facts.queries or facts.responses + facts.queries <= max_times:
         return None
     return f"approved: {max_times} times{', and an earlier response differed' if facts.is_changed else ''}"
 
 
 def approved_bytes(facts: ChargeFacts) -> str | None:
     """Refuse responses with more bytes than approved."""
-    max_bytes = facts.gate.approved_limit(facts.query, "bytes")
+    max_bytes = approved_limit(facts.approved, facts.query, "bytes")
     return f"approved: {max_bytes} bytes per response" if 0 < max_bytes < facts.byte_count else None
 
 
 def max_queries(facts: ChargeFacts) -> str | None:
     """Refuse queries after the policy's number, over all runs."""
-    limit = facts.gate.policy.max_queries
+    limit = facts.policy.max_queries
     if not limit or not facts.queries or facts.spending.total_queries + facts.queries <= limit:
         return None
     return f"max_queries: {limit}"
@@ -560,15 +582,14 @@ def max_queries(facts: ChargeFacts) -> str | None:
 
 def max_bytes(facts: ChargeFacts) -> str | None:
     """Refuse releases beyond the policy's number of bytes, over all runs."""
-    limit = facts.gate.policy.max_bytes
+    limit = facts.policy.max_bytes
     exceeds = limit and facts.spending.total_bytes + facts.byte_count > limit
     return f"max_bytes: {limit} bytes" if exceeds else None
 
 
 def privacy_budget(facts: ChargeFacts) -> str | None:
     """Refuse a privacy cost beyond a budget of the run or of the data."""
-    budgets = facts.gate.budgets
-    return None if budgets is None else budgets.budget_fault(facts.spending, facts.cost)
+    return None if facts.budgets is None else facts.budgets.budget_fault(facts.spending, facts.cost)
 
 
 CHARGE_RULES = (approved_query, approved_times, approved_bytes, max_queries, max_bytes, privacy_budget)
@@ -582,18 +603,20 @@ class ResponseFacts:
     """Tensors that a query's function returned.
 
     Args:
-        gate: the node's gate.
         part: ``"response"`` or ``"gradient"``.
         query: declaration of the query.
         tensors: tensors to release.
         sent: the tensors that came with the query.
+        approved_rows: approved number of inputs; 0: no limit.
+        output_shape: shape of the task's outputs for one input; None: unknown.
     """
 
-    gate: Gate
     part: str
     query: Query
     tensors: Tensors
     sent: Tensors
+    approved_rows: int
+    output_shape: tuple[int, ...] | None
 
     @cached_property
     def scores(self) -> Mapping[str, torch.Tensor]:
@@ -612,7 +635,7 @@ def approved_rows(facts: ResponseFacts) -> str | None:
     """Refuse scores of more inputs than approved. Received inputs were counted on arrival; public rows are
     named in other ways.
     """
-    limit = facts.gate.approved_limit(facts.query.name, "rows")
+    limit = facts.approved_rows
     rows = max([0, *(tensor.shape[:1].numel() for tensor in facts.scores.values())])
     return f"approved: {limit} inputs, and the response has {rows}" if 0 < limit < rows else None
 
@@ -624,8 +647,8 @@ def score_shapes(facts: ResponseFacts) -> str | None:
     sends, sent = facts.query.sends, facts.sent
     inputs = [len(sent[name]) for name, kind in sends.items() if kind == INPUTS and name in sent]
     for name, tensor in facts.scores.items():
-        shape, outputs = tuple(tensor.shape), facts.gate.output_shape
-        fault = score_shape_fault(name, shape, inputs[0] if inputs else None, outputs)
+        rows = inputs[0] if inputs else None
+        fault = score_shape_fault(name, tuple(tensor.shape), rows, facts.output_shape)
         if fault is not None:
             return f"outputs: {fault}"
     return None

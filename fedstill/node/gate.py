@@ -18,6 +18,7 @@ from fedstill.node.admission import (
     QueryFacts,
     ResponseFacts,
     TensorFacts,
+    approved_limit,
     first_reason,
     require,
 )
@@ -88,7 +89,7 @@ class Gate:
 
     def refusal_reason(self, query: Query) -> str | None:
         """Return the rule that forbids this query in general, or None. Nothing is computed or charged."""
-        return first_reason(GATE_RULES, QueryFacts(query, self.policy, self))
+        return first_reason(GATE_RULES, QueryFacts(query, self.policy, self.budgets))
 
     def check_tensors(
         self,
@@ -111,7 +112,9 @@ class Gate:
             QueryRefused: undeclared tensors, tensors of another shape or type than their kind's, too many
                 rows, or numbers that are not finite.
         """
-        facts = TensorFacts(self, query, tensors, sends, input_shape, input_dtype)
+        rows = approved_limit(self.approved, query, "rows")
+        shapes = (self.output_shape, input_shape, input_dtype)
+        facts = TensorFacts(self.policy, tensors, sends, rows, *shapes)
         require(self.node, query, TENSOR_RULES, facts)
 
     def admit(self, received: ReceivedQuery, query: Query, sent: Tensors) -> None:
@@ -120,14 +123,14 @@ class Gate:
         Raises:
             QueryRefused: the policy forbids it, a limit is reached, or the response would exceed a budget.
         """
-        require(self.node, query.name, GATE_RULES, QueryFacts(query, self.policy, self))
+        require(self.node, query.name, GATE_RULES, QueryFacts(query, self.policy, self.budgets))
         # A repeated query is admitted; other content under the same number is another query.
         if received.content_hash not in self.audit.totals.sibling_content_hashes(
             vars(self._make_entry(received, RESPONSE))
         ):
             cost = None if self.budgets is None else self.budgets.expected_cost(received, query, sent)
             spending = self.audit.spending(self.payer, self.run)
-            require(self.node, query.name, CHARGE_RULES, ChargeFacts(self, query.name, spending, cost))
+            require(self.node, query.name, CHARGE_RULES, self._charge_facts(query.name, spending, cost))
         if self.encoder is not None:
             self.encoder.admit(query)
 
@@ -142,11 +145,6 @@ class Gate:
         self.budgets.charge_initial_training(received)
         if not self.budgets.charged_attempts(received, query, sent):
             self.budgets.charge_training(received, query, sent, 0)
-
-    def approved_limit(self, query: str, limit: str) -> int:
-        """Return a limit of an approved query; 0: none."""
-        approved = {} if self.approved is None else self.approved.queries.get(query, {})
-        return int(approved.get(limit, 0))
 
     # --- releases -------------------------------------------------------------------------------------
 
@@ -176,7 +174,8 @@ class Gate:
             OwnDataError: rows of another width than the query declares, if their cost depends on it.
             AuditError: the log has a fault or cannot be written; nothing is released then.
         """
-        facts = ResponseFacts(self, part, query, tensors, sent)
+        rows = approved_limit(self.approved, query.name, "rows")
+        facts = ResponseFacts(part, query, tensors, sent, rows, self.output_shape)
         require(self.node, query.name, RESPONSE_RULES, facts)
         kinds = query.released_kinds()
         noised, cost, max_cost, rule, bounded_digest = self._protect(received, part, tensors, query)
@@ -228,13 +227,21 @@ class Gate:
         query_count = int(entry.part == RESPONSE or is_changed)
 
         def check(spending: Spending) -> None:
-            facts = ChargeFacts(
-                self, received.query, spending, max_cost, query_count, sum(entry.up.values()), is_changed
+            facts = replace(
+                self._charge_facts(received.query, spending, max_cost),
+                queries=query_count,
+                byte_count=sum(entry.up.values()),
+                is_changed=is_changed,
             )
             require(self.node, received.query, CHARGE_RULES, facts)
 
         training_cost = self.audit.totals.unreported_training_charges(self.run, self.node)
         return self.audit.charge(replace(entry, queries=query_count, training_cost=training_cost), check)
+
+    def _charge_facts(self, query: str, spending: Spending, cost: PrivacyCost | None) -> ChargeFacts:
+        responses = self.audit.totals.response_counts[self.run, self.node, query]
+        rules = (self.policy, self.approved, self.budgets)
+        return ChargeFacts(query, *rules, spending, responses, cost)
 
     def _make_entry(self, received: ReceivedQuery, part: str, **fields: Any) -> Entry:
         keys = (self.run, self.payer, self.node, received.number, received.query, part)

@@ -33,13 +33,12 @@ from fedstill.data.public import PublicData
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder
 from fedstill.node.admission import RUN_RULES, SERVER_RULES, RunFacts
+from fedstill.node.approvals import ApprovalRequests, requires_approval
 from fedstill.node.audit_entries import GRADIENT, JOINED, RESPONSE
 from fedstill.node.audit_log import AuditError
-from fedstill.node.memory_limits import allowed_memory_bytes, limit_process_memory
-from fedstill.node.message_limits import enforce_limits
-from fedstill.node.public_data_cache import PublicDataCache
-from fedstill.node.refusal_text import public_text
-from fedstill.node.refusals import Refusals
+from fedstill.node.folder_log import SecurityEvents
+from fedstill.node.limits import allowed_memory_bytes, enforce_limits, limit_process_memory
+from fedstill.node.refusals import Refusals, public_text
 from fedstill.node.replies import (
     NOT_JOINED,
     NodeStatus,
@@ -47,8 +46,7 @@ from fedstill.node.replies import (
     ReleaseReply,
     ReplyPayload,
 )
-from fedstill.node.requests import ApprovalRequests, requires_approval
-from fedstill.node.security_events import SecurityEvents
+from fedstill.node.run_folder import PublicDataCache
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
     AnswerQuery,

@@ -34,7 +34,7 @@ from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.models.predictors import file_fingerprint, return_nan_on_failure
-from fedstill.node import folder_check, memory_limits, owner_folder, owner_model
+from fedstill.node import folder_check, limits, model_setup, owner_folder
 from fedstill.node.admission import (
     NODE_RULES,
     SIZE_RULES,
@@ -50,10 +50,9 @@ from fedstill.node.admission import (
 from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.initial_training import InitialTraining
-from fedstill.node.message_limits import enforce_limits
+from fedstill.node.limits import enforce_limits, wrap_with_parameter_limit
+from fedstill.node.local_training import InitialTraining
 from fedstill.node.model_setup import architecture_hash, prepare_model, require_trainable_batch_size
-from fedstill.node.model_size_limits import wrap_with_parameter_limit
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import NodeGroup
@@ -122,18 +121,18 @@ class Session:
         if self.approved is not None and self.run_folder.begun_by not in (None, self.server):
             reason = "another server began it: start a new run"
             raise NodeFault(file.name, "join", f"run {plan.run!r} exists here, but {reason}")
-        self._max_memory = memory_limits.allowed_memory_bytes(file.policy.max_memory, compute.device)
+        self._max_memory = limits.allowed_memory_bytes(file.policy.max_memory, compute.device)
         method = plan.make_method()
         self.task = spec.make_task()
         try:
             data, _ = node_data.load_node_data(file.data, folder, spec, max_bytes=self._max_memory)
             refuse(file.name, "join", min_records(file.policy, len(data)))
-            model = owner_model.make_model(file, folder, spec, self._max_memory)
+            model = model_setup.make_model(file, folder, spec, self._max_memory)
             folder_check.require_valid(file, data, model)
             public_count = 0 if public is None else len(public)
-            memory_limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
+            limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
             secret = owner_folder.read_secret(folder)
-            features = owner_model.load_perceptual(file, folder, spec)
+            features = model_setup.load_perceptual(file, folder, spec)
             self.compute = compute = compute.for_network(
                 spec.shape, model, force_float32=method.needs_float32
             )
@@ -201,7 +200,7 @@ class Session:
         budgets = self.node.gate.budgets
         if self.sums is not None or (budgets is not None and budgets.mechanism.protects):
             return_nan_on_failure(self.node.model)  # a reported failure would bypass noise and masks
-        self.sizes = RunSizes(self.node, self.setting.public, self.plan.spec, self._max_memory)
+        self.sizes = RunSizes(self.node.modules, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
         is_differentiable = any(query.differentiable for query in self.side.queries.values())
         self._passes_gradients = not is_differentiable or carries_gradient(
@@ -363,12 +362,9 @@ class Session:
         """Return the rule that refuses each forbidden query, by name."""
         gate, conflicts = self.node.gate, {} if self.sums is None else self.sums.rules_by_refused_query()
         earlier = self._count_queries_in_other_runs() if gate.policy.max_queries else 0
-        optimizer = self._file.local.optimizer
+        facts = (self._file.local.optimizer, self._passes_gradients, conflicts, earlier)
         reasons = {
-            name: first_reason(
-                NODE_RULES,
-                QueryFacts(query, gate.policy, gate, optimizer, self._passes_gradients, conflicts, earlier),
-            )
+            name: first_reason(NODE_RULES, QueryFacts(query, gate.policy, gate.budgets, *facts))
             for name, query in self.side.queries.items()
         }
         return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -26,8 +26,8 @@ from fedstill.federation.offline_files import Queries, write_queries
 from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import folder_check, owner_folder
+from fedstill.node.approvals import ApprovalRequests
 from fedstill.node.replies import TrainingProgress
-from fedstill.node.requests import ApprovalRequests
 from fedstill.node.session import Session
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.tasks.classification import ClassificationConfig

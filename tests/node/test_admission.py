@@ -19,11 +19,11 @@ from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
-from fedstill.node import admission, folder_check, requests
+from fedstill.node import admission, approvals, folder_check
+from fedstill.node.approvals import describe_request
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.request_text import describe_request
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
 from tests.audited import edit, entries, security_events
@@ -465,7 +465,7 @@ def test_approval_needs_server_if_several_request(tmp_path: Path, command: Main)
 
 
 def test_request_limit_is_per_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
+    monkeypatch.setattr(approvals, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = OTHER
     for steps in range(1, 5):
@@ -478,7 +478,7 @@ def test_request_limit_is_per_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_requests_under_new_keys_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING", 3)
+    monkeypatch.setattr(approvals, "MAX_WAITING", 3)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = KNOWN
     refused(clinic)
@@ -576,7 +576,7 @@ def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
 
 
 def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
+    monkeypatch.setattr(approvals, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     for steps in (1, 2, 3):
         clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})
@@ -715,3 +715,14 @@ def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
     assert {"refused", "joined", "policy"} <= set(events(clinic))
     for private in ("4711", "31415926535", "40 ", "0.25", str(tmp_path), "(40", "9, 9"):
         assert private not in text, private
+
+
+# --- where refusals come from ---------------------------------------------------------------------------
+
+
+def test_refusals_come_from_admission() -> None:
+    """Others stop a computation: limits, training without noise, and messages of secure aggregation."""
+    folder = Path(admission.__file__).parent
+    raising = {path.stem for path in folder.glob("*.py") if "raise QueryRefused(" in path.read_text()}
+    elsewhere = {"limits", "node_group", "node_view", "run_mechanism", "secure_aggregation"}
+    assert raising == {"admission"} | elsewhere

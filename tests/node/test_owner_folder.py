@@ -28,7 +28,7 @@ from fedstill.core.startup_kit import StartupKit
 from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.models.predictors import Predictor
-from fedstill.node import folder_check, owner_folder, owner_model
+from fedstill.node import folder_check, model_setup, owner_folder
 from fedstill.node.admission import owner_refusals
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
@@ -261,7 +261,7 @@ def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
     first = models.build("small-cnn:8", (1, 8, 8), 10, 99)
     save_file(first.state_dict(), folder / "first.safetensors")
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     for name, tensor in first.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -270,7 +270,7 @@ def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
 def test_first_weights_depend_on_seed(tmp_path: Path) -> None:
     def first(seed: int, name: str = "small-cnn:8") -> torch.Tensor:
         folder = node(tmp_path, f'seed = {seed}\n[model]\nname = "{name}"')
-        return next(owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS).parameters())
+        return next(model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS).parameters())
 
     assert torch.equal(first(1), first(1))
     assert not torch.equal(first(1), first(2))
@@ -294,21 +294,21 @@ def test_custom_mechanism_in_folder_is_found(tmp_path: Path) -> None:
 
 def test_untrained_model_is_frozen(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:network"\ntrain = false')
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     assert [parameter.requires_grad for parameter in model.parameters()] == [False, False]
 
 
 def test_factory_may_return_predictor(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:regression"')
     data, _ = node_data.load_node_data(owner_folder.read_node_file(folder).data, folder, DIGITS)
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     assert isinstance(model, Predictor)
     x, y = load_digits(return_X_y=True)
     twin = LogisticRegression(max_iter=300).fit(x[:200] / 8 - 1, y[:200])
     probabilities = torch.from_numpy(twin.predict_proba(data.inputs.flatten(1).numpy())).float()
     torch.testing.assert_close(model(data.inputs), probabilities.clamp_min(1e-6).log(), rtol=1e-3, atol=1e-3)
     folder = node(tmp_path, '[model]\nname = "my_models:function"\noutput_format = "probabilities"')
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     torch.testing.assert_close(model(torch.full((1, 1, 8, 8), 0.1)), torch.full((1, 10), 0.1).log())
 
 
@@ -335,7 +335,7 @@ def test_factory_may_return_predictor(tmp_path: Path) -> None:
 def test_unsuitable_model_gives_one_line_error(tmp_path: Path, name: str, line: str) -> None:
     folder = node(tmp_path, f'[model]\nname = "{name}"')
     with pytest.raises(FedstillError, match=line):
-        owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+        model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
 
 
 def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
 
     def error_message() -> str:
         with pytest.raises(ModelError) as caught:
-            owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+            model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -511,7 +511,7 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
         tmp_path, '[policy]\nqueries = ["predict_logits", "train"]\n[model]\nname = "my_models:function"'
     )
     file = owner_folder.read_node_file(folder)
-    predictor = owner_model.make_model(file, folder, DIGITS)
+    predictor = model_setup.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: predict_logits, train"}
     through = models.carries_gradient(network, (1, 8, 8))
@@ -529,12 +529,12 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
 
 def test_model_unfit_for_method_is_reported(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:function"')
-    predictor = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    predictor = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
 
     def unfit(model: torch.nn.Module, method: str) -> str | None:
         needs = METHODS[method]().needs()
-        return owner_model.unfit_reason(model, needs, DIGITS, Compute())
+        return model_setup.unfit_reason(model, needs, DIGITS, Compute())
 
     assert [unfit(network, method) for method in METHODS] == [None] * len(METHODS)
     assert unfit(predictor, "fedkd") is None

@@ -12,8 +12,8 @@ from fedstill.cli.main import main
 from fedstill.node import folder_check
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
+from fedstill.node.folder_check import known_queries, policy_faults, privacy_faults
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.policy_faults import known_queries, policy_faults, privacy_faults
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE
 
