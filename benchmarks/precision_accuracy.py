@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedstill.report.significance import paired_t_interval
+from fedstill.report.statistics import paired_t_interval
 
 HERE = Path(__file__).parents[1] / "experiments" / "presets"
 CIFAR = "--data.train_limit 5000 --nodes.local.epochs 5"

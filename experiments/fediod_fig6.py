@@ -11,13 +11,12 @@ import torch
 from fediod_pictures import input_shape
 from safetensors.torch import load_file
 
-from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun
-from fedstill.compare.comparison_file import read_comparison_folder
+from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun, read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import RunFolderError
 from fedstill.models import build
 from fedstill.node import local_training
-from fedstill.report.image_panels import CODE_COLORS, MAPS_SUFFIX
+from fedstill.report.images import CODE_COLORS, MAPS_SUFFIX
 from fedstill.runs.simulation import build_simulation
 
 SHOWN = 4  # pictures of each method

@@ -10,9 +10,8 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import COMPARISON_FILE
-from fedstill.report.run_files import RunFiles
+from fedstill.compare.comparison import COMPARISON_FILE, ComparisonRun
+from fedstill.report.result import RunFiles
 
 DICE = [40.0, 50.0, 55.0]  # levels of (b)
 

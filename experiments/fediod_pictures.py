@@ -14,12 +14,11 @@ import plots
 import torch
 from safetensors.torch import load_file
 
-from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_comparison_folder
+from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.models import build
 from fedstill.node import local_training
-from fedstill.report.png import OUTLINE_COLORS, outline_codes
+from fedstill.report.images import OUTLINE_COLORS, outline_codes
 from fedstill.runs.build import Setting, input_shape
 from fedstill.runs.evaluation import choose_example_predictions
 from fedstill.runs.simulation import build_simulation

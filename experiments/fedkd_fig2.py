@@ -7,8 +7,7 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_comparison_folder
+from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_comparison_folder
+from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 
 METHODS = {"fedcg-ave": "FedCG", "ave-latent": "FedMD-CG"}  # both AVE_agg*
 

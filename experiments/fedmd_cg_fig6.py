@@ -7,9 +7,8 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun
-from fedstill.compare.comparison_file import read_comparison_folder
-from fedstill.report import plotting
+from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun, read_comparison_folder
+from fedstill.report import figures
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
@@ -24,12 +23,12 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
             own = run.result.local["share"].mean
             boxes["accuracy"].setdefault(weight, []).append(run.result.metric_values["accuracy"] or 0.0)
             boxes["local accuracy"].setdefault(weight, []).append(own or 0.0)
-    with plotting.plot_style():
+    with figures.plot_style():
         figure = Figure(figsize=(9, 3.6), layout="constrained")
         for index, (title, by_weight) in enumerate(boxes.items(), start=1):
             axes = figure.add_subplot(1, 2, index)
             axes.boxplot(list(by_weight.values()))
             axes.set_xticks(range(1, len(by_weight) + 1), list(by_weight))
             axes.set(title=title, ylabel="%")
-        plotting.save_figure(figure, out / "figure6.svg")
+        figures.save_figure(figure, out / "figure6.svg")
     return []

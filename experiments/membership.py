@@ -30,8 +30,7 @@ from fedstill.attacks.membership_inference import (
 )
 from fedstill.attacks.membership_scores import Record, auc_with_interval, shadow_halves, train_shadows
 from fedstill.attacks.transcript import ReplayedRun, load_run
-from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import read_comparison_folder
+from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
 from fedstill.node.local_training import predict

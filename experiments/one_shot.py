@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedstill.compare.comparison_file import read_comparison_folder
+from fedstill.compare.comparison import read_comparison_folder
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import format_bytes
-from fedstill.report.compare_files import summarize
-from fedstill.report.compare_summary import ComparedSetting
-from fedstill.report.compared_method import ComparedMethod
+from fedstill.report.comparison_records import ComparedMethod, ComparedSetting, summarize
 
 HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down", "queries")
 

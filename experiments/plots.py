@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report import plotting
-from fedstill.report.run_files import RunFiles
+from fedstill.report import figures
+from fedstill.report.result import RunFiles
 
 Lines = Mapping[str, Sequence[tuple[float, float]]]  # by name: points
 
@@ -25,24 +25,24 @@ def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scal
 
     if not any(points for panel in panels.values() for points in panel.values()):
         raise RunFolderError(f"there is nothing to draw in {path.name}: no run is finished")
-    with plotting.plot_style():
+    with figures.plot_style():
         figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
         for index, (title, panel) in enumerate(panels.items(), start=1):
             axes = figure.add_subplot(1, len(panels), index)
             axes.set(title=title, xlabel=across, ylabel=up if index == 1 else "", xscale=scale)
             for number, (name, points) in enumerate(panel.items(), start=1):
-                dash = "--" if plotting.is_color_repeated(number) else "-"
+                dash = "--" if figures.is_color_repeated(number) else "-"
                 axes.plot(
                     *zip(*points, strict=True),
                     dash,
                     marker="o",
                     ms=3,
-                    color=plotting.method_color(number),
+                    color=figures.method_color(number),
                     label=name,
                 )
             if index == len(panels):
                 axes.legend(fontsize=8)
-        return plotting.save_figure(figure, path)
+        return figures.save_figure(figure, path)
 
 
 def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path:
@@ -50,7 +50,7 @@ def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path
     from matplotlib.figure import Figure
 
     columns = max(map(len, rows))
-    with plotting.plot_style():
+    with figures.plot_style():
         figure = Figure(figsize=(1.9 * columns, 2.1 * len(rows)), layout="constrained")
         for down, row in enumerate(rows):
             for at, (title, pixels, over) in enumerate(row):
@@ -61,4 +61,4 @@ def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path
                 axes.imshow(pixels, cmap="gray", extent=area, vmin=0, vmax=None if pixels.ndim == 3 else 1)
                 if over is not None:
                     axes.imshow(over, extent=area)
-        return plotting.save_figure(figure, path)
+        return figures.save_figure(figure, path)

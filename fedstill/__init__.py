@@ -86,10 +86,11 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.privacy.pate import PATE as PATE
     from fedstill.privacy.pate import PateConfig as PateConfig
     from fedstill.protocol.local_config import LocalConfig as LocalConfig
-    from fedstill.report.paired_difference import CaseDifference as CaseDifference
-    from fedstill.report.paired_difference import paired_difference as paired_difference
-    from fedstill.report.paired_difference import seed_difference as seed_difference
-    from fedstill.report.significance import SeedDifference as SeedDifference
+    from fedstill.report.statistics import CaseDifference as CaseDifference
+    from fedstill.report.statistics import SeedDifference as SeedDifference
+    from fedstill.report.statistics import paired_difference as paired_difference
+    from fedstill.report.statistics import seed_difference as seed_difference
+    from fedstill.runs.method_check import check_method as check_method
     from fedstill.student.student_model import StudentModel as StudentModel
     from fedstill.student.student_model import load as load
     from fedstill.studies import Compared as Compared
@@ -151,8 +152,8 @@ _PUBLIC_NAMES = {
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
     "privacy.pate": "PATE PateConfig",
     "protocol.local_config": "LocalConfig",
-    "report.significance": "SeedDifference",
-    "report.paired_difference": "CaseDifference paired_difference seed_difference",
+    "report.statistics": "CaseDifference SeedDifference paired_difference seed_difference",
+    "runs.method_check": "check_method",
     "student.student_model": "StudentModel load",
     "studies": "Compared compare_methods run_preset",
     "tasks.config": "TaskConfig",

@@ -37,7 +37,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
-from fedstill.report.run_summary import run_summary
+from fedstill.report.terminal import run_summary
 from fedstill.runs.build import Setting
 from fedstill.runs.distil_arguments import check_arguments
 from fedstill.runs.run import progress_bars, require_empty_folder, write_simulation_result

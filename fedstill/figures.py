@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.report import compare_figures, plotting, run_figures
-from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary, MethodCurve
-from fedstill.report.comparison_figure_data import Point, leakage_scatter, learning_curves, scatter_points
-from fedstill.report.plotting import FORMATS
-from fedstill.report.run_files import RunFiles
+from fedstill.report import figures as drawings
+from fedstill.report.comparison_records import ComparedSetting, ComparisonSummary, MethodCurve
+from fedstill.report.figures import FORMATS, Point, leakage_scatter, learning_curves, scatter_points
+from fedstill.report.result import RunFiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +41,7 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
 
     Args:
         run: folder of a finished run, or the run as returned by
-            :meth:`fedstill.report.run_files.RunFiles.read`.
+            :meth:`fedstill.report.result.RunFiles.read`.
 
     Returns:
         Figure with one pair of axes.
@@ -55,9 +54,9 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
     """
     files = _run_files(run)
     message = f"{files.folder} has no metrics over steps or rounds: there is no curve to draw"
-    curve = _require(run_figures.read_learning_curve(files), message)
-    with plotting.plot_style():
-        figure = run_figures.plot_learning_curve(curve)
+    curve = _require(drawings.read_learning_curve(files), message)
+    with drawings.plot_style():
+        figure = drawings.plot_learning_curve(curve)
         figure.axes[0].set_ylabel(f"{curve.title} on the test data")
     return figure
 
@@ -93,7 +92,7 @@ def local_losses(run: str | Path | RunFiles) -> Figure:
         RunFolderError: the folder holds no finished run, or a file is broken.
     """
     files = _run_files(run)
-    return _plot_losses(files, run_figures.local_losses(files), shared=True)
+    return _plot_losses(files, drawings.local_losses(files), shared=True)
 
 
 def traffic(comparison: str | Path | ComparisonSummary, setting: int = 0) -> Figure:
@@ -116,7 +115,7 @@ def traffic(comparison: str | Path | ComparisonSummary, setting: int = 0) -> Fig
         scatter_points(compared), "no run of the comparison has both its main metric and its bytes"
     )
     axis = "bytes up and down, all nodes, whole run"
-    return _comparison_figure(compare_figures.plot_traffic, (points,), axis, compared.metric.title, points)
+    return _comparison_figure(drawings.plot_traffic, (points,), axis, compared.metric.title, points)
 
 
 def curves(comparison: str | Path | ComparisonSummary, setting: int = 0) -> Figure:
@@ -133,9 +132,7 @@ def curves(comparison: str | Path | ComparisonSummary, setting: int = 0) -> Figu
     compared = _setting(comparison, setting)
     lines = _require(learning_curves(compared), "no run of the comparison has metrics over steps or rounds")
     axis = "fraction of the run"
-    return _comparison_figure(
-        compare_figures.plot_learning_curves, (lines,), axis, compared.metric.title, lines
-    )
+    return _comparison_figure(drawings.plot_learning_curves, (lines,), axis, compared.metric.title, lines)
 
 
 def against_epsilon(comparison: str | Path | ComparisonSummary) -> Figure:
@@ -151,9 +148,7 @@ def against_epsilon(comparison: str | Path | ComparisonSummary) -> Figure:
     summary = _summary(comparison)
     lines = [line for line in summary.budget_curves() if line.values]
     _require(lines, "the settings of the comparison do not differ in nodes.privacy.epsilon")
-    return _comparison_figure(
-        compare_figures.plot_against_epsilon, (lines,), "epsilon", summary.metric.title, lines
-    )
+    return _comparison_figure(drawings.plot_against_epsilon, (lines,), "epsilon", summary.metric.title, lines)
 
 
 def against_leakage(comparison: str | Path | ComparisonSummary) -> Figure:
@@ -172,7 +167,7 @@ def against_leakage(comparison: str | Path | ComparisonSummary) -> Figure:
         raise NothingToDraw("no run of the comparison has both its main metric and a leakage metric")
     content, axis = (scatter.points, scatter.column), scatter.column.axis
     return _comparison_figure(
-        compare_figures.plot_against_leakage, content, axis, summary.metric.title, scatter.points
+        drawings.plot_against_leakage, content, axis, summary.metric.title, scatter.points
     )
 
 
@@ -184,10 +179,10 @@ def _comparison_figure(
     methods: Sequence[Point | MethodCurve],
 ) -> Figure:
     """Return a comparison's figure with axis labels and a legend."""
-    with plotting.plot_style():
+    with drawings.plot_style():
         figure = draw(*content, title)
         figure.axes[0].set(xlabel=axis, ylabel=title)
-        return compare_figures.add_legend(figure, [(method.number, method.name) for method in methods])
+        return drawings.add_legend(figure, [(method.number, method.name) for method in methods])
 
 
 RUN_FIGURES: Mapping[str, Callable[[RunFiles], Figure]] = {
@@ -233,7 +228,7 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
     _require(figures, f"{folder} has no data for any figure")
     target = folder / "figures" if out is None else out
     target.mkdir(parents=True, exist_ok=True)
-    return [plotting.save_figure(figure, target / f"{name}.{kind}") for name, figure in figures.items()]
+    return [drawings.save_figure(figure, target / f"{name}.{kind}") for name, figure in figures.items()]
 
 
 def _require(data: T | None, message: str) -> T:
@@ -246,17 +241,17 @@ def _run_files(run: str | Path | RunFiles) -> RunFiles:
     return run if isinstance(run, RunFiles) else RunFiles.read(Path(run))
 
 
-def _plot_losses(run: RunFiles, losses: run_figures.Losses, *, shared: bool) -> Figure:
-    _require(any(map(run_figures.finite_points, losses.values())), f"{run.folder} has no such losses")
-    with plotting.plot_style():
-        return run_figures.plot_losses(losses, shared=shared)
+def _plot_losses(run: RunFiles, losses: drawings.Losses, *, shared: bool) -> Figure:
+    _require(any(map(drawings.finite_points, losses.values())), f"{run.folder} has no such losses")
+    with drawings.plot_style():
+        return drawings.plot_losses(losses, shared=shared)
 
 
 def _summary(comparison: str | Path | ComparisonSummary) -> ComparisonSummary:
     if isinstance(comparison, ComparisonSummary):
         return comparison
-    from fedstill.compare.comparison_file import read_comparison_folder
-    from fedstill.report.compare_reader import summarize
+    from fedstill.compare.comparison import read_comparison_folder
+    from fedstill.report.comparison_records import summarize
 
     return summarize(Path(comparison), read_comparison_folder(Path(comparison)))
 

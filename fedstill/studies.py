@@ -12,15 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill.compare import comparison_file, comparison_runner
-from fedstill.compare.comparison import methods_by_label
+from fedstill.compare import comparison_runner
+from fedstill.compare.comparison import (
+    COMPARISON_FILE,
+    base_run,
+    is_file_listing_methods,
+    methods_by_label,
+    plan_comparison,
+    read_comparison,
+    read_comparison_folder,
+)
 from fedstill.core.compute import use_torch_defaults
 from fedstill.core.config_tables import merge_tables, unflatten
 from fedstill.core.errors import ArgumentError, caller_context
 from fedstill.core.run_writer import parse_folder, read_object
 from fedstill.report import write_report
-from fedstill.report.compare_files import write_comparison
-from fedstill.report.run_summary import comparison_summary
+from fedstill.report.comparison_page import write_comparison
+from fedstill.report.terminal import comparison_summary
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, from_dict, load, to_dict
 
@@ -127,13 +135,13 @@ def compare_methods(
     """
     folder, given = parse_folder(out), dict(options or {})
     names = [str(methods)] if isinstance(methods, (str, Path)) else [str(name) for name in methods]
-    if len(names) == 1 and comparison_file.is_file_listing_methods(names[0]):
+    if len(names) == 1 and is_file_listing_methods(names[0]):
         if base is not None:
             raise ArgumentError("base", str(base), f"None with {names[0]}, which has its own")
-        plan = comparison_file.read_comparison(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
+        plan = read_comparison(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
     else:
         base_target = None if base is None else str(base)
-        shared = to_dict(comparison_file.base_run(names, base_target))  # also registers its plugins
+        shared = to_dict(base_run(names, base_target))  # also registers its plugins
         options_by_method: dict[str, dict[str, Any]] = {}
         for label in methods_by_label(names, {}):
             method_options = [name for name in given if name.startswith(f"{label}.")]
@@ -144,7 +152,7 @@ def compare_methods(
                     {name.removeprefix(f"{label}."): given.pop(name) for name in method_options}
                 )
         seed_count = 1 if seeds is None else seeds
-        plan = comparison_file.plan_comparison(
+        plan = plan_comparison(
             names,
             base=base_target,
             seeds=seed_count,
@@ -155,12 +163,12 @@ def compare_methods(
     comparison_runner.compare(
         plan,
         folder,
-        command=shlex.join(["fedstill", "compare", str(folder / comparison_file.COMPARISON_FILE)]),
+        command=shlex.join(["fedstill", "compare", str(folder / COMPARISON_FILE)]),
         report=write_report,
         quiet=not progress,
         bars=progress,
     )
-    comparison = comparison_file.read_comparison_folder(folder)
+    comparison = read_comparison_folder(folder)
     write_comparison(folder, comparison)
     found = comparison_runner.read_results(folder, comparison)
     return Compared(folder, found, comparison_runner.read_not_run(folder))

@@ -24,13 +24,13 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, read_result, reject_run_of_python_objects
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData
+from fedstill.federation.federation import SentQuery
 from fedstill.federation.inprocess import InProcess
-from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
-from fedstill.protocol.secure_aggregation import SUM, SumRequest, add_contributions, decode_sums
+from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
 from fedstill.runs.build import Setting, build_setting, split_data
 from fedstill.runs.config import RunConfig, load_toml
@@ -336,32 +336,29 @@ class _ObservedEngine(InProcess):
 
     on_release: ReleaseListener
 
-    def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
-        responses = super()._collect_responses(asked, sent)
-        for node, tensors in self._releases_visible_to_server(sent.query, responses, sent.call).items():
+    def collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+        responses = super().collect_responses(asked, sent)
+        for node, tensors in self._releases_visible_to_server(sent.query, responses).items():
             self._notify(node, tensors, sent.query, sent.number, RESPONSE, sent.tensors)
         return responses
 
-    def _collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
+    def collect_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
-        gradients = super()._collect_gradients(number, query, pulls, call)
-        for node, tensors in self._releases_visible_to_server(query, gradients, call).items():
+        gradients = super().collect_gradients(number, query, pulls, encoding)
+        for node, tensors in self._releases_visible_to_server(query, gradients).items():
             sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
             self._notify(node, tensors, query, number, GRADIENT, sent)
         return gradients
 
     def _releases_visible_to_server(
-        self, query: str, released: Mapping[str, Tensors], call: SumRequest | None
+        self, query: str, released: Mapping[str, Tensors]
     ) -> Mapping[str, Tensors]:
         """Return the releases that the server sees: those of each node, or their sum alone."""
-        if call is None:
+        declared = self.queries[query]
+        if not declared.sums:
             return released
-        return {
-            SUM: decode_sums(
-                add_contributions(list(released.values())), self.queries[query].released_kinds()
-            )[0]
-        }
+        return {SUM: decode_sums(add_contributions(list(released.values())), declared.released_kinds())[0]}
 
     def _notify(
         self, node: str, released: Tensors, query: str, number: int, part: str, sent: Tensors

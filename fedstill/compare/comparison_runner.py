@@ -21,12 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.attack_results import Leakage
-from fedstill.compare.comparison_file import (
-    COMPARISON_FILE,
-    Comparison,
-    ComparisonRun,
-    read_comparison_folder,
-)
+from fedstill.compare.comparison import COMPARISON_FILE, Comparison, ComparisonRun, read_comparison_folder
 from fedstill.core import toml
 from fedstill.core.config_tables import flatten, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller

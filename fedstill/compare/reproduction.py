@@ -23,9 +23,15 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Gt, MinLen
 
-from fedstill.compare import comparison_file, comparison_runner
-from fedstill.compare.comparison import Comparison
-from fedstill.compare.comparison_file import METHOD_KEYS, SMALL_SCALE, at_scale, expand_short_forms
+from fedstill.compare import comparison_runner
+from fedstill.compare.comparison import (
+    METHOD_KEYS,
+    SMALL_SCALE,
+    Comparison,
+    at_scale,
+    expand_short_forms,
+    read_comparison,
+)
 from fedstill.core import toml
 from fedstill.core.config_tables import changed_options_as_cli_words, read_table
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
@@ -246,7 +252,7 @@ class Reproduction:
             FedstillError: the file is not a comparison.
         """
         source = self.reproduction_with_runs
-        comparison = comparison_file.read_comparison(
+        comparison = read_comparison(
             source.file, seeds=seeds, changes=changes, scale=source._check_scale(scale)
         )
         return comparison if source is self else replace(comparison, paper=tuple(self.published(scale)))

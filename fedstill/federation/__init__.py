@@ -1,8 +1,8 @@
 """Communication between server and nodes, with one module per way to reach nodes.
 
 ``federation`` is the base class: queries with gradients (``autograd``), and what happens to nodes that fail.
-``response_checks`` validates what nodes send, ``secure_aggregation`` and ``mask_exchange`` add responses up,
-and ``link_config`` has the options. Nodes are reached
+``response_checks`` validates what nodes send, ``secure_aggregation`` wraps a federation and adds responses
+up, and ``link_config`` has the options. Nodes are reached
 
 - in this process: ``inprocess``,
 - by messages: ``remote``, over any link of ``transport``,

@@ -8,10 +8,10 @@ The node backpropagates it through its own networks, and the gradients that its 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -34,10 +34,8 @@ from fedstill.federation.response_checks import (
     require_finite_gradients,
     require_finite_inputs,
 )
-from fedstill.federation.secure_aggregation import SentQuery, SumAggregation, check_secure_aggregation
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS
 from fedstill.protocol.queries import Query
-from fedstill.protocol.secure_aggregation import SUM
 from fedstill.protocol.wire_format import Tensors, decompress, json_from_tensor, json_to_tensor
 
 
@@ -98,7 +96,85 @@ class ExcludedNode:
     may_rejoin: bool
 
 
-class Federation(SumAggregation):
+@dataclass(frozen=True)
+class SentQuery:
+    """A query as it is sent to nodes.
+
+    Args:
+        query: its name.
+        number: its number.
+        tensors: inputs in wire format.
+        differentiable: whether gradients will be requested.
+        encoding: what the nodes' encoders need to know. The responses are then what these encoders return,
+            and stay as they are; None: no encoder.
+    """
+
+    query: str
+    number: int
+    tensors: Tensors
+    differentiable: bool
+    encoding: Any = None
+
+
+class ResponseSource(Protocol):
+    """Source of valid responses to queries, and of the gradients of their inputs."""
+
+    queries: Mapping[str, Query]
+
+    def valid_responses(
+        self, queried: tuple[str, ...], query: str, number: int, tensors: Tensors, differentiable: bool
+    ) -> Mapping[str, Tensors]:
+        """Send one query and return the valid responses by name."""
+
+    def valid_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors
+    ) -> Mapping[str, Tensors]:
+        """Return the valid input gradients by name, for gradients of the loss with respect to responses."""
+
+
+def send_query(
+    source: ResponseSource, query: str, queried: tuple[str, ...], number: int, inputs: Mapping[str, Any]
+) -> Responses:
+    """Send a query and return its responses, stacked and with gradients attached.
+
+    Args:
+        source: where responses and gradients come from.
+        query: name of the query.
+        queried: names of the nodes to query.
+        number: number of the query.
+        inputs: as in :meth:`Federation.query`.
+    """
+    declared = source.queries[query]
+    tensors: dict[str, torch.Tensor] = {
+        name: json_to_tensor(value) if name in declared.details.json_values else value
+        for name, value in inputs.items()
+    }
+    needs_grad = torch.is_grad_enabled() and any(
+        tensor.requires_grad for name, tensor in tensors.items() if name in declared.differentiable
+    )
+    if not needs_grad:
+        sent = {name: tensor.detach() for name, tensor in tensors.items()}
+        responses = source.valid_responses(queried, query, number, sent, False)
+        first = next(iter(responses.values()))
+        stacked = [name for name in first if name not in declared.unstacked]
+        return Responses(
+            number,
+            tuple(responses),
+            {name: torch.stack([each[name] for each in responses.values()]) for name in stacked},
+            {name: _unstacked_values(declared, name, responses) for name in declared.unstacked},
+        )
+    call = DifferentiableQueryState(source, queried, query, number, tuple(tensors))
+    outputs = FederatedQuery.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+    return Responses(number, call.responding_nodes, dict(zip(call.output_names, outputs, strict=True)))
+
+
+def _unstacked_values(query: Query, name: str, responses: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    """Return an output that is not stacked, one entry per node."""
+    read = json_from_tensor if name in query.details.json_values else torch.Tensor.detach
+    return tuple(read(each[name]) for each in responses.values())
+
+
+class Federation(ABC):
     """K nodes and a way to reach them.
 
     Args:
@@ -118,8 +194,6 @@ class Federation(SumAggregation):
     ) -> None:
         self.nodes, self.queries = tuple(nodes), queries
         self.link = link or LinkConfig()
-        if self.link.secure_aggregation:
-            check_secure_aggregation(self.nodes, queries)
         self.outputs: tuple[int, ...] | None = None
         self.number = 0
         self.excluded: dict[str, ExcludedNode] = {}
@@ -131,10 +205,14 @@ class Federation(SumAggregation):
         return tuple(name for name in self.nodes if name not in self.excluded)
 
     @property
-    def response_sources(self) -> tuple[str, ...]:
-        """Names under which responses arrive: present nodes, or one name for their sum (secure
-        aggregation)."""
-        return (SUM,) if self.link.secure_aggregation else self.present
+    def sources(self) -> tuple[str, ...]:
+        """Names under which responses arrive: the nodes, including excluded ones, which may return."""
+        return self.nodes
+
+    @property
+    def present_sources(self) -> tuple[str, ...]:
+        """Names under which responses to the next query arrive."""
+        return self.present
 
     def query(
         self, query: str, *, nodes: Sequence[str] | None = None, number: int | None = None, **inputs: Any
@@ -160,40 +238,30 @@ class Federation(SumAggregation):
             QueryMismatch: the number was used with other content.
             NodeFault: a node failed and too few remain, or responses differ and it is unknown which is wrong.
         """
+        return send_query(self, query, *self.prepare_query(query, nodes, number), inputs)
+
+    def prepare_query(
+        self, query: str, nodes: Sequence[str] | None, number: int | None
+    ) -> tuple[tuple[str, ...], int]:
+        """Return the nodes to query, and the number of a query; arguments as in :meth:`query`."""
         if query not in self.queries:
             raise ArgumentError("query", query, f"one of {', '.join(self.queries)}")
         queried = self._select_nodes(nodes)
-        if number is None:
-            number = self.number
+        number = self.number if number is None else number
         self.number = max(self.number, number + 1)
-        declared = self.queries[query]
-        tensors: dict[str, torch.Tensor] = {
-            name: json_to_tensor(value) if name in declared.details.json_values else value
-            for name, value in inputs.items()
-        }
-        needs_grad = torch.is_grad_enabled() and any(
-            tensor.requires_grad for name, tensor in tensors.items() if name in declared.differentiable
-        )
-        if not needs_grad:
-            sent = {name: tensor.detach() for name, tensor in tensors.items()}
-            responses = self.valid_responses(queried, query, number, sent, False)
-            first = next(iter(responses.values()))
-            stacked = [name for name in first if name not in declared.unstacked]
-            return Responses(
-                number,
-                (SUM,) if self.link.secure_aggregation else tuple(responses),
-                {name: torch.stack([each[name] for each in responses.values()]) for name in stacked},
-                {name: self._unstacked_values(declared, name, responses) for name in declared.unstacked},
-            )
-        call = DifferentiableQueryState(self, queried, query, number, tuple(tensors))
-        outputs = FederatedQuery.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
-        return Responses(number, call.responding_nodes, dict(zip(call.output_names, outputs, strict=True)))
+        return queried, number
 
-    @staticmethod
-    def _unstacked_values(query: Query, name: str, responses: Mapping[str, Tensors]) -> tuple[Any, ...]:
-        """Return an output that is not stacked, one entry per node."""
-        read = json_from_tensor if name in query.details.json_values else torch.Tensor.detach
-        return tuple(read(each[name]) for each in responses.values())
+    def expect_outputs(self, shape: tuple[int, ...]) -> None:
+        """Set the shape of the logits of one input, by which responses are checked."""
+        self.outputs = shape
+
+    def restart_numbers(self) -> None:
+        """Number the next query 0, to repeat all queries."""
+        self.number = 0
+
+    def as_responses(self, nodes: Sequence[str], outputs: Tensors) -> Responses:
+        """Return outputs ``(K, ...)`` of some nodes as the server would receive them; nothing is sent."""
+        return Responses(-1, tuple(nodes), outputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the part of the run's checkpoint that belongs to the federation."""
@@ -256,7 +324,7 @@ class Federation(SumAggregation):
             self.exclude(node, refusal.query, f"refused: {refusal.rule}", may_rejoin=False)
 
     def _select_nodes(self, names: Sequence[str] | None) -> tuple[str, ...]:
-        if names is None or (self.link.secure_aggregation and tuple(names) == (SUM,)):
+        if names is None:
             return self.nodes
         known, selected = set(self.nodes), set(names)
         unknown = [name for name in names if name not in known]
@@ -277,9 +345,7 @@ class Federation(SumAggregation):
         require_finite_inputs(tensors, query)
         sent = SentQuery(query, number, self.link.compress(tensors, declared.sends), differentiable)
         present = tuple(name for name in queried if name not in self.excluded)
-        if declared.sums:
-            return {SUM: self._summed_responses(present, sent)}
-        responses = self._to_float32(self._collect_responses(present, sent), query, number)
+        responses = self._to_float32(self.collect_responses(present, sent), query, number)
         input_counts = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
         rows = input_counts[0] if input_counts else None
         for node, fault in find_faults(responses, declared, self.link.outlier, rows, self.outputs).items():
@@ -301,14 +367,12 @@ class Federation(SumAggregation):
         Raises:
             DataError: these gradients are not finite, which is no node's fault.
         """
-        if SUM in pulls:
-            return {SUM: self._summed_gradients(number, query, pulls[SUM], inputs)}
         sent = {
             node: self.link.compress(pull, dict.fromkeys(pull, GRADIENTS))
             for node, pull in pulls.items()
             if node not in self.excluded
         }
-        gradients = self._to_float32(self._collect_gradients(number, query, sent, None), query, None)
+        gradients = self._to_float32(self.collect_gradients(number, query, sent), query, None)
         non_finite = non_finite_faults(gradients)
         if non_finite:
             require_finite_gradients(pulls, query)
@@ -346,6 +410,28 @@ class Federation(SumAggregation):
         """Return the largest number of queries of each node that has a limit, by the node's name."""
         limits = {node: self._query_limit(node) for node in self.present}
         return {node: limit for node, limit in limits.items() if limit is not None}
+
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Move tensors to the server's device."""
+        return dict(tensors)
+
+    @abstractmethod
+    def collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+        """Return the response of each queried node by name and in order.
+
+        Nodes that are excluded meanwhile have no entry.
+        """
+
+    @abstractmethod
+    def collect_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
+    ) -> Mapping[str, Tensors]:
+        """Return each node's gradients with respect to the query's inputs, by name and in order.
+
+        Args:
+            pulls: by node, gradients of the loss with respect to its outputs.
+            encoding: as in :class:`SentQuery`.
+        """
 
     @abstractmethod
     def _refusal_rule(self, node: str, query: Query) -> str | None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.federation.federation import Federation
+from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.models import PREDICTION_ONLY, carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
-from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors
 
 NodeGroups = list[list[Node]]
@@ -74,10 +72,6 @@ class InProcess(Federation):
     ) -> None:
         super().__init__([node.name for node in nodes], side.queries, link)
         self._members = {node.name: node for node in nodes}
-        if self.link.secure_aggregation:
-            for node in nodes:
-                if node.gate.encoder is None:
-                    SumEncoder(node.gate)
         self._side, self._compute = side, compute
         self._groups = [[node.name for node in group] for group in groups]
         self._last = {node.name: -1 for node in nodes}  # number of the last query of each node
@@ -94,7 +88,7 @@ class InProcess(Federation):
     def _query_limit(self, node: str) -> int | None:
         return self._members[node].gate.policy.max_queries or None
 
-    def _collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+    def collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         self._queried_nodes[sent.number] = queried
         while len(self._queried_nodes) > MAX_EXCHANGES:
             self._queried_nodes.popitem(last=False)
@@ -109,8 +103,8 @@ class InProcess(Federation):
             responses.update(zip(names, handler.release_responses(sent.number), strict=True))
         return {name: responses[name] for name in queried}
 
-    def _collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
+    def collect_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
         by_handler: dict[RequestHandler, dict[str, Tensors]] = {}
         # Before anything is computed, as it copies tensors from the device and would wait for it.
@@ -131,7 +125,7 @@ class InProcess(Federation):
             gradients.update(handler.release_gradients(number, by_handler[handler]))
         return {name: gradients[name] for name in pulls}
 
-    def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.tensors_to_device(tensors)
 
     def _run_handlers(

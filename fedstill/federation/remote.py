@@ -28,11 +28,9 @@ from fedstill.core.errors import (
 from fedstill.core.text_format import format_seconds
 from fedstill.data.public import PublicData
 from fedstill.federation import transport
-from fedstill.federation.federation import Federation
+from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.mask_exchange import MaskExchange
 from fedstill.federation.response_checks import require_finite_gradients
-from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.federation.transport import (
     EndlessReply,
     Link,
@@ -60,7 +58,6 @@ from fedstill.protocol.messages import (
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_tensors
-from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import SCALE, Tensors, bytes_by_kind, tensor_bytes
 
 logger = logging.getLogger("fedstill.server")
@@ -86,6 +83,7 @@ class Remote(Federation):
 
     Attributes:
         node_status: reply of each node that has joined, by name.
+        sender: sends messages to nodes.
         link_costs: time and bytes of communication.
         on_waiting: called with the names of the nodes that are late.
     """
@@ -111,9 +109,8 @@ class Remote(Federation):
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
         self._probes: dict[str, Future[NodeStatus]] = {}
         self._last_probe = time.monotonic()
-        self._sender = MessageSender(link, plan.run, config.wait)
-        self._joiner = NodeJoiner(self._sender, plan, public, config.wait)
-        self._masks = MaskExchange(self._sender, self._call_nodes)
+        self.sender = MessageSender(link, plan.run, config.wait)
+        self._joiner = NodeJoiner(self.sender, plan, public, config.wait)
 
     # --- before the first query and after the last -------------------------------------------------
 
@@ -123,7 +120,7 @@ class Remote(Federation):
         Raises:
             FedstillError: a node cannot take part, or too few can be reached.
         """
-        self.node_status |= self._call_nodes(self.present, "join", self._joiner.join)
+        self.node_status |= self.call_nodes(self.present, "join", self._joiner.join)
 
     def train_nodes(self, report_percent: Callable[[int], None]) -> None:
         """Have all nodes do the local training that precedes the first query.
@@ -134,7 +131,7 @@ class Remote(Federation):
         training = [node for node in self.present if not self.node_status[node].is_trained]
         progress = {node: NodeProgress(node) for node in training}
         while training:
-            replies = self._call_nodes(
+            replies = self.call_nodes(
                 training, "train_locally", lambda node: self._joiner.train(progress[node])
             )
             training = [node for node, reply in replies.items() if not reply.is_trained]
@@ -149,13 +146,13 @@ class Remote(Federation):
         self._broadcast(LoadCheckpoint(number))
 
     def _broadcast(self, message: Message) -> None:
-        self._call_nodes(self.present, message.operation, lambda node: self._sender.send(node, message))
+        self.call_nodes(self.present, message.operation, lambda node: self.sender.send(node, message))
 
     def end_run(self) -> None:
         """Tell all nodes that the run has ended, and stop all calls; nodes that cannot be reached are
         skipped."""
-        self._sender.ended.set()
-        message = self._sender.pack(LeaveRun())
+        self.sender.ended.set()
+        message = self.sender.pack(LeaveRun())
         calls = [self._pool.submit(self.carrier.call, node, message, PROBE_INTERVAL) for node in self.present]
         wait(calls, timeout=PROBE_INTERVAL + GRACE)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -180,44 +177,37 @@ class Remote(Federation):
     def _query_limit(self, node: str) -> int | None:
         return self.node_status[node].max_queries
 
-    def _collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+    def collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         self._readmit_nodes()
-        query, number, call = sent.query, sent.number, sent.call
-        request = AnswerQuery(query, number, sent.differentiable, call)
-        message = self._sender.pack(request, sent.tensors)
+        query, number, encoding = sent.query, sent.number, sent.encoding
+        request = AnswerQuery(query, number, sent.differentiable, encoding)
+        message = self.sender.pack(request, sent.tensors)
         down = bytes_by_kind(sent.tensors, self.queries[query].sends)
         content = digest(query, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._call_and_measure(queried, query, dict.fromkeys(queried, message), number)
         for node, reply in replies.items():
             self._audit.record_release(node, number, query, RESPONSE, content, down, reply)
-        return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
+        return {node: self._reply_tensors(reply, encoding) for node, reply in replies.items()}
 
-    def _collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
+    def collect_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
         require_finite_gradients(pulls, query)  # otherwise each node would refuse it and be excluded
-        request = ComputeGradients(number, sum=call)
-        messages = {node: self._sender.pack(request, pull) for node, pull in pulls.items()}
+        request = ComputeGradients(number, sum=encoding)
+        messages = {node: self.sender.pack(request, pull) for node, pull in pulls.items()}
         replies = self._call_and_measure(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
             down = bytes_by_kind(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(query, pull)
             self._audit.record_release(node, number, query, GRADIENT, content, down, reply)
-        return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
+        return {node: self._reply_tensors(reply, encoding) for node, reply in replies.items()}
 
-    def _reply_tensors(self, reply: Reply, call: SumRequest | None) -> Tensors:
-        """Return a reply's tensors on the server's device; contributions to a sum stay in the ring."""
-        return self._compute.tensors_to_device(reply.tensors) if call is None else reply.tensors
+    def _reply_tensors(self, reply: Reply, encoding: Any) -> Tensors:
+        """Return a reply's tensors on the server's device; encoded ones stay as they are."""
+        return self._compute.tensors_to_device(reply.tensors) if encoding is None else reply.tensors
 
-    def _new_sum_request(self, members: tuple[str, ...]) -> SumRequest:
-        self._masks.exchange_keys(members, {node: self.node_status[node] for node in members})
-        return super()._new_sum_request(tuple(name for name in members if name not in self.excluded))
-
-    def _unmask(self, call: SumRequest, ring: Tensors, contributors: tuple[str, ...]) -> Tensors:
-        return self._masks.unmask(call, ring, contributors) if call.recover else ring
-
-    def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.tensors_to_device(tensors)
 
     # --- messages -------------------------------------------------------------------------------------
@@ -227,8 +217,8 @@ class Remote(Federation):
     ) -> dict[str, Reply]:
         """Send one message to each of some nodes, and add time and bytes to the link's costs."""
         start = time.monotonic()
-        replies: dict[str, Reply] = self._call_nodes(
-            nodes, query, lambda node: self._sender.deliver(node, query, messages[node]), since_query
+        replies: dict[str, Reply] = self.call_nodes(
+            nodes, query, lambda node: self.sender.deliver(node, query, messages[node]), since_query
         )
         total_bytes = sum(len(messages[node]) for node in replies)
         total_bytes += sum(
@@ -240,7 +230,7 @@ class Remote(Federation):
         self.link_costs.add_round(seconds, node_seconds, total_bytes, absent)
         return replies
 
-    def _call_nodes(
+    def call_nodes(
         self, nodes: Sequence[str], query: str, call: Callable[[str], Any], since_query: int | None = None
     ) -> dict[str, Any]:
         """Call some nodes at once and return the results by node; exclude those that fail, if a quorum
@@ -336,17 +326,17 @@ class Remote(Federation):
         It keeps its state if that fits the run. It loads its latest checkpoint if it is behind it (it was
         restarted), or ahead of the run (which was stopped meanwhile and resumed from an earlier state).
         """
-        self.carrier.call(node, self._sender.pack(IdentifyNode()), PROBE_INTERVAL)
+        self.carrier.call(node, self.sender.pack(IdentifyNode()), PROBE_INTERVAL)
         status, progress = self._joiner.join(node), NodeProgress(node)
         is_trained = status.is_trained
         while not is_trained:
-            if self._sender.ended.is_set():
+            if self.sender.ended.is_set():
                 raise LinkError("the run is over")
             is_trained = self._joiner.train(progress).is_trained
         number = self.number
         checkpoint = max((each for each in status.checkpoints if each <= number), default=0)
         if not checkpoint - 1 <= status.last_query < number:
-            self._sender.send(node, LoadCheckpoint(checkpoint))
+            self.sender.send(node, LoadCheckpoint(checkpoint))
         return status
 
 

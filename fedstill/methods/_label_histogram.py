@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedstill.core.text_format import brief_repr
-from fedstill.federation.federation import Federation
+from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
@@ -111,9 +111,7 @@ class LabelHistogram:
             server: the :class:`fedstill.methods._server.Server`, which imports this module.
         """
         if not self.names and self.equal:
-            federation = server.federation
-            is_summed = federation.link.secure_aggregation
-            names = federation.response_sources if is_summed else federation.nodes
+            names = server.federation.sources
             even = self.uniform(names, server.task.classes, server.device)
             self.names, self.counts, self.sizes = even.names, even.counts, even.sizes
         if not self.names:
@@ -124,10 +122,10 @@ class LabelHistogram:
                 responses["counts"] if by_class else responses["sizes"].new_zeros(len(responses.nodes), 0)
             )
 
-    def present_nodes(self, federation: Federation) -> list[str]:
+    def present_nodes(self, federation: AnyFederation) -> list[str]:
         """Return the known nodes that are not excluded. A node that joins later is unknown and not
         queried."""
-        present = set(federation.response_sources)
+        present = set(federation.present_sources)
         return [name for name in self.names if name in present]
 
     def select(self, nodes: Sequence[str]) -> LabelHistogram:

@@ -26,8 +26,7 @@ from fedstill.methods import (
     set_lr,
     torch_generator,
 )
-from fedstill.node.local_training import make_optimizer
-from fedstill.node.node_view import shuffled_batches
+from fedstill.node.local_training import make_optimizer, shuffled_batches
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.secure_aggregation import SumWeighting
 

@@ -15,11 +15,12 @@ from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.registry import check_registered_names
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Federation, Responses
+from fedstill.federation.federation import Responses
+from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
-from fedstill.protocol.sent_tensors import sent_query_fault
+from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.tasks import Task
 
 
@@ -52,7 +53,7 @@ class Server:
     """
 
     method: Method
-    federation: Federation
+    federation: AnyFederation
     student: nn.Module
     task: Task
     shape: tuple[int, ...]
@@ -69,7 +70,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_registered_names(self.method, "method")
-        self.federation.outputs = self.task.output_shape(self.shape)
+        self.federation.expect_outputs(self.task.output_shape(self.shape))
         self.federation.exclude_refusing_nodes(tuple(self.federation.queries))
         self.state = self.method.init_state(self)
         _check_state(self.name, self.state)

@@ -116,7 +116,7 @@ class Centralized(Method):
     def data(self, server: Server) -> TensorData:
         """Return the training data of all nodes. After a resume they are queried again, and counted once."""
         # One node at a time, as responses of different lengths do not stack.
-        server.federation.number = 0
+        server.federation.restart_numbers()
         responses = [server.query("upload_data", nodes=[name]) for name in server.federation.nodes]
         parts = [(response["inputs"][0], response["targets"][0]) for response in responses]
         if self.public:

@@ -53,9 +53,9 @@ from fedstill.protocol.payload_kinds import (
     SCHEDULE,
     PayloadKind,
 )
-from fedstill.protocol.queries import Query, score_shape_fault
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunDescription
-from fedstill.protocol.sent_tensors import sent_tensor_fault
+from fedstill.protocol.tensor_forms import score_shape_fault, sent_tensor_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, decompress, tensor_bytes, wire_kind
 
 MAX_PARTS = 100_000  # parts of local training

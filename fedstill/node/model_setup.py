@@ -22,7 +22,7 @@ from fedstill.node import limits
 from fedstill.node.local_training import predict
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Needs
+from fedstill.protocol.needs import Needs
 
 
 def prepare_model(

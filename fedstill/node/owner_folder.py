@@ -16,6 +16,7 @@ from fedstill.core.config_tables import commented_toml, read_table
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.registry import searching_in
 from fedstill.node.node_file import NodeFile
+from fedstill.privacy.config import NoPrivacy
 
 FILE, SECRET = "node.toml", "secret"
 MIN_SECRET = 2**96  # a number of 128 random bits is lower with probability 2**-32
@@ -97,6 +98,8 @@ HEAD = """\
 def init_folder(folder: Path, name: str | None = None) -> bool:
     """Write a ``node.toml`` with every option at its default, and a secret; or only a lost secret.
 
+    Only ``privacy.isolate_rounding`` is not at its default, as a server may be hostile.
+
     Args:
         folder: created if it does not exist.
         name: name of the node; None: the folder's name.
@@ -114,7 +117,11 @@ def init_folder(folder: Path, name: str | None = None) -> bool:
             raise ArgumentError("--name", name, f"none, since {folder / FILE} exists and holds the name")
         _write_secret(folder)
         return False
-    file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
+    file = NodeFile(
+        name=folder.resolve().name if name is None else name,
+        privacy=NoPrivacy(isolate_rounding=True),
+        seed=secrets.randbits(31),
+    )
     private_files.make_folder(folder)
     if not (folder / SECRET).exists():
         _write_secret(folder)

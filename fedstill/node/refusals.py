@@ -1,4 +1,4 @@
-"""Refusals of a node: the reply to the server, entries in the owner's logs, and texts that a server may see."""
+"""Refusals of a node: the reply to the server, entries in the owner's logs, and public texts."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,13 @@ from fedstill.node.admission import json_size, refuse
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stack_tensors, stacking_key
-from fedstill.node.node_view import NodeView, QuerySamples, map_nodes
+from fedstill.node.node_view import NodeView
 from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
-from fedstill.protocol.sent_tensors import sent_query_fault
+from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress, tensor_bytes
 
 
@@ -557,7 +559,8 @@ class HandlerRunner:
             def one(node: NodeView, **tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
                 return _checked_response(query, query.function(node, **shared, **tensors, **values))
 
-            outputs: Mapping[str, Any] = map_nodes(one, self.group, setting, number, copied, samples)
+            make_view = partial(NodeView, self.group, setting, number, samples=samples)
+            outputs: Mapping[str, Any] = map_nodes(one, make_view, len(self.group), copied)
             return outputs
         responses = []
         for row, node in enumerate(self.group.nodes):

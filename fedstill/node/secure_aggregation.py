@@ -52,7 +52,7 @@ from fedstill.node.replies import AgreementCodes, ReplyPayload
 from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.node.run_folder import RELEASED_COUNTS, RunFolder
 from fedstill.protocol.digests import chain_digest, sha256_digest
-from fedstill.protocol.messages import ConfirmSurvivors, ReceiveKeys, RevealMasks, SendKeys
+from fedstill.protocol.messages import ConfirmSurvivors, ReceiveKeys, RevealMasks, SendKeys, SumMessage
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.run_plan import RunPlan, public_tensors
 from fedstill.protocol.secure_aggregation import (
@@ -79,7 +79,6 @@ UNLESS_ALLOWED = "unless its owner sets sums_may_differ = true"
 MAX_OPEN_SUMS = 8  # sums that a server may still finish: responses and gradients of recent queries
 
 Mask = Callable[[torch.Tensor, int], torch.Tensor]
-SumMessage = SendKeys | ReceiveKeys | ConfirmSurvivors | RevealMasks
 
 
 # --- weights and integers ------------------------------------------------------------------------------
@@ -391,6 +390,8 @@ class MaskedReleases(SumEncoder):
                 return AgreementCodes(self.masks.confirm_survivors(message.sum, message.survivors)), {}
             case RevealMasks():
                 return AgreementCodes(self.masks.reveal_mask_keys(message.sum, message.words)), {}
+            case _:
+                raise ArgumentError("operation", message.operation, "a message of secure aggregation")
 
 
 def _memory_layout(tensors: Tensors) -> str:

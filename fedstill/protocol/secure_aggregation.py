@@ -1,4 +1,4 @@
-"""Secure aggregation: the server sees sums over the nodes of a response, and no single node's response.
+"""Secure aggregation (experimental): the server sees sums over the nodes, and no single node's response.
 
 A query declares how each part is added (:attr:`fedstill.protocol.queries.Query.sums`). Each node multiplies
 its release by its own weight, which the server need not know, and encodes the product as 64-bit integers.

@@ -1,22 +1,20 @@
 """Results of runs and comparisons for people: HTML pages, tables and figures.
 
-``run_files`` loads the files of a run, ``result`` and ``result_records`` its result. ``table_formats``
-defines one table for terminal, page, CSV, LaTeX and Markdown. ``model_scores``, ``run_tables``,
-``privacy_section``, ``leakage_section`` and ``communication_time`` make the tables of a run.
-``compare_reader`` reads a comparison into its ``compare_summary``; ``compare_table``,
-``comparison_figure_data`` and ``compare_csv`` make its tables, ``compare_files`` writes all files.
-``significance`` and ``paired_difference`` compare methods with confidence intervals.
+``result`` reads the files of a run, and ``records`` makes one list of measured values of them, from which
+tables, pages and files are made. ``run_tables``, ``privacy_section``, ``images`` and ``figures`` make the
+parts of a run's page, and ``run_page`` fills the template. ``comparison_records`` reads a comparison with
+the records of its runs, ``comparison_tables`` and ``comparison_page`` write its files. ``statistics``
+compares methods with confidence intervals. ``tables`` defines one table for terminal, page, CSV, LaTeX and
+Markdown, and numbers as text. ``terminal`` prints, ``model_card`` describes a student.
 
-``run_page`` and ``compare_page`` fill the templates. ``run_progress``, ``runs_page`` and ``node_page`` are
-live pages, which ``page_server`` shows to browsers on this machine. ``plotting`` defines the style of
-figures; ``run_figures`` and ``compare_figures`` plot them, ``image_panels`` shows images. ``run_text`` and
-``metric_text`` write sentences and numbers.
+``live_page`` shows an unfinished run, and ``dashboard`` runs, a server and a node; ``page_server`` serves
+these pages to browsers on this machine.
 
 To add a section to a page, write a function that returns its table and a line in the page's template. This
 package reads runs' files and may import ``compare`` and the packages below it.
 """
 
-from fedstill.report.model_scores import print_table
 from fedstill.report.run_page import write_report
+from fedstill.report.terminal import print_table
 
 __all__ = ["print_table", "write_report"]

@@ -13,11 +13,10 @@ from fedstill.attacks.attack_results import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section
-from fedstill.report.model_scores import interval_label, metrics_table
-from fedstill.report.result import RESULT_FILE, Result
-from fedstill.report.result_records import NodeRecord
-from fedstill.report.run_text import run_sentence
-from fedstill.report.table_formats import Cell, Column, Row, Table, markdown
+from fedstill.report.result import RESULT_FILE, NodeRecord, Result
+from fedstill.report.run_page import run_sentence
+from fedstill.report.run_tables import interval_label, metrics_table
+from fedstill.report.tables import Cell, Column, Row, Table, markdown
 
 CARD_FILE = "README.md"
 PIPELINES = {"classification": "image-classification", "multi-label": "image-classification",

@@ -1,27 +1,316 @@
-"""A run's ``result.json``, checked when it is read.
+"""Files of a run, checked when they are read: ``result.json``, metrics, audit log and tensors.
 
-Fields are named as in the file. None, or a missing key of a mapping, means not measured. Fields that a run
-from Python does not record keep their defaults.
+Fields are named as in ``result.json``. None, or a missing key of a mapping, means not measured. Fields that a
+run from Python does not record keep their defaults. Each file is loaded once. An incomplete last line is
+skipped. Any other broken file raises an error that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import RunFolderError
-from fedstill.core.run_writer import read_result
+from fedstill.core.run_writer import RESAMPLES_FILE, read_result
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import finite_number_at_keys
-from fedstill.protocol.payload_kinds import KNOWN_KINDS, PayloadKind
-from fedstill.report import result_records as parts
-from fedstill.report.result_records import MetricOverNodes
+from fedstill.node.audit_entries import RELEASES
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
+from fedstill.protocol.payload_kinds import INPUTS, KNOWN_KINDS, PayloadKind
 from fedstill.tasks.task import Metric
 
-__all__ = ["ACCURACY", "MAIN_MODELS", "MetricOverNodes", "Result"]
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    name: str | None = None
+    note: str | None = None
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    train: int | None = None
+    test: int | None = None
+    test_cases: int | None = None  # number of units that test examples belong to, such as patients
+    case: str = "case"
+    schema: Schema = NO_SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRecord:
+    name: str | None = None
+    about: str | None = None
+    nodes: int | None = None
+    column: str | None = None
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicDataRecord:
+    name: str | None = None
+    examples: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteSums:
+    """Bytes sent by nodes (``up``) and to nodes (``down``)."""
+
+    up: int = 0
+    down: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesRecord:
+    up: int | None = None
+    down: int | None = None
+    by_kind: Mapping[str, ByteSums] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    name: str
+    site: str | None = None
+    model: str | None = None
+    parameters: int | None = None
+    examples: int | None = None
+    label_counts: tuple[int | None, ...] | None = None
+    bytes: BytesRecord = field(default_factory=BytesRecord)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentRecord:
+    model: str | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricOverNodes:
+    """Mean and standard deviation of a metric over the nodes' local models; one model has a mean only.
+
+    Args:
+        mean: mean over nodes; None if not measured.
+        std: standard deviation over nodes.
+        per_node: value of each node.
+        nodes: names of the nodes that the mean is over, if not all.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    per_node: tuple[float | None, ...] = ()
+    nodes: tuple[str, ...] | None = None
+
+    @property
+    def measured_values(self) -> list[float]:
+        """Values of the nodes that have one."""
+        return [value for value in self.per_node if value is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRecord:
+    backend: str | None = None
+    batching: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    groups: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondsRecord:
+    total: float | None = None
+    local_training: float | None = None
+    centralized: float | None = None
+    distillation: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePrivacy:
+    """Privacy of one node's releases: their cost, the mechanism, and the assumptions of the guarantee."""
+
+    name: str
+    mechanism: str = "none"
+    guarantee: bool = False
+    epsilon: float | None = None  # None with a guarantee means infinity
+    delta: float | None = None
+    budget: float | None = None
+    left: float | None = None
+    releases_without_guarantee: int = 0
+    events: Mapping[str, int] = field(default_factory=dict)
+    says: str = ""
+    unit: str = ""
+    accountant: str = ""
+    randomness: str = ""
+    noise: Mapping[str, float | None] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> tuple[float, float] | None:
+        """Epsilon (possibly infinite) and delta; None without a guarantee."""
+        if not self.guarantee or self.delta is None:
+            return None
+        return math.inf if self.epsilon is None else self.epsilon, self.delta
+
+    @property
+    def guarantee_text(self) -> str:
+        """The guarantee in words: "epsilon 3.21 at delta 1e-05" or "no guarantee"."""
+        return (
+            f"epsilon {format_epsilon_bound(self.bound[0])} at delta {self.delta:g}"
+            if self.bound
+            else NO_GUARANTEE
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyRecord:
+    text: str | None = None
+    nodes: tuple[NodePrivacy, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExclusionRecord:
+    """Exclusion or return of a node at a query."""
+
+    node: str
+    number: int
+    event: str
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The event in words."""
+        return f"{self.event} at query {self.number:,}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteMetrics:
+    """Metrics by site and key, of the main model, the centralized model and each node's local model."""
+
+    names: tuple[str, ...]
+    global_model: Mapping[str, Mapping[str, float | None]] | None = None
+    centralized: Mapping[str, Mapping[str, float | None]] | None = None
+    nodes: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingScores:
+    """Main metric of each finding of a multi-label task, by model."""
+
+    names: tuple[str, ...]
+    global_model: tuple[float | None, ...] | None = None
+    centralized: tuple[float | None, ...] | None = None
+    nodes: Mapping[str, tuple[float | None, ...] | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseScores:
+    """Main metric of each test case (patient or image), by model."""
+
+    names: tuple[str, ...]
+    global_model: tuple[float | None, ...] | None = None
+    ensemble: tuple[float | None, ...] | None = None
+    centralized: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalsRecord:
+    """Bootstrap interval of the main metric over test cases, by model; ``level`` is in percent."""
+
+    level: int = 95
+    cases: int = 0
+    global_model: tuple[float, ...] | None = None
+    nodes: tuple[float, ...] | None = None
+    ensemble: tuple[float, ...] | None = None
+    centralized: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceBin:
+    """Bin of a reliability diagram: mean confidence and accuracy in percent, number of predictions."""
+
+    confidence: float
+    accuracy: float
+    examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelScore:
+    name: str
+    score: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Test case whose images are stored.
+
+    Args:
+        window: shown part of the image: top, left, height, width.
+        size: height and width of the whole image.
+    """
+
+    kind: str
+    case: str = ""
+    site: str = ""
+    rank: str = ""
+    models: tuple[ModelScore, ...] = ()
+    part: int | None = None
+    parts: int | None = None
+    window: tuple[int, ...] | None = None
+    size: tuple[int, ...] | None = None
+
+    @property
+    def is_cropped(self) -> bool:
+        """True if the images show only a part of the case."""
+        return self.window is not None and self.size is not None and self.window[2:] != self.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueriesFile:
+    """File of queries of an offline run."""
+
+    bytes: int = 0
+    public_inputs: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponsesFile:
+    """File of one node's responses in an offline run."""
+
+    node: str
+    bytes: int
+    signed_by: str
+    key_known: bool = False
+    asker_known: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesRecord:
+    queries: QueriesFile = field(default_factory=QueriesFile)
+    responses: tuple[ResponsesFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindRecord:
+    """Description of a payload kind by the method that declared it."""
+
+    description: str = ""
+    category: str = ""
+    from_label_maps: bool = False
+
+
+# --- the result -----------------------------------------------------------------------------------------
+
 
 RESULT_FILE = "result.json"
 ACCURACY = Metric("accuracy", "Accuracy")
@@ -66,33 +355,33 @@ class Result:
     notes: tuple[str, ...] = ()
     releases: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
-    kinds: Mapping[str, parts.KindRecord] = field(default_factory=dict)
-    data: parts.DataRecord = field(default_factory=parts.DataRecord)
-    split: parts.SplitRecord = field(default_factory=parts.SplitRecord)
-    public: parts.PublicDataRecord = field(default_factory=parts.PublicDataRecord)
-    bytes: parts.BytesRecord = field(default_factory=parts.BytesRecord)
-    nodes: tuple[parts.NodeRecord, ...] = ()
-    student: parts.StudentRecord = field(default_factory=parts.StudentRecord)
+    kinds: Mapping[str, KindRecord] = field(default_factory=dict)
+    data: DataRecord = field(default_factory=DataRecord)
+    split: SplitRecord = field(default_factory=SplitRecord)
+    public: PublicDataRecord = field(default_factory=PublicDataRecord)
+    bytes: BytesRecord = field(default_factory=BytesRecord)
+    nodes: tuple[NodeRecord, ...] = ()
+    student: StudentRecord = field(default_factory=StudentRecord)
     metric_values: Mapping[str, float | None] = field(default_factory=dict)
     local: Mapping[str, MetricOverNodes] = field(default_factory=dict)
     standalone: Mapping[str, MetricOverNodes] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralized: Mapping[str, float | None] = field(default_factory=dict)
-    cases: parts.CaseScores | None = None
+    cases: CaseScores | None = None
     majority: Mapping[str, float | None] = field(default_factory=dict)
-    intervals: parts.IntervalsRecord | None = None
+    intervals: IntervalsRecord | None = None
     confusion: tuple[tuple[int, ...], ...] = ()
-    calibration: tuple[parts.ConfidenceBin, ...] = ()
-    sites: parts.SiteMetrics | None = None
-    labels: parts.FindingScores | None = None
-    pictures: tuple[parts.Case, ...] = ()
-    seconds: parts.SecondsRecord = field(default_factory=parts.SecondsRecord)
+    calibration: tuple[ConfidenceBin, ...] = ()
+    sites: SiteMetrics | None = None
+    labels: FindingScores | None = None
+    pictures: tuple[Case, ...] = ()
+    seconds: SecondsRecord = field(default_factory=SecondsRecord)
     peak_memory_mb: float | None = None
-    engine: parts.EngineRecord = field(default_factory=parts.EngineRecord)
-    privacy: parts.PrivacyRecord | None = None
+    engine: EngineRecord = field(default_factory=EngineRecord)
+    privacy: PrivacyRecord | None = None
     link: Mapping[str, float | None] = field(default_factory=dict)
-    events: tuple[parts.ExclusionRecord, ...] = ()
-    files: parts.FilesRecord | None = None
+    events: tuple[ExclusionRecord, ...] = ()
+    files: FilesRecord | None = None
     metrics: tuple[Metric, ...] = (ACCURACY,)
     absent_keys: frozenset[str] = frozenset()
 
@@ -179,7 +468,7 @@ class Result:
         return self.files is not None or (bool(self.link) and not (self.standalone or self.local))
 
     @property
-    def node_privacy(self) -> tuple[parts.NodePrivacy, ...]:
+    def node_privacy(self) -> tuple[NodePrivacy, ...]:
         """Privacy of each node's releases, as far as it is recorded."""
         return self.privacy.nodes if self.privacy else ()
 
@@ -204,3 +493,178 @@ class Result:
         """Return the payload kinds that the run's method or this package declares, by name."""
         declared = {name: PayloadKind(name, **vars(record)) for name, record in self.kinds.items()}
         return {**declared, **KNOWN_KINDS}
+
+
+# --- files of a run -------------------------------------------------------------------------------------
+
+
+Array = npt.NDArray[Any]
+Losses = dict[str, dict[float, float | None]]  # by name, by step; None is not finite
+
+
+@dataclass(frozen=True)
+class MetricsLog:
+    """Content of ``metrics.jsonl`` by step. A step that is written again after a resume replaces the first.
+
+    Args:
+        main_model: main metric of the main model, in percent.
+        local_models: mean of the main metric over the nodes' local models.
+        server_losses: losses at the server, by name.
+        local_losses: losses of local training, by node.
+        centralized_losses: loss of the centralized model.
+        link: communication time and size so far, with the keys of ``link`` in the result.
+    """
+
+    main_model: dict[float, float] = field(default_factory=dict)
+    local_models: dict[float, float] = field(default_factory=dict)
+    server_losses: Losses = field(default_factory=dict)
+    local_losses: Losses = field(default_factory=dict)
+    centralized_losses: dict[float, float | None] = field(default_factory=dict)
+    link: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, metric: str = "accuracy") -> MetricsLog:
+        """Read a file, which need not exist; ``metric`` is the key of the main metric."""
+        log = cls()
+        _read_records(path, lambda record: log._add(record, metric))
+        return log
+
+    def _add(self, record: Mapping[str, Any], metric: str) -> None:
+        step, phase = float(record["step"]), record["phase"]
+        if phase == "local":
+            self.local_losses.setdefault(record["node"], {})[step] = finite_number_at_keys(record, "loss")
+        elif phase == "centralized":
+            self.centralized_losses[step] = finite_number_at_keys(record, "loss")
+        elif phase == "distillation":
+            for series, key in ((self.main_model, metric), (self.local_models, f"local_{metric}")):
+                if (value := finite_number_at_keys(record, key)) is not None:
+                    series[step] = value
+            for name in record:
+                if name.startswith("link_") and (value := finite_number_at_keys(record, name)) is not None:
+                    self.link[name.removeprefix("link_")] = value
+            for name in record.get("losses", {}):
+                self.server_losses.setdefault(name, {})[step] = finite_number_at_keys(record, "losses", name)
+
+
+@dataclass
+class NodeTraffic:
+    """Totals of one node in the audit log: bytes by payload kind, queries, and charged privacy events."""
+
+    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[str] = field(default_factory=Counter)
+    queries: set[int] = field(default_factory=set)  # numbers of queries; a query in several parts counts once
+    charges: Counter[str] = field(default_factory=Counter)  # privacy events and their counts
+    without_guarantee: int = 0  # releases
+
+
+@dataclass
+class AuditTotals:
+    """Totals of a run's audit log."""
+
+    nodes: dict[str, NodeTraffic] = field(default_factory=dict)
+    queries_with_inputs: set[str] = field(default_factory=set)  # names of queries
+    mechanisms: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, path: Path) -> AuditTotals | None:
+        """Read a file; None if it does not exist.
+
+        Raises:
+            AuditError: the file cannot be read.
+        """
+        if not path.exists():
+            return None
+        audit = cls()
+        with closing(AuditLog(path, read_only=True)) as log:
+            for entry in log.entries():
+                audit._add(entry)
+        return audit
+
+    def _add(self, entry: Mapping[str, Any]) -> None:
+        traffic = self.nodes.setdefault(entry["node"], NodeTraffic())
+        traffic.charges.update(entry["cost"])
+        traffic.without_guarantee += entry["no_guarantee"]
+        if entry["part"] not in RELEASES:
+            return
+        traffic.queries.add(entry["number"])
+        traffic.up.update(entry["up"])
+        traffic.down.update(entry["down"])
+        if INPUTS in entry["down"]:
+            self.queries_with_inputs.add(entry["query"])
+        self.mechanisms.add(entry["mechanism"])
+
+    def bytes_by_kind(self, direction: str) -> Counter[str]:
+        """Return bytes by payload kind over all nodes; ``direction`` is "up" or "down"."""
+        total: Counter[str] = Counter()
+        for traffic in self.nodes.values():
+            total.update(getattr(traffic, direction))
+        return total
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files of a finished run."""
+
+    folder: Path
+    result: Result
+
+    @classmethod
+    def read(cls, folder: Path) -> RunFiles:
+        """Read the run in a folder. Only ``result.json`` is required; other files are read on first use.
+
+        Raises:
+            RunFolderError: a file is missing or broken; the properties may raise it too.
+        """
+        return cls(folder, Result.read(folder))
+
+    @cached_property
+    def metrics(self) -> MetricsLog:
+        """Metrics and losses during the run."""
+        return MetricsLog.read(self.folder / "metrics.jsonl", self.result.metric.key)
+
+    @cached_property
+    def resampled_metric(self) -> npt.NDArray[np.float64] | None:
+        """Main metric in each bootstrap resample of the test cases, ``(R,)``; None without the file."""
+        tensors = read_tensors(self.folder / RESAMPLES_FILE) or {}
+        return tensors["judged"].astype(np.float64) if "judged" in tensors else None
+
+    @cached_property
+    def audit(self) -> AuditTotals | None:
+        """Totals of the audit log; None without the file."""
+        return AuditTotals.read(self.folder / FILE)
+
+
+def read_tensors(path: Path) -> dict[str, Array] | None:
+    """Read a safetensors file; None if it does not exist.
+
+    Raises:
+        RunFolderError: the file is broken.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not path.exists():
+        return None
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} cannot be read as safetensors: {error}") from None
+
+
+def is_image_stack(stack: Array) -> bool:
+    """Return whether an array holds images ``(N, 1 or 3, H, W)`` uint8; other inputs cannot be shown."""
+    return stack.dtype == np.uint8 and stack.ndim == 4 and stack.shape[1] in (1, 3) and bool(stack.size)
+
+
+def _read_records(path: Path, add: Callable[[Mapping[str, Any]], None]) -> None:
+    """Pass each JSON object of a file, one per line, to ``add``; the file need not exist."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line_number, line in enumerate(file, start=1):
+            try:
+                add(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if not line.endswith("\n"):  # the run was stopped while it wrote its last line
+                    return
+                raise RunFolderError(f"invalid line {line_number} of {path}: {error!r}") from None

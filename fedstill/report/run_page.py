@@ -16,31 +16,23 @@ from markupsafe import Markup
 
 from fedstill.core.progress import PROGRESS_FILE
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import format_bytes, format_count, format_seconds
-from fedstill.report import (
-    communication_time,
-    image_panels,
-    leakage_section,
-    plotting,
-    privacy_section,
-    run_figures,
-    run_progress,
-    run_tables,
-    tabular_data_section,
-)
-from fedstill.report.metric_text import (
+from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, format_seconds, join_names
+from fedstill.protocol.method import METHODS
+from fedstill.protocol.payload_kinds import KNOWN_KINDS
+from fedstill.report import figures, images, live_page, privacy_section, run_tables
+from fedstill.report.records import LOCAL_MODELS, list_model_scores
+from fedstill.report.result import RESULT_FILE, AuditTotals, MetricOverNodes, Result, RunFiles
+from fedstill.report.run_tables import interval_label, interval_text
+from fedstill.report.tables import (
+    Fact,
+    bytes_markup,
     format_difference,
     format_spread,
     format_value_without_unit,
     format_with_unit,
     lowercase_title,
+    template_environment,
 )
-from fedstill.report.model_scores import LOCAL_MODELS, interval_label, interval_text, list_model_scores
-from fedstill.report.result import RESULT_FILE, MetricOverNodes, Result
-from fedstill.report.run_files import RunFiles
-from fedstill.report.run_text import run_facts, run_sentence
-from fedstill.report.table_formats import Fact
-from fedstill.report.templates import bytes_markup, template_environment
 
 MAX_PANELS = 24  # small plots of local training
 
@@ -100,17 +92,17 @@ def render_run_page(folder: Path, nonce: str = "") -> str:
         RunFolderError: a file is broken or missing.
     """
     if not (folder / RESULT_FILE).exists() and (folder / PROGRESS_FILE).exists():
-        return run_progress.render_progress_page(folder, nonce)
+        return live_page.render_progress_page(folder, nonce)
     template = template_environment().get_template("page.html.j2")
     return template.render(_template_variables(RunFiles.read(folder)))
 
 
 def _template_variables(run: RunFiles) -> dict[str, Any]:
     folder, result, log = run.folder, run.result, run.metrics
-    config, columns = folder / "config.toml", tabular_data_section.columns_table(folder, result)
-    samples, curve = image_panels.generated_samples(folder), run_figures.read_learning_curve(run)
+    config, columns = folder / "config.toml", run_tables.columns_table(folder, result)
+    samples, curve = images.generated_samples(folder), figures.read_learning_curve(run)
     label_counts = LABEL_COUNTS.get(result.kind, LABEL_COUNTS[""])
-    local = run_figures.local_losses(run)
+    local = figures.local_losses(run)
     generated = bool(samples) or (columns is not None and len(columns.columns) > 1)
     omitted = list(local)[MAX_PANELS : len(log.local_losses)]
     shown_local = {name: values for name, values in local.items() if name not in omitted}
@@ -124,8 +116,7 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "interval_label": interval_label(result),
         "models_table": run_tables.models_table(result),
         "curve": curve,
-        "curve_plot": curve
-        and plotting.responsive_svg(partial(run_figures.plot_learning_curve, curve), "curve"),
+        "curve_plot": curve and figures.responsive_svg(partial(figures.plot_learning_curve, curve), "curve"),
         "processes": "each node was a separate process" if result.link else "all nodes ran in one process",
         "label_counts": label_counts,
         "label_counts_table": run_tables.label_counts_table(
@@ -135,8 +126,8 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "sites": run_tables.site_tables(result),
         "confusion": run_tables.confusion_table(result),
         "reliability": result.calibration
-        and plotting.responsive_svg(partial(run_figures.plot_reliability, result.calibration), "reliability"),
-        "pictures": image_panels.build_image_section(folder, result),
+        and figures.responsive_svg(partial(figures.plot_reliability, result.calibration), "reliability"),
+        "pictures": images.build_image_section(folder, result),
         "count_noise": privacy_section.count_noise_text(result),
         "samples": samples,
         "columns": columns,
@@ -145,11 +136,11 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "has_centralized_loss": bool(log.centralized_losses),
         "omitted_nodes": len(omitted),
         "traffic": run_tables.traffic_table(result, run.audit),
-        "time_table": communication_time.time_table(result),
-        "time_bar": communication_time.time_bar(result),
-        "message_cost": communication_time.message_cost_text(result),
+        "time_table": run_tables.time_table(result),
+        "time_bar": run_tables.time_bar(result),
+        "message_cost": run_tables.message_cost_text(result),
         "privacy": privacy_section.build_privacy_section(result, run.audit),
-        "leakage": leakage_section.build_leakage_section(folder, result),
+        "leakage": privacy_section.build_leakage_section(folder, result),
         "nodes": run_tables.nodes_table(result),
         "facts": run_facts(result),
         "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
@@ -266,7 +257,7 @@ def _data_sentences(result: Result) -> str | None:
 def _loss_panels(
     series: Mapping[str, Mapping[float, float | None]], share_axis: bool = False
 ) -> list[dict[str, Any]]:
-    lines = {name: run_figures.finite_points(values) for name, values in series.items()}
+    lines = {name: figures.finite_points(values) for name, values in series.items()}
     all_values = [value for line in lines.values() for _, value in line]
     span = (min(all_values), max(all_values)) if share_axis and all_values else None
     panels = []
@@ -274,9 +265,198 @@ def _loss_panels(
         line, plot = lines[name], None
         last = values[max(values)]
         if line:
-            with plotting.plot_style():
-                plot = plotting.to_svg(run_figures.plot_loss(name, line, span), f"panel {name} {span}")
+            with figures.plot_style():
+                plot = figures.to_svg(figures.plot_loss(name, line, span), f"panel {name} {span}")
         last_text = "not finite" if last is None else f"{last:.3g}"
         not_finite = len(values) - len(line)
         panels.append({"name": name, "last": last_text, "plot": plot, "not_finite": not_finite})
     return panels
+
+
+# --- sentences and facts on a run -----------------------------------------------------------------------
+
+
+SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+def run_sentence(result: Result, audit: AuditTotals | None = None, generated: bool = False) -> str:
+    """Return sentences on the training and on the releases, as far as the bytes by kind support them.
+
+    Args:
+        result: the run's result.
+        audit: totals of the audit log, to count queries with inputs.
+        generated: whether the server generated the inputs of queries.
+    """
+    count = len(result.nodes) or result.split.nodes
+    if count is None:
+        subject = "Nodes, each with its own private data,"
+    elif count == 1:
+        subject = "One node, with its own private data,"
+    else:
+        subject = f"{count_word(count).capitalize()} nodes, each with its own private data,"
+
+    central, queries = result.evaluated_model, result.queries
+    if central == "nodes" and queries == 0:
+        models = "its model" if count == 1 else "their models"
+        return f"{subject} trained {models} standalone. {_release_sentence(result)}"
+    if queries is None:
+        means = "by responding to queries"
+    elif queries == 0:
+        means = "without any query"
+    else:
+        means = f"by responding to {count_word(queries)} {'query' if queries == 1 else 'queries'}"
+        means += _inputs_text(result, queries, audit, generated)
+    predicate, end = {
+        "student": ("trained one global model", ""),
+        "virtual": ("trained local models", "; their average was computed only for evaluation"),
+        "ensemble": ("form an ensemble without a global model; they prepared it", ""),
+        "nodes": ("trained local models", ""),
+    }[central]
+    return f"{subject} {predicate} {means}{end}. {_release_sentence(result)}"
+
+
+def _inputs_text(result: Result, queries: int, audit: AuditTotals | None, generated: bool) -> str:
+    sent = (result.bytes.by_kind or {}).get("inputs")
+    if sent is None or not sent.down:
+        return ""
+    inputs = "inputs generated by the server" if generated else "inputs sent by the server"
+    by_name = result.queries_by_name
+    if audit is not None:
+        with_inputs = sum(by_name.get(name, 0) for name in audit.queries_with_inputs)
+    else:
+        with_inputs = queries if len(by_name) == 1 else 0
+    if with_inputs == queries:
+        return f" about {inputs}"
+    if 0 < with_inputs < queries:
+        return f", {count_word(with_inputs)} of them about {inputs}"
+    return f", some of them about {inputs}"
+
+
+def _release_sentence(result: Result) -> str:
+    by_kind = result.bytes.by_kind
+    if by_kind is None:
+        return f"The releases of the nodes were {NOT_MEASURED}."
+    released = {kind for kind, sums in by_kind.items() if sums.up}
+    kinds = result.declared_payload_kinds()
+    # Payload kinds that contain neither training examples nor models. The page makes no claims about other
+    # kinds, nor about what a plug-in declares.
+    described = kinds if result.method in METHODS.builtin else KNOWN_KINDS
+    known = {kind for kind in by_kind if kind in described}
+    models = {kind for kind in known if kinds[kind].category == "model"}
+    responses = {
+        kind for kind in known & released if kinds[kind].is_output or kinds[kind].category == "query"
+    }
+    from_maps = {kind for kind in known & released if kinds[kind].from_label_maps}
+    if "private data" in released:
+        return "The nodes released their training data."
+    if "label maps" in released and not released - responses - from_maps:
+        return "No node released images or models, but each released the label maps of its images."
+    if released - responses - models:
+        parameters = " They include model parameters." if released & models else ""
+        return f"The releases of each node are listed below by payload kind.{parameters}"
+    if released & models:
+        names = join_names(sorted(released & models))
+        sentence = f"No node released training data, but nodes released {names} of models."
+    elif not by_kind:
+        sentence = "No node released anything."
+    elif models:
+        sentence = "No node released training data; model parameters were sent to the nodes."
+    else:
+        sentence = "No node released training data or models."
+    noise = privacy_section.count_noise_text(result)
+    noise_text = f" ({noise})" if noise else ""
+    if "label counts" in released:
+        counts = "its number of examples per class"
+        if result.kind == "time":
+            counts = "its number of rows followed through each interval"
+        sentence += f" Each node also released {counts}{noise_text}."
+    elif "data sizes" in released:
+        sentence += f" Each node released its number of examples{noise_text}."
+    if revealing := privacy_section.nodes_revealing_sizes(result):
+        sentence += (
+            f" The exact number of records of {join_names(revealing)} follows from the privacy cost of "
+            "training, "
+            "which contains the sampling rate."
+        )
+    return sentence
+
+
+def count_word(count: int) -> str:
+    return SMALL_NUMBERS[count] if 0 <= count < len(SMALL_NUMBERS) else f"{count:,}"
+
+
+# --- facts to reproduce the run -----------------------------------------------------------------------------
+
+
+def _engine_text(result: Result) -> str | None:
+    threads = result.engine.threads
+    parts = [result.engine.backend, result.engine.batching, result.engine.device, result.engine.precision]
+    if threads is not None:
+        parts.append(format_count(threads, "thread"))
+    return ", ".join(part for part in parts if part) or None
+
+
+def _batching_lines(result: Result) -> list[str]:
+    lines = []
+    for phase, groups in result.engine.groups.items():
+        sizes = [len(group) for group in groups]
+        stacked = [size for size in sizes if size > 1]
+        single = sizes.count(1)
+        parts = []
+        if stacked:
+            group_count = f"{count_word(len(stacked))} group{'' if len(stacked) == 1 else 's'}"
+            parts.append(f"{sum(stacked):,} nodes stacked in {group_count}")
+        if single:
+            parts.append(f"{format_count(single, 'node')} one by one")
+        if parts:
+            in_rounds = phase == "distillation" and result.iteration_unit == "round"
+            name = "rounds" if in_rounds else phase.replace("_", " ")
+            lines.append(f"{name}: {', '.join(parts)}")
+    return lines
+
+
+def run_facts(result: Result) -> list[Fact]:
+    """Return what a reader needs to reproduce the run; runs from Python record fewer facts."""
+    seconds = result.seconds
+    by_phase = {
+        "local training": seconds.local_training,
+        "centralized": seconds.centralized,
+        "rounds" if result.iteration_unit == "round" else "distillation": seconds.distillation,
+    }
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    memory, date = result.peak_memory_mb, result.date or ""
+    facts = [
+        Fact("Seed", None if result.seed is None else str(result.seed)),
+        Fact("Date", date.replace("T", " ", 1).replace("+00:00", " UTC")),
+        Fact("Machine", result.machine),
+        Fact("Engine", _engine_text(result)),
+        Fact("Batching of nodes", "\n".join(_batching_lines(result))),
+        Fact("Files", "\n".join(_file_lines(result))),
+        Fact("Versions", versions or result.fedstill),
+        Fact(
+            "Time",
+            ", ".join(
+                f"{phase} {format_seconds(duration)}"
+                for phase, duration in by_phase.items()
+                if duration is not None
+            ),
+        ),
+        Fact("Peak memory", None if memory is None else f"{memory:,.0f} MB"),
+    ]
+    return [fact for fact in facts if fact.value]
+
+
+def _file_lines(result: Result) -> list[str]:
+    if result.files is None:
+        return []
+    queries = result.files.queries
+    size, inputs = format_bytes(queries.bytes), queries.public_inputs
+    lines = [f"queries: {size} with {inputs:,} public inputs, SHA-256 {queries.sha256}"]
+    for response in result.files.responses:
+        verified = "verified" if response.key_known else "not verified"
+        end = ""
+        if response.asker_known is not None:
+            end = f"; the node had {'' if response.asker_known else 'not '}verified the server's key"
+        size = format_bytes(response.bytes)
+        lines.append(f"{response.node}: {size}, signed by key {response.signed_by} ({verified}){end}")
+    return lines

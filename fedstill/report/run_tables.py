@@ -1,29 +1,52 @@
-"""Tables of a run: metrics by model, site and finding; label counts, bytes and models of the nodes."""
+"""Tables of a run: metrics by model, site and finding; label counts, bytes and models of the nodes; time."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
-from fedstill.core.text_format import format_percent
-from fedstill.report.bars import bar
-from fedstill.report.metric_text import (
+from fedstill.core.table_schema import decode_row
+from fedstill.core.text_format import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+)
+from fedstill.report.records import ModelScores, list_model_scores
+from fedstill.report.result import (
+    MAIN_MODELS,
+    Array,
+    AuditTotals,
+    MetricOverNodes,
+    NodeRecord,
+    NodeTraffic,
+    Result,
+    StudentRecord,
+    read_tensors,
+)
+from fedstill.report.tables import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    bar,
+    bytes_markup,
     format_header,
     format_spread,
+    format_spread_without_unit,
     format_value_without_unit,
     format_with_unit,
+    lowercase_title,
 )
-from fedstill.report.model_scores import ModelScores, interval_text, list_model_scores
-from fedstill.report.result import MAIN_MODELS, MetricOverNodes, Result
-from fedstill.report.result_records import NodeRecord, StudentRecord
-from fedstill.report.run_files import AuditTotals, NodeTraffic
-from fedstill.report.table_formats import Cell, Column, Row, Table
-from fedstill.report.templates import bytes_markup
 from fedstill.tasks.task import Metric
+
+if TYPE_CHECKING:
+    pass
+
 
 CHANCE = 50.0  # percent, area under the ROC curve of random guessing
 LOCAL_MEAN = "local models (mean)"
@@ -272,3 +295,145 @@ def is_standalone_and_local_values(result: Result) -> tuple[bool, Sequence[float
     if standalone is not None:
         return True, standalone.per_node
     return not result.local, result.local.get(result.metric.key, MetricOverNodes()).per_node
+
+
+# --- columns of tabular data ----------------------------------------------------------------------------
+
+
+MAX_GENERATED_ROWS = 5
+
+
+def columns_table(folder: Path, result: Result) -> Table | None:
+    """Return one row per column of the schema; None for a run on other data.
+
+    Raises:
+        RunFolderError: a file is broken.
+    """
+    schema = result.data.schema
+    if not schema:
+        return None
+    generated = [decode_row(row.tolist(), schema) for row in last_generated_rows(folder)[:MAX_GENERATED_ROWS]]
+    rows = []
+    for column in schema.columns:
+        values = [Cell(row.get(column.name, ""), style="r") for row in generated]
+        note = {schema.target: "target", schema.event: "event indicator"}.get(column.name, "")
+        rows.append(Row(column.name, [Cell(column.allowed_values), *values], note))
+    numbered = (Column(f"generated {number}") for number in range(1, len(generated) + 1))
+    return Table(
+        "Columns of the table", "Column", [Column("Allowed values", ""), *numbered], rows, style="columns"
+    )
+
+
+def last_generated_rows(folder: Path) -> list[Array]:
+    """Return the rows ``(F,)`` of the server's last generated batch."""
+    tensors = read_tensors(folder / "samples.safetensors") or {}
+    keys = sorted((key for key, rows in tensors.items() if key.isdecimal() and rows.ndim == 2), key=int)
+    return list(tensors[keys[-1]]) if keys else []
+
+
+# --- time by activity -----------------------------------------------------------------------------------
+
+
+# Parts of a run's time in the order of the bar: key in the result, name, description.
+PARTS = (
+    ("starting", "start and end", "processes connect before the first message, and stop after the last"),
+    ("training", "local training", "the nodes train their local models before the first query"),
+    ("nodes", "nodes", "the nodes compute responses (mean over nodes)"),
+    ("waiting", "waiting", "the other nodes are done, the slowest one is not"),
+    ("absent", "absent nodes", "nodes do not respond, until they are excluded"),
+    ("link", "link", "messages are serialized, sent and parsed"),
+    ("server", "server", "the server computes"),
+)
+
+
+class TimePart(NamedTuple):
+    """Time of one activity; ``share`` is its share of the whole run, from 0 to 1."""
+
+    key: str
+    name: str
+    description: str
+    seconds: float
+    share: float
+
+
+def time_parts(result: Result) -> list[TimePart]:
+    """Return the time of a run by activity; empty for a run in one process."""
+    known = [(*part, result.link.get(part[0]) or 0.0) for part in PARTS]
+    total = sum(seconds for *_, seconds in known)
+    return [
+        TimePart(key, name, description, seconds, seconds / total)
+        for key, name, description, seconds in known
+        if seconds > 0
+    ]
+
+
+def message_cost_text(result: Result) -> str | None:
+    """Return number, time and size of messages as a sentence; None for a run in one process."""
+    count, seconds, size, share = map(result.link.get, ("messages", "seconds_each", "bytes_each", "share"))
+    if count is None or seconds is None or size is None or share is None:
+        return None
+    time_each = f"{1000 * seconds:.0f} ms" if seconds < 1 else format_seconds(seconds)
+    cost = f"{count:,.0f} message rounds, {time_each} and {format_bytes(round(size))} each"
+    return f"{cost}; the link took {format_percent(100 * share)} of the run's time"
+
+
+def time_parts_text(result: Result) -> str | None:
+    """Return the time by activity as a list in words; None for a run in one process."""
+    return ", ".join(f"{part.name} {format_seconds(part.seconds)}" for part in time_parts(result)) or None
+
+
+def time_table(result: Result) -> Table | None:
+    """Return the time by activity as a table that is also the legend of :func:`time_bar`."""
+    swatch, rows = Markup('<span class="swatch {}"></span> {}'), []
+    for part in time_parts(result):
+        texts = (format_seconds(part.seconds), format_percent(100 * part.share), part.description)
+        rows.append(Row(swatch.format(part.key, part.name), list(map(Cell, texts))))
+    columns = [Column(""), Column(""), Column("", "meaning")]
+    return Table("Time of the run by activity", "", columns, rows, style="parts") if rows else None
+
+
+def time_bar(result: Result) -> Markup:
+    """Return the time by activity as one stacked bar."""
+    parts, rectangles, start = time_parts(result), [], 0.0
+    rectangle = (
+        '<rect class="part {}" x="{:.2f}%" width="{:.2f}%" y="4" height="16"><title>{}: {}</title></rect>'
+    )
+    for part in parts:
+        position = (100 * start, 100 * part.share)
+        rectangles.append(
+            Markup(rectangle).format(part.key, *position, part.name, format_seconds(part.seconds))
+        )
+        start += part.share
+    return Markup('<svg class="bars" width="100%" height="24" role="img" aria-label="{}">{}</svg>').format(
+        "; ".join(f"{part.name} {format_percent(100 * part.share)}" for part in parts),
+        Markup("").join(rectangles),
+    )
+
+
+def interval_text(metric: Metric, ends: tuple[float, ...] | None) -> str:
+    """Return the ends of an interval in the metric's digits, as "90.1 to 93.2"; empty if None."""
+    return "" if ends is None else " to ".join(format_value_without_unit(metric, end) for end in ends)
+
+
+def interval_label(result: Result) -> str:
+    """Return level and sample of the intervals, as "95% interval over 360 test cases"."""
+    intervals = result.intervals
+    return "" if intervals is None else f"{intervals.level}% interval over {intervals.cases:,} test cases"
+
+
+def metrics_table(result: Result) -> Table:
+    """Return the metrics of each model, for the metrics that short tables show."""
+    shown = [index for index, metric in enumerate(result.metrics) if metric.in_summary or not index]
+    metrics = [result.metrics[index] for index in shown]
+    several = len(metrics) > 1  # then units are in the headers, to save width
+    columns = [Column(lowercase_title(format_header(metric, units=several))) for metric in metrics]
+    format_cell = format_spread_without_unit if several else format_spread
+    rows = [
+        Row(
+            model.name,
+            [Cell(format_cell(result.metrics[index], model.stats[index])) for index in shown],
+            highlight=model.is_main,
+        )
+        for model in list_model_scores(result)
+    ]
+    return Table("", "", columns, rows)

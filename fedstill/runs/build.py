@@ -35,7 +35,8 @@ from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Method, Needs, unmet_need
+from fedstill.protocol.method import Method
+from fedstill.protocol.needs import Needs, unmet_need
 from fedstill.runs.config import RunConfig, fingerprint_options
 from fedstill.tasks import Task, TaskConfig
 

@@ -21,7 +21,7 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter, lock_folder
 from fedstill.core.timing import Clock
-from fedstill.federation.federation import Federation
+from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._server import Server
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.model_setup import prepare_model
@@ -262,7 +262,7 @@ class Run(ABC):
             else None
         )
 
-    def _make_server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
+    def _make_server(self, federation: AnyFederation, student: torch.nn.Module, kinds: Any) -> Server:
         """Create the server in its initial state, without sending queries."""
         return Server(
             self.method,

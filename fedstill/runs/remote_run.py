@@ -16,6 +16,7 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
 from fedstill.federation.remote import LinkCosts, Remote
+from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.federation.transport import Link
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
@@ -98,6 +99,8 @@ class RemoteRun(Run):
         )
         self.side = build_node_side(self.method, at)
         self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
+        is_summed = config.link.secure_aggregation
+        self._aggregator = SecureAggregation.remote(self.federation) if is_summed else self.federation
         self.federation.on_waiting = lambda nodes: self.bars.set_waiting(nodes)
 
     def describe_run(self) -> dict[str, Any]:
@@ -119,7 +122,7 @@ class RemoteRun(Run):
         check_networks(self.method.title, needs, frozen, alike)
         # Created before training, to refuse queries that a node would refuse later.
         self._initial_server = self._make_server(
-            self.federation, self.student, ((self.federation.nodes, self.student),)
+            self._aggregator, self.student, ((self.federation.nodes, self.student),)
         )
 
     def _train_locally(self) -> None:

@@ -27,7 +27,8 @@ from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.statement import PrivacyStatement, summarize_privacy
-from fedstill.protocol.method import Method, Needs, method_name
+from fedstill.protocol.method import Method, method_name
+from fedstill.protocol.needs import Needs
 from fedstill.protocol.queries import NodeSide
 from fedstill.runs.build import Setting
 from fedstill.runs.evaluation import Evaluation, Outputs, mean

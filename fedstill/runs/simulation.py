@@ -21,6 +21,7 @@ from fedstill.core.run_writer import RunWriter
 from fedstill.core.seeds import derive, seeded
 from fedstill.data.loading import load
 from fedstill.federation.inprocess import InProcess, group_nodes, should_stack
+from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import deep_copy
 from fedstill.models.predictors import file_fingerprint
@@ -42,7 +43,8 @@ from fedstill.node.protection import (
 from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
-from fedstill.protocol.method import build_node_side, unmet_need
+from fedstill.protocol.method import build_node_side
+from fedstill.protocol.needs import unmet_need
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import public_fingerprint
 from fedstill.runs.build import (
@@ -175,7 +177,10 @@ class Simulation(MeasuredSimulation):
             student: replaces the simulation's student.
         """
         chosen = self.student if student is None else student
-        return self._make_server(self._federation(groups), chosen, self.kinds)
+        engine = self._federation(groups)
+        is_summed = self.setting.link.secure_aggregation
+        federation = SecureAggregation.in_process(engine, self.nodes) if is_summed else engine
+        return self._make_server(federation, chosen, self.kinds)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)

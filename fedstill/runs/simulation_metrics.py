@@ -9,24 +9,22 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import replace_nonfinite
-from fedstill.federation.federation import Responses
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
-from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
+from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
 from fedstill.runs.loop import Run
 from fedstill.runs.trained_model_cache import TrainedModels
@@ -227,7 +225,9 @@ class MeasuredSimulation(Run, ABC):
                 rows = slice(start, start + size)
                 z = torch.stack([known_outputs[node.name][rows] for node in teachers])  # (K, B, C, ...)
                 responses = self._preview(teachers, inputs[rows], z)
-                part = self.server.ensemble_responses(self._as_responses(teachers, responses))
+                part = self.server.ensemble_responses(
+                    self.server.federation.as_responses([node.name for node in teachers], responses)
+                )
                 if part is None:
                     return None
                 parts.append(part)
@@ -258,19 +258,6 @@ class MeasuredSimulation(Run, ABC):
         histogram, present = LabelHistogram.find_in(self.server.state), self.server.federation.present
         names = present if histogram is None or SUM in histogram.names else histogram.names
         return [node for node in self.evaluated_nodes if node.name in present and node.name in names]
-
-    def _as_responses(self, teachers: Sequence[Node], outputs: Mapping[str, torch.Tensor]) -> Responses:
-        """Return outputs as the server would receive them: by node, or their sum under secure aggregation."""
-        if not self.at_nodes.secure_aggregation:
-            return Responses(-1, tuple(node.name for node in teachers), outputs)
-        query = next(each for each in self.side.queries.values() if outputs.keys() <= each.sums.keys())
-        contributions = []
-        for row, node in enumerate(teachers):
-            node_outputs = {name: each[row] for name, each in outputs.items()}
-            contributions.append(cast(SumEncoder, node.gate.encoder).contribution(query, node_outputs))
-        values, _ = decode_sums(add_contributions(contributions), query.released_kinds())
-        tensors = self.compute.tensors_to_device({name: value.unsqueeze(0) for name, value in values.items()})
-        return Responses(-1, (SUM,), tensors)
 
     def _node_names_unless_all(self, nodes: Sequence[Node]) -> dict[str, Any]:
         """Return the names of the nodes that a metric covers, if not all."""

@@ -260,8 +260,8 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
     clipped_sum_and_loss: Callable[..., Any] = dp_training.clipped_sum_and_loss
 
     def unclipped(*args: Any) -> Any:
-        *network_and_data, _, rows = args
-        return clipped_sum_and_loss(*network_and_data, 1e12, rows)
+        *network_and_data, _, rows, isolate_rounding = args
+        return clipped_sum_and_loss(*network_and_data, 1e12, rows, isolate_rounding)
 
     patch.setattr(dp_training, "clipped_sum_and_loss", unclipped)
 

@@ -11,7 +11,7 @@ from fedstill.cli.main import main
 from fedstill.compare import reproduction
 from fedstill.compare.reproduction import ReproducedMetric, ReproductionRecord
 from fedstill.core import toml
-from fedstill.report.reproduction_table import markdown
+from fedstill.report.comparison_tables import reproduction_markdown
 
 FILE = """
 seeds = 2
@@ -239,9 +239,9 @@ def test_stopped_reproduction_prints_the_command_to_resume(
         ),
         (
             ("--only", "fedavg"),
-            "invalid fedstill reproduce = '--only' (expected the name of a table or figure",
+            "invalid fedstill reproduce = '--only fedavg' (expected the name of a table or figure",
         ),
-        (("x-table1", "--seeds", "0"), "invalid --seeds = '0' (expected how many"),
+        (("x-table1", "--seeds", "0"), "invalid --seeds = 0 (expected 1 or more"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help-all` lists all"),
         (("x-fig2", "--split.nodes", "3"), "of a run's options it takes --data.root only"),
@@ -285,4 +285,4 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
             if record is not None:
                 metrics = {row.metric for row in record.rows}
                 assert metrics >= {metric.metric for metric in published} - {"gigabytes"}
-                assert markdown(entry, record)
+                assert reproduction_markdown(entry, record)

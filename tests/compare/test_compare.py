@@ -17,8 +17,16 @@ import pytest
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.cli.main import main
-from fedstill.compare import comparison_file, comparison_runner
-from fedstill.compare.comparison_file import Comparison, ComparisonRun
+from fedstill.compare import comparison_runner
+from fedstill.compare.comparison import (
+    Comparison,
+    ComparisonRun,
+    _build_comparison,
+    plan_comparison,
+    read_comparison,
+    read_comparison_folder,
+    released_kinds,
+)
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.run_writer import lock_folder
@@ -30,7 +38,8 @@ from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.report import write_report
-from fedstill.report.compare_files import summarize, write_comparison
+from fedstill.report.comparison_page import write_comparison
+from fedstill.report.comparison_records import summarize
 from fedstill.runs import config, run
 from fedstill.runs.config import PaperMetric, RunConfig
 from tests.forked import Command
@@ -92,7 +101,7 @@ setting = "alpha 0.1"
 
 
 def test_file_with_all_keys(tmp_path: Path) -> None:
-    plan = comparison_file.read_comparison(write_file(tmp_path, FILE))
+    plan = read_comparison(write_file(tmp_path, FILE))
     assert (plan.name, plan.about, plan.seeds) == ("mine", "One line on it.", (3, 5))
     assert [planned_run.folder for planned_run in plan.planned_runs()][:4] == [
         "alpha-0.1/standalone-seed3",
@@ -120,7 +129,7 @@ def test_same_class_name_in_two_modules_gives_two_methods(
             "@dataclass(frozen=True, kw_only=True)\nclass Own(Standalone):\n    pass\n"
         )
     monkeypatch.chdir(tmp_path)
-    plan = comparison_file.plan_comparison(["lab_a:Own", "fedavg", "lab_b:Own"])
+    plan = plan_comparison(["lab_a:Own", "fedavg", "lab_b:Own"])
     assert [planned_run.folder for planned_run in plan.planned_runs()] == [
         "lab_a.Own-seed0",
         "fedavg-seed0",
@@ -131,13 +140,13 @@ def test_same_class_name_in_two_modules_gives_two_methods(
         "fedavg",
         "lab_b:Own",
     ]
-    assert comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    assert read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     with pytest.raises(ArgumentError, match=r"invalid methods = 'lab_a:Own, lab_a:Own' \(expected each once"):
-        comparison_file.plan_comparison(["lab_a:Own", "lab_a:Own"])
+        plan_comparison(["lab_a:Own", "lab_a:Own"])
 
 
 def test_selects_methods_or_settings(tmp_path: Path) -> None:
-    plan = comparison_file.read_comparison(write_file(tmp_path, FILE))
+    plan = read_comparison(write_file(tmp_path, FILE))
     (method, *_), (_, setting, *_) = plan.methods, plan.settings
     assert [planned_run.folder for planned_run in plan.planned_runs([method, setting])] == [
         ComparisonRun(setting, method, seed).folder for seed in plan.seeds
@@ -151,11 +160,11 @@ def test_selects_methods_or_settings(tmp_path: Path) -> None:
 
 def test_complete_file_round_trips(tmp_path: Path) -> None:
     for plan in (
-        comparison_file.read_comparison(write_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
-        comparison_file.plan_comparison(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
-        comparison_file.plan_comparison(["digits-fediod-paper", "standalone"]),
+        read_comparison(write_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
+        plan_comparison(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
+        plan_comparison(["digits-fediod-paper", "standalone"]),
     ):
-        again = comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml"))
+        again = read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml"))
         assert again == plan
         assert again.to_toml() == plan.to_toml()
         assert [again.run_config(planned_run) for planned_run in again.planned_runs()] == [
@@ -187,8 +196,8 @@ nodes = { privacy = { epsilon = inf } }
 
 
 def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
-    plan = comparison_file.read_comparison(write_file(tmp_path, PRIVATE))
-    assert comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    plan = read_comparison(write_file(tmp_path, PRIVATE))
+    assert read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     policies = {
         (planned_run.setting, planned_run.label): plan.run_config(planned_run).nodes.privacy
         for planned_run in plan.planned_runs()
@@ -204,7 +213,7 @@ def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
 
 
 def test_methods_share_all_but_their_options() -> None:
-    plan = comparison_file.plan_comparison(list(METHODS), seeds=2, base="fashion-fediod-skewed")
+    plan = plan_comparison(list(METHODS), seeds=2, base="fashion-fediod-skewed")
     tables = [config.to_dict(plan.run_config(ComparisonRun("", label, 1))) for label in plan.methods]
     for table in tables:
         for own in ("method", "name"):
@@ -217,7 +226,7 @@ def test_methods_share_all_but_their_options() -> None:
 
 
 def test_preset_contributes_only_method_options() -> None:
-    plan = comparison_file.plan_comparison(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
+    plan = plan_comparison(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
     preset, plain = (plan.run_config(ComparisonRun("", label, 0)) for label in plan.methods)
     assert preset.method == config.load("digits-fediod-paper").method
     assert plain.method == METHODS["fediod"]()
@@ -226,7 +235,7 @@ def test_preset_contributes_only_method_options() -> None:
 
 
 def test_command_line_options_override_base_and_settings(tmp_path: Path) -> None:
-    plan = comparison_file.read_comparison(
+    plan = read_comparison(
         write_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0}
     )
     for setting in plan.settings:
@@ -237,16 +246,14 @@ def test_command_line_options_override_base_and_settings(tmp_path: Path) -> None
 
 def test_changing_split_keeps_skew_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedavg"]\n[[settings]]\nname = "skewed"\nsplit = { alpha = 0.1 }\n'
-    plan = comparison_file.read_comparison(
-        write_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"}
-    )
+    plan = read_comparison(write_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"})
     split = plan.run_config(ComparisonRun("skewed", "fedavg", 0)).split
     assert (split.registered_name, split.specific_options) == ("balanced-dirichlet", {"alpha": 0.1})
 
 
 def test_setting_may_override_method_options(tmp_path: Path) -> None:
     text = FILE.replace('name = "wide"', 'name = "wide"\noptions = { fedavg = { rounds = 7 } }')
-    plan = comparison_file.read_comparison(write_file(tmp_path, text), changes={"split.nodes": 3})
+    plan = read_comparison(write_file(tmp_path, text), changes={"split.nodes": 3})
 
     def rounds(setting: str, label: str) -> int:
         planned = plan.run_config(ComparisonRun(setting, label, 3))
@@ -258,14 +265,14 @@ def test_setting_may_override_method_options(tmp_path: Path) -> None:
     assert [rounds("wide", "fedavg"), rounds("alpha 0.1", "fedavg")] == [7, FedAvg().rounds]
     assert [rounds(setting, "fedavg-short") for setting in plan.settings] == [2, 2]
     (tmp_path / "again.toml").write_text(plan.to_toml())
-    assert comparison_file.read_comparison(tmp_path / "again.toml") == plan
+    assert read_comparison(tmp_path / "again.toml") == plan
 
 
 def test_outputs_only_is_lifted_for_methods_that_need_it() -> None:
-    plan = comparison_file.plan_comparison(list(METHODS))
+    plan = plan_comparison(list(METHODS))
     for label in plan.methods:
         planned = plan.run_config(ComparisonRun("", label, 0))
-        lifted = bool(no_outputs(comparison_file.released_kinds(planned)))
+        lifted = bool(no_outputs(released_kinds(planned)))
         assert planned.nodes.policy.outputs_only is not lifted, label
     lifted_for = [
         label
@@ -281,7 +288,7 @@ def test_label_maps_are_released_only_by_methods_that_need_them() -> None:
     names = [
         f"{PRESETS}/mri-segmentation-{name}.toml" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")
     ]
-    plan = comparison_file.plan_comparison([*names, "standalone"], base=names[0])
+    plan = plan_comparison([*names, "standalone"], base=names[0])
     assert plan.base["nodes"]["policy"]["label_maps"] is True
     out = [
         label
@@ -293,8 +300,8 @@ def test_label_maps_are_released_only_by_methods_that_need_them() -> None:
 
 @pytest.mark.parametrize("value", [True, False])
 def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
-    plan = comparison_file.plan_comparison(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
-    again = comparison_file.read_comparison(write_file(tmp_path, plan.to_toml()))
+    plan = plan_comparison(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
+    again = read_comparison(write_file(tmp_path, plan.to_toml()))
     for planned in (plan, again):
         assert {
             planned.run_config(planned_run).nodes.policy.outputs_only
@@ -375,7 +382,7 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
 )
 def test_invalid_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
-        comparison_file.read_comparison(write_file(tmp_path, text))
+        read_comparison(write_file(tmp_path, text))
     message = str(refused.value)
     assert "\n" not in message
     assert message.startswith(line)
@@ -384,7 +391,7 @@ def test_invalid_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
 def test_rejects_method_options_as_shared_options() -> None:
     for name in ("method.rounds", "seed", "name", "split.node"):
         with pytest.raises(UnknownName):
-            comparison_file.plan_comparison(["fedavg"], changes={name: 3})
+            plan_comparison(["fedavg"], changes={name: 3})
 
 
 # --- published metrics ------------------------------------------------------------------------------
@@ -410,7 +417,7 @@ def test_rejects_invalid_published_metric(tmp_path: Path) -> None:
             )
     text = 'methods = ["fedavg"]\npaper = [{ method = "m", metric = "los", value = 1.0, source = "s" }]'
     with pytest.raises(UnknownName, match="unknown published metric 'los'"):
-        comparison_file.read_comparison(write_file(tmp_path, text))
+        read_comparison(write_file(tmp_path, text))
     with pytest.raises(UnknownName, match=r"paper\[0\]\.valu"):
         config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
 
@@ -419,11 +426,9 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
     text = '[method]\nname = "fedavg"\n[[paper]]\nmethod = "fedavg"\nvalue = 70\nsource = "A, Table 1"\n'
     file = str(write_file(tmp_path, text, "base.toml"))
     options = {"fedavg-long": {"name": "fedavg", "rounds": 40}}
-    plan = comparison_file._build_comparison(
-        {"methods": ["fedavg", "fedavg-long"], "options": options, "base": {}}, "x", {}
-    )
+    plan = _build_comparison({"methods": ["fedavg", "fedavg-long"], "options": options, "base": {}}, "x", {})
     assert plan.published("", "fedavg", "accuracy") is None
-    plan = comparison_file.plan_comparison(["fedavg", "fediod"], base=file)
+    plan = plan_comparison(["fedavg", "fediod"], base=file)
     metric = plan.published("", "fedavg", "accuracy")
     assert metric is not None
     assert (metric.value, metric.source) == (70.0, "A, Table 1")
@@ -434,29 +439,25 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
 def test_published_metric_does_not_apply_to_variants() -> None:
     paper = [{"method": "fedavg", "value": 70, "source": "A"}]
     options = {"long": {"name": "fedavg", "rounds": 40}}
-    both = comparison_file._build_comparison(
-        {"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {}
-    )
+    both = _build_comparison({"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {})
     assert both.published("", "fedavg", "accuracy") is not None
     assert both.published("", "long", "accuracy") is None
     # If no label is the method's name, the metric applies to the only variant.
-    alone = comparison_file._build_comparison(
-        {"methods": ["long"], "options": options, "paper": paper}, "x", {}
-    )
+    alone = _build_comparison({"methods": ["long"], "options": options, "paper": paper}, "x", {})
     assert alone.published("", "long", "accuracy") is not None
 
 
 # --- running ----------------------------------------------------------------------------------------
 
 
-def run_comparison(plan: comparison_file.Comparison, out: Path, **how: Any) -> None:
+def run_comparison(plan: Comparison, out: Path, **how: Any) -> None:
     """Run a comparison as the command does, with reports and files."""
     comparison_runner.compare(plan, out, report=write_report, **how)
-    write_comparison(out, comparison_file.read_comparison_folder(out))
+    write_comparison(out, read_comparison_folder(out))
 
 
 def resume_comparison(out: Path, **how: Any) -> None:
-    run_comparison(comparison_file.read_comparison_folder(out), out, command="", **how)
+    run_comparison(read_comparison_folder(out), out, command="", **how)
 
 
 def records(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:
@@ -468,7 +469,7 @@ def rows_without_seconds(out: Path) -> list[dict[str, str]]:
 
 
 def quick_plan(**changes: Any) -> Comparison:
-    return comparison_file.plan_comparison(["standalone", "fedavg"], changes={**QUICK, **changes})
+    return plan_comparison(["standalone", "fedavg"], changes={**QUICK, **changes})
 
 
 def test_complete_comparison(
@@ -493,7 +494,7 @@ def test_complete_comparison(
         assert row["releases"] == "; ".join(result["releases"])
         assert config.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
-    assert comparison_file.read_comparison_folder(out) == plan
+    assert read_comparison_folder(out) == plan
     assert comparison_runner.read_command(out) == "fedstill compare something"
     # A run of a comparison is a run like any other, with equal metrics.
     alone = run.run(
@@ -506,7 +507,7 @@ def test_complete_comparison(
 
 def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = comparison_file.plan_comparison(["standalone"], changes=QUICK)
+    plan = plan_comparison(["standalone"], changes=QUICK)
     run_comparison(plan, out, command="one", quiet=True)
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     (out / "compare.html").unlink()
@@ -516,22 +517,22 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     for other, part in (
         (
-            comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK),
+            plan_comparison(["standalone", "fedavg"], changes=QUICK),
             r"methods \(fedavg.name was not set and is now fedavg\)",
         ),
-        (comparison_file.plan_comparison(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
+        (plan_comparison(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (
-            comparison_file.plan_comparison(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
+            plan_comparison(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
             r"base \(split.alpha was 0.5 and is now 1.0\)",
         ),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison that differs in its {part}: choose"):
             run_comparison(other, out, command="", quiet=True)
-    more = comparison_file.plan_comparison(["standalone"], changes=QUICK, seeds=2)
+    more = plan_comparison(["standalone"], changes=QUICK, seeds=2)
     run_comparison(more, out, command="", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before
     assert (out / "standalone-seed1" / "result.json").exists()
-    assert comparison_file.read_comparison_folder(out).seeds == (0, 1)
+    assert read_comparison_folder(out).seeds == (0, 1)
 
 
 def test_resume_rejects_changed_data(tmp_path: Path) -> None:
@@ -540,9 +541,7 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     made = {"images": rng.random((200, 8, 8), dtype=np.float32), "labels": rng.integers(0, 3, 200)}
     file, out = tmp_path / "mine.npz", tmp_path / "out"
     np.savez(file, **made)
-    plan = comparison_file.plan_comparison(
-        ["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}
-    )
+    plan = plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)})
     run_comparison(plan, out, command="", quiet=True, only=["standalone"])
     np.savez(file, **{**made, "images": 1 - made["images"]})
     with pytest.raises(RunFolderError, match=r"out began with other data '.*mine.npz'"):
@@ -551,9 +550,7 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     resume_comparison(out, quiet=True)
     assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
     np.savez(file, **{**made, "images": 1 - made["images"]})
-    more = comparison_file.plan_comparison(
-        ["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2
-    )
+    more = plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2)
     with pytest.raises(RunFolderError, match=r"out began with other data"):  # of a seed that was not there
         run_comparison(more, out, command="", quiet=True)
 
@@ -567,10 +564,7 @@ def test_resume_rejects_changed_custom_method(
     text = "from dataclasses import dataclass\nfrom fedstill.methods.standalone import Standalone\n"
     text += "@dataclass(frozen=True, kw_only=True)\nclass Mine(Standalone):\n    pass\n"
     file.write_text(text)
-    one, two = (
-        comparison_file.plan_comparison(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds)
-        for seeds in (1, 2)
-    )
+    one, two = (plan_comparison(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds) for seeds in (1, 2))
     run_comparison(one, out, command="", quiet=True)
     file.write_text(text + "    # another idea\n")
     with pytest.raises(RunFolderError, match=r"out began with another version of a_lab_of_mine\.py"):
@@ -598,7 +592,7 @@ def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
 
 def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
     run_comparison(
-        comparison_file.plan_comparison(["standalone"], changes=QUICK),
+        plan_comparison(["standalone"], changes=QUICK),
         tmp_path / "out",
         command="",
         quiet=True,
@@ -619,7 +613,7 @@ def test_rejects_second_process_on_same_comparison(tmp_path: Path) -> None:
 def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     models = {"nodes.models": ["small-cnn", "mlp"]}
-    plan = comparison_file.plan_comparison(["fedavg", "standalone"], changes={**QUICK, **models})
+    plan = plan_comparison(["fedavg", "standalone"], changes={**QUICK, **models})
     run_comparison(plan, out, command="", quiet=True)
     refused, finished = records(out)
     assert (refused["method"], refused["status"], refused["accuracy"]) == ("fedavg", "refused", "")
@@ -654,9 +648,7 @@ def test_exit_code_reports_refused_methods(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_postponed_runs_are_not_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = comparison_file.plan_comparison(
-        ["fedavg", "standalone"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]}
-    )
+    plan = plan_comparison(["fedavg", "standalone"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
     run_comparison(plan, tmp_path / "out", command="", only=["fedavg", "standalone"], quiet=True)
     for only, code in ((["standalone"], 0), ([], 1)):
         for form in ([], ["--json"]):
@@ -677,9 +669,7 @@ def test_method_option_error_names_the_key_to_use(
 
 
 def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
-    plan = comparison_file.plan_comparison(
-        ["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]}
-    )
+    plan = plan_comparison(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
     with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
         run_comparison(plan, tmp_path / "out", command="", quiet=True)
     assert not (tmp_path / "out").exists()
@@ -687,9 +677,7 @@ def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
 
 def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
     # FedAvg's parameters are more than this, which only the first round finds out.
-    plan = comparison_file.plan_comparison(
-        ["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000}
-    )
+    plan = plan_comparison(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000})
     run_comparison(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["fedavg"]["status"] == "stopped"
@@ -741,22 +729,19 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> FakeAttack:
 
 def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
     text = f"{FILE}\n[leakage]\nseed = 4\nmembership = {{ shadows = 8 }}\n"
-    plan = comparison_file.read_comparison(write_file(tmp_path, text))
+    plan = read_comparison(write_file(tmp_path, text))
     whole = LeakageConfig.from_table({"seed": 4, "membership": {"shadows": 8}}).to_table()
     assert plan.leakage == whole
     assert plan.leakage is not None
     assert set(plan.leakage) == set(LeakageConfig().to_table())  # no default is left out
-    assert comparison_file.read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    assert read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     # The flag asks for what the file says, or for the defaults where it says nothing.
-    assert comparison_file.read_comparison(write_file(tmp_path, text), leakage=True).leakage == whole
-    assert (
-        comparison_file.read_comparison(write_file(tmp_path, FILE), leakage=True).leakage
-        == LeakageConfig().to_table()
-    )
-    assert comparison_file.plan_comparison(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
+    assert read_comparison(write_file(tmp_path, text), leakage=True).leakage == whole
+    assert read_comparison(write_file(tmp_path, FILE), leakage=True).leakage == LeakageConfig().to_table()
+    assert plan_comparison(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
     for without in (
-        comparison_file.plan_comparison(["fedavg"]),
-        comparison_file.read_comparison(write_file(tmp_path, FILE)),
+        plan_comparison(["fedavg"]),
+        read_comparison(write_file(tmp_path, FILE)),
     ):
         assert without.leakage is None
         assert "leakage" not in without.to_toml()
@@ -773,7 +758,7 @@ def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
 )
 def test_invalid_attack_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
-        comparison_file.read_comparison(write_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
+        read_comparison(write_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
     assert str(refused.value).startswith(line)
 
 
@@ -781,7 +766,7 @@ def test_attacks_each_finished_run_once(
     tmp_path: Path, attacks: FakeAttack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    plan = comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    plan = plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
     run_comparison(plan, out, command="fedstill compare x --leakage")
     lines = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert lines == [
@@ -806,23 +791,23 @@ def test_attacks_each_finished_run_once(
 
 def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAttack) -> None:
     out = tmp_path / "out"
-    plan = comparison_file.plan_comparison(["standalone"], changes=QUICK)
+    plan = plan_comparison(["standalone"], changes=QUICK)
     run_comparison(plan, out, command="one", quiet=True)
     assert attacks.calls == []
     assert "membership_auc" not in records(out)[0]
     assert not (out / "not_attacked.json").exists()
     before = (out / "standalone-seed0" / "result.json").read_bytes()
-    attacked = comparison_file.plan_comparison(["standalone"], changes=QUICK, leakage=True)
+    attacked = plan_comparison(["standalone"], changes=QUICK, leakage=True)
     run_comparison(attacked, out, command="two", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     assert attacks.folders == ["standalone-seed0"]
-    assert comparison_file.read_comparison_folder(out) == attacked
+    assert read_comparison_folder(out) == attacked
     assert comparison_runner.read_command(out) == "two"
     # The same comparison without attacks keeps those that are there; others are refused.
     (out / "standalone-seed0" / "leakage.json").unlink()
     run_comparison(plan, out, command="three", quiet=True)
     assert attacks.folders == ["standalone-seed0"] * 2
-    assert comparison_file.read_comparison_folder(out) == attacked
+    assert read_comparison_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
     with pytest.raises(RunFolderError, match=r"differs in its leakage \(seed was 0 and is now 7\): choose"):
         run_comparison(other, out, command="", quiet=True)
@@ -833,7 +818,7 @@ def test_failed_attack_is_noted_and_stops_nothing(
 ) -> None:
     out = tmp_path / "out"
     attacks.failing = "standalone"
-    plan = comparison_file.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    plan = plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
     run_comparison(plan, out, command="x")
     assert "not attacked: the run is not repeated here\n" in capsys.readouterr().err
     assert comparison_runner.read_not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
@@ -863,7 +848,7 @@ OFTEN = "from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.2"
 
 
 def start(folder: Path, words: list[str]) -> Command:
-    return Command(words, folder, [Path(comparison_file.__file__).parents[2]], OFTEN)
+    return Command(words, folder, [Path(__file__).parents[2]], OFTEN)
 
 
 def run_until_killed(folder: Path, words: list[str], sign: Path) -> None:
@@ -914,7 +899,7 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
 
 def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
     """The upper bound corresponds to "Centralized" in FedKD's Table 4. Other methods know what nodes know."""
-    plan = comparison_file.read_comparison(PRESETS.parent / "fedkd_table4.toml")
+    plan = read_comparison(PRESETS.parent / "fedkd_table4.toml")
     for planned_run in plan.planned_runs():
         one = plan.run_config(planned_run)
         ceiling = planned_run.label == "centralized"
@@ -929,4 +914,4 @@ def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
 def test_names_unknown_key_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedkd"]\n[base]\nextends = "demo"\n[[settings]]\nlabel = "a"\n'
     with pytest.raises(UnknownName, match="label"):
-        comparison_file.read_comparison(write_file(tmp_path, text))
+        read_comparison(write_file(tmp_path, text))

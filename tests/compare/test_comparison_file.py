@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.compare.comparison_file import at_scale, expand_short_forms
+from fedstill.compare.comparison import at_scale, expand_short_forms
 from fedstill.core.errors import FedstillError
 from fedstill.core.toml import parse
 

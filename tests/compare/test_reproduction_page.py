@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.compare.reproduction import Reproduction, ReproductionRecord, reproductions
-from fedstill.report.reproduction_ranking import compare_ranking
+from fedstill.report.comparison_tables import compare_ranking
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
 LINE = re.compile(r"\| \[[^]]*\]\(\.\./experiments/(\w+)\.toml\): (.*) \|$", re.MULTILINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.compare import comparison_file
+from fedstill.compare.comparison import read_comparison
 from fedstill.core import toml
 from fedstill.core.errors import FedstillError
 from fedstill.data.table_data import read_schema
@@ -33,7 +33,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "a comparison": (
         "study.toml",
         'methods = ["fedkd"]\n[base]\nextends = "demo"\n',
-        comparison_file.read_comparison,
+        read_comparison,
     ),
     "a schema": ("schema.toml", SCHEMA, read_schema),
     "a model": (

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedstill.compare import comparison_file, comparison_runner
+from fedstill.compare import comparison_runner
+from fedstill.compare.comparison import read_comparison
 from fedstill.core.registry import add_search_folders
 from fedstill.report import write_report
-from fedstill.report.run_files import RunFiles
+from fedstill.report.result import RunFiles
 from tests.experiments.packs import PRESETS
 
 BASE = """
@@ -45,7 +46,7 @@ def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[di
     (folder / f"{name}.toml").write_text(f"{methods}\n{BASE}{public}\n{tables}")
     runs, out = folder / name, folder / "out"
     out.mkdir()
-    plan = comparison_file.read_comparison(folder / f"{name}.toml")
+    plan = read_comparison(folder / f"{name}.toml")
     comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
     add_search_folders([str(PRESETS.parent)])
     program = importlib.import_module(name)

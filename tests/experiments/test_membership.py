@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.compare import comparison_file, comparison_runner
+from fedstill.compare import comparison_runner
+from fedstill.compare.comparison import read_comparison
 from fedstill.core.registry import add_search_folders
 from fedstill.report import write_report
 from tests.experiments.packs import PRESETS
@@ -38,7 +39,7 @@ membership = { shadows = 4, responses = 0 }
 
 def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
-    plan, runs = comparison_file.read_comparison(tmp_path / "plan.toml"), tmp_path / "runs"
+    plan, runs = read_comparison(tmp_path / "plan.toml"), tmp_path / "runs"
     comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
     add_search_folders([str(PRESETS.parent)])
     results = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.compare import comparison_file
+from fedstill.compare.comparison import is_file_listing_methods, read_comparison
 from fedstill.core.toml import parse
 from fedstill.data.config import check_supports_task
 from fedstill.runs import config, presets
@@ -31,22 +31,18 @@ def test_every_preset_is_a_run(name: str) -> None:
     assert run.plugins == (() if name.startswith("paper") else (str(PRESETS),))
 
 
-COMPARISONS = [
-    file
-    for file in sorted(PRESETS.parent.glob("*.toml"))
-    if comparison_file.is_file_listing_methods(str(file))
-]
+COMPARISONS = [file for file in sorted(PRESETS.parent.glob("*.toml")) if is_file_listing_methods(str(file))]
 
 
 @pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
 def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Path) -> None:
     """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
     for scale in ("small", *parse(file.read_text()).get("scale", {})):
-        comparison = comparison_file.read_comparison(file, scale=scale)
+        comparison = read_comparison(file, scale=scale)
         assert len(comparison.methods) > 1 or len(comparison.settings) > 1
         assert "packs." not in comparison.to_toml() or comparison.base["plugins"]  # else nobody finds them
         (tmp_path / "compare.toml").write_text(comparison.to_toml())
-        assert comparison_file.read_comparison(tmp_path / "compare.toml") == comparison
+        assert read_comparison(tmp_path / "compare.toml") == comparison
 
 
 @pytest.mark.parametrize(
@@ -66,7 +62,7 @@ def test_a_method_is_the_papers_at_the_papers_scale(
     name: str, method: str, like: str, but: dict[str, Any]
 ) -> None:
     """And keeps nothing of what made it small."""
-    comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
+    comparison = read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
     planned_run = next(
         planned_run for planned_run in comparison.planned_runs() if planned_run.label == method
     )
@@ -75,7 +71,7 @@ def test_a_method_is_the_papers_at_the_papers_scale(
 
 @pytest.mark.parametrize("name", ["fediod_table2", "fediod_table3", "fediod_table4"])
 def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) -> None:
-    comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
+    comparison = read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
     one, other = (
         comparison.run_config(
             next(planned_run for planned_run in comparison.planned_runs() if planned_run.label == method)

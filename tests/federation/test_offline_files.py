@@ -18,6 +18,7 @@ from fedstill.core.errors import NodeFault, QueryFileError, QueryMismatch
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files, signed_files
+from fedstill.federation.federation import SentQuery
 from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.offline_files import (
@@ -33,7 +34,6 @@ from fedstill.federation.offline_files import (
     write_queries,
 )
 from fedstill.federation.remote import Remote
-from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods import fedkd
 from fedstill.methods._public_data import StudentTraining
 from fedstill.methods._server import Server
@@ -140,7 +140,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world.queries = read_queries(world.path("queries"))
     federation, given = live(), world.queries
     responses = {
-        number: federation._collect_responses(NAMES, SentQuery(call.query, number, call.tensors, False))
+        number: federation.collect_responses(NAMES, SentQuery(call.query, number, call.tensors, False))
         for number, call in enumerate(given.calls)
     }
     for name in NAMES:

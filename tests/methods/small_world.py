@@ -15,9 +15,10 @@ from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import PublicData
+from fedstill.federation.federation import SentQuery
 from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.secure_aggregation import SentQuery
+from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._input_generators import GeneratorTraining
 from fedstill.methods._server import Server
 from fedstill.models import build
@@ -178,9 +179,9 @@ def world(
         protect(side, node_setting)
     for node in nodes:
         side.prepare(node)
-    federation = InProcess(
-        nodes, group_nodes(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
-    )
+    link = LinkConfig(secure_aggregation=sums)
+    engine = InProcess(nodes, group_nodes(nodes, stacked), side, compute, link)
+    federation = SecureAggregation.in_process(engine, nodes) if sums else engine
     arguments = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
     return World(nodes, Server(method, *arguments, **setting), side)
 
@@ -205,12 +206,12 @@ def change_responses(here: World, change: Callable[..., Any]) -> None:
 
     It gets the query, who is asked, what is sent and, by calling the last argument, what they answer.
     """
-    response = here.federation._collect_responses
+    response = here.federation.collect_responses
 
     def changed(nodes: tuple[str, ...], sent: SentQuery) -> Any:
         return change(sent.query, nodes, sent.tensors, partial(response, nodes, sent))
 
-    here.federation._collect_responses = changed
+    here.federation.collect_responses = changed
 
 
 def resumed(make: Callable[[], World], turns: int, folder: Path) -> World:

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -158,21 +158,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_stacked_and_single_nodes_give_equal_metrics(name: str, options: dict[str, Any]) -> None:
-    """Accuracies are compared with a tolerance: rounding may decide an example between two classes."""
-    alone = plain(name, options)
-    stacked = ran(setting(name, options, engine=EngineConfig(batching="stacked")))
-    groups = [groups for phase, groups in stacked.experiment.groups.items() if phase == "distillation"]
-    assert [len(group) for group in groups[0]] == [3]
-    same_networks(stacked, alone, atol=NEAR)
-    for key in ("bytes", "queries", "queries_by_name", "releases", "iterations"):
-        assert stacked.metrics[key] == alone.metrics[key], key
-    assert stacked.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=2.0)
-    if not alone.experiment.side.trains_models:
-        assert stacked.metrics["local"] is alone.metrics["local"] is None
-        return
-    mine, theirs = (run.metrics["local"]["accuracy"]["per_node"] for run in (stacked, alone))
-    assert mine == pytest.approx(theirs, abs=2.0)
+def test_passes_the_checks_for_custom_methods(name: str, options: dict[str, Any]) -> None:
+    """Declared times and rows, equal runs with one seed, stacked nodes, resumed runs, hidden labels."""
+    fedstill.check_method(config_of(name, **options), partial(setting, name, options))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -490,15 +478,6 @@ def test_rejects_missing_public_data_or_labels_if_needed(name: str, options: dic
         assert "labels" in str(refused(unlabeled, MethodRefused))
     else:
         Simulation(unlabeled)
-
-
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_public_labels_are_used_only_if_needed(name: str, options: dict[str, Any]) -> None:
-    needs = config_of(name, **options).needs()
-    if not needs.public or needs.public_labels:
-        return
-    blind = ran(setting(name, options, public=dataclasses.replace(public(), labels=None)))
-    assert blind.metrics == plain(name, options).metrics
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from fedstill.compare.comparison_file import plan_comparison
+from fedstill.compare.comparison import plan_comparison
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._label_histogram import count_labels_query

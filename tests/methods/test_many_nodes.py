@@ -25,7 +25,7 @@ class Compared(str):
 class Chooses(Federation):
     """A federation that is never asked."""
 
-    _collect_responses = _collect_gradients = _refusal_rule = _query_limit = None  # type: ignore[assignment]
+    collect_responses = collect_gradients = _refusal_rule = _query_limit = None  # type: ignore[assignment]
 
 
 def compared(nodes: int) -> int:

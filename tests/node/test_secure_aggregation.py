@@ -40,6 +40,7 @@ from fedstill.protocol.secure_aggregation import (
     FRACTION_BITS,
     GRADIENT_FRACTION_BITS,
     SumRequest,
+    SumWeighting,
     add_contributions,
     from_ring,
     mask_sign,
@@ -257,18 +258,24 @@ def test_numbers_and_masks_are_used_once(party: Party) -> None:
 
 
 class Deployed:
-    """A node whose response is z + x, with its gate, handler and masks."""
+    """A node whose response is z + x, or z x, with its gate, handler and masks."""
 
-    def __init__(self, masks: SumMasks, z: torch.Tensor) -> None:
+    def __init__(
+        self, masks: SumMasks, z: torch.Tensor, weighting: SumWeighting = "sum", multiplies: bool = False
+    ) -> None:
         def predict(node: NodeView, x: torch.Tensor) -> dict[str, torch.Tensor]:
             self.calls += 1
             if self.fails:
                 raise RuntimeError("it fails half-way")
-            return {"z": z + x}
+            return {"z": z * x if multiplies else z + x}
 
         self.calls, self.fails = 0, False
         query = Query(
-            predict, sends={"x": INPUTS}, releases={"z": LOGITS}, sums={"z": "sum"}, differentiable=("x",)
+            predict,
+            sends={"x": INPUTS},
+            releases={"z": LOGITS},
+            sums={"z": weighting},
+            differentiable=("x",),
         )
         self.side = NodeSide({"predict": query}, setting=SETTING)
         self.gate = Gate(masks.name, masks.policy, AuditLog(), "one")

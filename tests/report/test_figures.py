@@ -15,10 +15,10 @@ from fedstill import figures
 from fedstill.attacks.attack_results import ComparisonColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
-from fedstill.report import compare_figures, plotting, run_figures
-from fedstill.report.compare_summary import MethodCurve
-from fedstill.report.compared_method import Spread
-from fedstill.report.comparison_figure_data import Point
+from fedstill.report import figures as drawings
+from fedstill.report.comparison_records import MethodCurve
+from fedstill.report.figures import Point
+from fedstill.report.statistics import Spread
 from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 
@@ -85,15 +85,13 @@ def test_run_without_metrics_raises_nothing_to_draw(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0.0, 1e20, -3.0, 5e-324])
 def test_constant_losses_and_single_points_are_plotted(value: float) -> None:
     for line in ([(1.0, value)], [(1.0, value), (2.0, value)]):
-        low, high = run_figures.plot_loss("a", line).axes[0].get_ylim()
+        low, high = drawings.plot_loss("a", line).axes[0].get_ylim()
         assert low < value < high
 
 
 def test_percent_axis_spans_one_point_and_starts_at_zero() -> None:
     for value, ends in ((98.4, (97.4, 98.4)), (0.2, (0.0, 1.0))):
-        figure = run_figures.plot_learning_curve(
-            run_figures.LearningCurve([(1, value), (2, value)], "student")
-        )
+        figure = drawings.plot_learning_curve(drawings.LearningCurve([(1, value), (2, value)], "student"))
         low, high = figure.axes[0].get_ylim()
         assert low <= ends[0]
         assert high >= ends[1]
@@ -123,7 +121,7 @@ def test_comparison_figures_plot_means_over_seeds(folder: Path) -> None:
 
 def test_runs_without_budget_are_right_of_largest_epsilon() -> None:
     values = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
-    figure = compare_figures.plot_against_epsilon([MethodCurve(1, "one", values), MethodCurve(2, "none", {})])
+    figure = drawings.plot_against_epsilon([MethodCurve(1, "one", values), MethodCurve(2, "none", {})])
     assert lines_of(figure)["one"] == [(1.0, 70.0), (8.0, 80.0)]
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "\u221e"]
@@ -136,7 +134,7 @@ def test_runs_without_budget_are_right_of_largest_epsilon() -> None:
 
 @pytest.mark.parametrize("leak", [0.0, 50.0, 51.0, 100.0])
 def test_leakage_axis_includes_guessing_and_ten_points(leak: float) -> None:
-    axes = compare_figures.plot_against_leakage([Point(1, "a", Spread(50.0), 0, Spread(leak))], AUC).axes[0]
+    axes = drawings.plot_against_leakage([Point(1, "a", Spread(50.0), 0, Spread(leak))], AUC).axes[0]
     low, high = axes.get_xlim()
     assert low <= min(leak, 50.0)
     assert high >= max(leak, 50.0)
@@ -149,7 +147,7 @@ def test_areas_are_bytes_and_lines_connect_one_method() -> None:
         Point(2, "b", Spread(80), 0.25e6, Spread(60)),
         Point(1, "a", Spread(90), 0, Spread(70), connected=True),
     ]
-    lines = compare_figures.plot_against_leakage(points, AUC).axes[0].lines
+    lines = drawings.plot_against_leakage(points, AUC).axes[0].lines
     sizes = {tuple(line.get_xydata()[0]): 0.0 for line in lines if len(line.get_xydata()) == 1}
     for line in lines:
         at = tuple(line.get_xydata()[0])
@@ -161,17 +159,17 @@ def test_areas_are_bytes_and_lines_connect_one_method() -> None:
     assert not [pair for pair in joined if [60, 80] in pair]
 
 
-@pytest.mark.parametrize("width", plotting.WIDTHS)
+@pytest.mark.parametrize("width", drawings.WIDTHS)
 def test_labels_do_not_overlap_at_any_width(width: int) -> None:
     points = []
     for number, step in itertools.product(range(1, 7), (1, 5)):
         reached, leaked = Spread(80 + number % 3 + 2 * step), Spread(52 + number * 0.8 + step)
         points.append(Point(number, f"m{number}", reached, 10.0**number, leaked, f"e {step}"))
-    axes = compare_figures.plot_against_leakage(points, AUC, width=width).axes[0]
+    axes = drawings.plot_against_leakage(points, AUC, width=width).axes[0]
     boxes = []
     for text in axes.texts:
         if text.get_text() != "random guessing":
-            x, y = plotting.to_pixels(axes, text.xy)
+            x, y = drawings.to_pixels(axes, text.xy)
             half = (3.0 * len(text.get_text()), 9.0)
             boxes.append((x + text.xyann[0], y + text.xyann[1], *half))
     assert len(boxes) == len(points)
@@ -187,8 +185,8 @@ def test_names_are_escaped_and_svg_is_deterministic() -> None:
     curves = [MethodCurve(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two equal markers
 
     def render() -> str:
-        with plotting.plot_style():
-            return plotting.to_svg(compare_figures.plot_learning_curves(curves, hostile), "a")
+        with drawings.plot_style():
+            return drawings.to_svg(drawings.plot_learning_curves(curves, hostile), "a")
 
     first = render()
     assert first == render()
@@ -201,17 +199,17 @@ def test_names_are_escaped_and_svg_is_deterministic() -> None:
 
 def test_svg_colors_are_variables_of_style_sheet() -> None:
     points = [Point(number, f"m{number}", Spread(50.0 + number), 10.0**number) for number in range(1, 10)]
-    with plotting.plot_style():
-        svg = plotting.to_svg(compare_figures.plot_traffic(points), "a")
-    style = (Path(plotting.__file__).parent / "style.css.j2").read_text()
-    style += (Path(plotting.__file__).parent / "compare.html.j2").read_text()
+    with drawings.plot_style():
+        svg = drawings.to_svg(drawings.plot_traffic(points), "a")
+    style = (Path(drawings.__file__).parent / "style.css.j2").read_text()
+    style += (Path(drawings.__file__).parent / "compare.html.j2").read_text()
     assert svg.count("<use ") == len(points)
-    for color, variable in plotting.CSS_VARIABLES.items():
+    for color, variable in drawings.CSS_VARIABLES.items():
         assert color not in svg
         assert f"--{variable}: {color};" in style
 
 
-@pytest.mark.parametrize("kind", plotting.FORMATS)
+@pytest.mark.parametrize("kind", drawings.FORMATS)
 def test_report_command_writes_figures_of_a_run(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

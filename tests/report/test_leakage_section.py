@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.leakage_section import MAX_IMAGES, build_leakage_section
+from fedstill.report.privacy_section import MAX_IMAGES, build_leakage_section
 from fedstill.report.result import Result
 from tests import leaked
 from tests.leaked import interval, rate_record

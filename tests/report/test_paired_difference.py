@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.report.paired_difference import CaseDifference, paired_difference, seed_difference
+from fedstill.report.statistics import CaseDifference, paired_difference, seed_difference
 
 
 def a_run(folder: Path, cases: dict[str, Any] | None) -> str:

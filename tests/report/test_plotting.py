@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fedstill.report import plotting
+from fedstill.report import figures
 
 
 def test_svg_refers_to_no_removed_clip_path() -> None:
-    with plotting.plot_style():
+    with figures.plot_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(2, 2))
         figure.set_label("a line")
         figure.subplots().plot([0.0, 1.0], [1.0, 0.0])
-        svg = plotting.to_svg(figure, "line")
+        svg = figures.to_svg(figure, "line")
     assert "clip" not in svg
     assert "<path" in svg, "the line is drawn"

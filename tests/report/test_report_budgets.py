@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.compare import comparison_file as compare
-from fedstill.compare.comparison_file import Comparison
-from fedstill.report.compare_files import markdown, render_comparison_page, summarize, write_comparison
-from fedstill.report.compare_summary import MethodCurve
-from fedstill.report.compared_method import Spread
+from fedstill.compare import comparison as compare
+from fedstill.compare.comparison import Comparison
+from fedstill.report.comparison_page import render_comparison_page, write_comparison
+from fedstill.report.comparison_records import MethodCurve, summarize
+from fedstill.report.comparison_tables import comparison_markdown
+from fedstill.report.statistics import Spread
 from tests.report.test_report_compare import a_run
 from tests.report.test_report_page import Page
 
@@ -45,7 +46,7 @@ def test_comparison_over_budgets_has_epsilon_table(tmp_path: Path) -> None:
     assert summary.budget_curves() == [
         MethodCurve(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})
     ]
-    assert markdown(summary).splitlines()[:3] == [
+    assert comparison_markdown(summary).splitlines()[:3] == [
         "| method | epsilon \u221e |",
         "|---|---|",
         "| FedAvg | 72.0 \u00b1 2.8 |",
@@ -80,4 +81,4 @@ def test_other_comparisons_have_no_epsilon_table(tmp_path: Path, settings: str) 
     summary = summarize(out, plan)
     assert summary.budget_curves() == []
     assert "Accuracy against epsilon" not in render_comparison_page(summary)
-    assert not markdown(summary).startswith("| method | epsilon")
+    assert not comparison_markdown(summary).startswith("| method | epsilon")

@@ -15,19 +15,14 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from fedstill.compare import comparison_file as compare
-from fedstill.compare.comparison_file import Comparison
+from fedstill.compare import comparison as compare
+from fedstill.compare.comparison import Comparison
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_files import (
-    latex,
-    markdown,
-    print_comparison,
-    render_comparison_page,
-    summarize,
-    write_comparison,
-)
-from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
-from fedstill.report.compared_method import Spread
+from fedstill.report.comparison_page import render_comparison_page, write_comparison
+from fedstill.report.comparison_records import ComparedSetting, ComparisonSummary, summarize
+from fedstill.report.comparison_tables import comparison_latex, comparison_markdown
+from fedstill.report.statistics import Spread
+from fedstill.report.terminal import print_comparison
 from fedstill.runs.config import PaperMetric
 from tests.report.test_report_page import Page, refuse_loading
 
@@ -228,7 +223,7 @@ def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None
 
 
 def test_latex_is_one_booktabs_table(folder: Path) -> None:
-    text = latex(summarize(folder, compare.read_comparison_folder(folder)))
+    text = comparison_latex(summarize(folder, compare.read_comparison_folder(folder)))
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0] == "\\begin{tabular}{lrrrrrrrrrr}"
     assert body[1] == "\\toprule"
@@ -247,7 +242,7 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
 
 
 def test_markdown_has_the_same_table(folder: Path) -> None:
-    lines = markdown(summarize(folder, compare.read_comparison_folder(folder))).splitlines()
+    lines = comparison_markdown(summarize(folder, compare.read_comparison_folder(folder))).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "**50% skew_ed**" in lines
     assert {line.count("|") for line in table} == {13}
@@ -347,7 +342,7 @@ def test_all_formats_have_epsilon_column(folder: Path) -> None:
     plan = a_plan()
     summary = summarize(folder, plan)
     assert summary.privacy_sentence() == ("All runs have a formal privacy guarantee (see epsilon).")
-    head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
+    head, _, *rows = [line for line in comparison_markdown(summary).splitlines() if line.startswith("|")]
     assert "| seconds | epsilon | paper |" in head
     assert all(row.count("|") == head.count("|") for row in rows)
     assert any(row.startswith("| FedAvg |") and "| 12.5 | 2 |" in row for row in rows)
@@ -418,8 +413,10 @@ def test_significantly_better_method_is_best(folder: Path) -> None:
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
     summary = summarize(folder, plan)
     assert first.verdicts()[0] in " ".join(printed(summary, 80).split())
-    assert first.verdicts()[0] in markdown(summary)
-    remarks = [line.removeprefix("% ") for line in latex(summary).splitlines() if line.startswith("%")]
+    assert first.verdicts()[0] in comparison_markdown(summary)
+    remarks = [
+        line.removeprefix("% ") for line in comparison_latex(summary).splitlines() if line.startswith("%")
+    ]
     assert first.verdicts()[0] in remarks, "a setting without a name has none before it"
     assert first.verdicts()[0] in Page(render_comparison_page(summary)).text
     write_comparison(folder, plan)

@@ -12,13 +12,14 @@ import pytest
 
 from fedstill.attacks.attack_results import ComparisonColumn, Leakage, skipped_texts
 from fedstill.attacks.config import LeakageConfig
-from fedstill.compare import comparison_file as compare
-from fedstill.compare.comparison_file import Comparison
+from fedstill.compare import comparison as compare
+from fedstill.compare.comparison import Comparison
 from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_files import markdown, summarize, write_comparison
-from fedstill.report.compare_page import describe_attacks
-from fedstill.report.compared_method import ComparedMethod, Spread
+from fedstill.report.comparison_page import describe_attacks, write_comparison
+from fedstill.report.comparison_records import ComparedMethod, summarize
+from fedstill.report.comparison_tables import comparison_markdown
+from fedstill.report.statistics import Spread
 from tests import leaked
 from tests.leaked import interval
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, printed, records
@@ -148,7 +149,7 @@ def test_csv_has_leakage_and_attack_names(folder: Path) -> None:
 
 def test_tables_have_leakage_columns(folder: Path) -> None:
     summary = summarize(folder, a_plan())
-    head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
+    head, _, *rows = [line for line in comparison_markdown(summary).splitlines() if line.startswith("|")]
     assert head.endswith("| seconds | membership AUC | TPR at 1% | responses' AUC | PSNR | memorization p |")
     assert {row.count("|") for row in rows} == {head.count("|")}
     fedavg = "| 12.5 | 64.0 \u00b1 12.2 | 3.0 \u00b1 1.0 | 99.0 \u00b1 0.0 | 21.0 \u00b1 0.0 | - |"
@@ -169,8 +170,8 @@ def test_terminal_prints_leakage_table(folder: Path, width: int) -> None:
 def test_refused_runs_have_no_values_in_any_format(folder: Path) -> None:
     write_text(folder / "not_run.json", json.dumps({f"fediod-seed{seed}": "no" for seed in range(3)}))
     summary = summarize(folder, a_plan())
-    assert "FedIOD: refused: no." in markdown(summary).splitlines()
-    head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
+    assert "FedIOD: refused: no." in comparison_markdown(summary).splitlines()
+    head, _, *rows = [line for line in comparison_markdown(summary).splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {head.count("|")}
     write_comparison(folder, a_plan())
     source = (folder / "compare.html").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from fedstill.report import communication_time, write_report
-from fedstill.report.model_scores import print_table
+from fedstill.report import run_tables, write_report
 from fedstill.report.result import Result
+from fedstill.report.terminal import print_table
 from tests import audited
 
 RESULT: dict[str, Any] = {
@@ -38,13 +38,13 @@ RESULT: dict[str, Any] = {
 
 
 def test_run_in_one_process_has_no_communication_time() -> None:
-    assert communication_time.time_parts(Result()) == []
-    assert communication_time.message_cost_text(Result()) is None
-    assert communication_time.time_parts_text(Result()) is None
+    assert run_tables.time_parts(Result()) == []
+    assert run_tables.message_cost_text(Result()) is None
+    assert run_tables.time_parts_text(Result()) is None
 
 
 def test_time_bar_has_parts_and_accessible_text() -> None:
-    bar = str(communication_time.time_bar(Result.from_record(RESULT)))
+    bar = str(run_tables.time_bar(Result.from_record(RESULT)))
     assert 'class="part link" x="37.50%" width="12.50%"' in bar
     assert 'class="part server" x="50.00%" width="50.00%"' in bar
     assert 'aria-label="start and end 20.0%; local training 5.0%; nodes 10.0%; waiting 2.5%' in bar
@@ -83,7 +83,7 @@ def test_refused_query_is_not_traffic(tmp_path: Path) -> None:
     }
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "max_rows: 10, and x has 11"}
     audited.write(tmp_path, [released, refused])
-    from fedstill.report.run_files import AuditTotals
+    from fedstill.report.result import AuditTotals
 
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None
@@ -93,12 +93,10 @@ def test_refused_query_is_not_traffic(tmp_path: Path) -> None:
 
 def test_waiting_for_absent_nodes_is_not_link_time() -> None:
     waited = {**RESULT, "link": {**RESULT["link"], "absent": 5.0}}
-    parts = {part.key: part for part in communication_time.time_parts(Result.from_record(waited))}
+    parts = {part.key: part for part in run_tables.time_parts(Result.from_record(waited))}
     assert (parts["absent"].seconds, parts["absent"].share) == (5.0, 0.2)
     assert parts["link"].share == 0.1
-    assert "absent nodes 5.0 s, link 2.5 s" in str(
-        communication_time.time_parts_text(Result.from_record(waited))
-    )
+    assert "absent nodes 5.0 s, link 2.5 s" in str(run_tables.time_parts_text(Result.from_record(waited)))
     assert 'class="part absent" x="30.00%" width="20.00%"' in str(
-        communication_time.time_bar(Result.from_record(waited))
+        run_tables.time_bar(Result.from_record(waited))
     )

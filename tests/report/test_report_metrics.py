@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from fedstill.compare import comparison_file as compare
-from fedstill.compare.comparison_file import Comparison
+from fedstill.compare import comparison as compare
+from fedstill.compare.comparison import Comparison
 from fedstill.core.run_writer import write_text
 from fedstill.report import write_report
-from fedstill.report.compare_files import latex, markdown, summarize, write_comparison
-from fedstill.report.metric_text import format_difference, format_spread
+from fedstill.report.comparison_page import write_comparison
+from fedstill.report.comparison_records import summarize
+from fedstill.report.comparison_tables import comparison_latex, comparison_markdown
 from fedstill.report.result import MetricOverNodes, Result
+from fedstill.report.tables import format_difference, format_spread
 from fedstill.runs.config import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
@@ -188,7 +190,7 @@ def test_best_method_is_per_metric(folder: Path) -> None:
 
 
 def test_markdown_has_all_metrics_and_published_ones(folder: Path) -> None:
-    lines = markdown(summarize(folder, a_plan(1))).splitlines()
+    lines = comparison_markdown(summarize(folder, a_plan(1))).splitlines()
     head = (
         "| method | evaluated model | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down "
         "| queries |"
@@ -204,7 +206,7 @@ def test_markdown_has_all_metrics_and_published_ones(folder: Path) -> None:
 
 def test_latex_and_page_have_a_column_per_metric(folder: Path) -> None:
     summary = summarize(folder, a_plan(1))
-    text = latex(summary)
+    text = comparison_latex(summary)
     assert "Method & Dice & Local Dice & Sens. & Spec. & HD95 $\\downarrow$ px" in text
     assert "\\textbf" not in text  # of one seed there is no order
     path = write_comparison(folder, a_plan(1))

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from fedstill.report import write_report
-from fedstill.report.model_scores import list_model_scores
+from fedstill.report.records import list_model_scores
 from fedstill.report.result import Result
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run

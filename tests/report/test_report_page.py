@@ -16,7 +16,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
-from fedstill.report.run_text import run_sentence
+from fedstill.report.run_page import run_sentence
 from tests import audited
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
@@ -498,9 +498,10 @@ def test_sentence_names_released_label_maps() -> None:
 
 def test_sentence_makes_no_claims_on_custom_payload_kinds() -> None:
     bytes_of = {"up": 10, "down": 0}
-    about = {"description": "a model", "category": "model", "package": "lab", "unknown key": 1}
+    about = {"description": "a model", "category": "model", "unknown key": 1}
     theirs = {
         **a_result(),
+        "method": "lab:Theirs",
         "kinds": {"lab: theta": about, "parameters": {"description": "", "category": "query"}},
     }
     sentences = {

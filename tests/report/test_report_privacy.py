@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.privacy_section import describe_privacy, image_notes, max_guess_accuracy, run_guarantee
-from fedstill.report.result import Result
-from fedstill.report.run_files import AuditTotals
+from fedstill.report.privacy_section import describe_privacy, image_notes, max_guess_accuracy
+from fedstill.report.records import run_guarantee
+from fedstill.report.result import AuditTotals, Result
 from tests import audited
 from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
 from tests.report.test_report_table import printed

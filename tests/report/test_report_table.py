@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedstill.core.text_format import finite_number_at_keys, format_bytes, format_seconds
 from fedstill.report import print_table
-from fedstill.report.table_formats import Cell, Column, Row, Table, markdown, print_rows
+from fedstill.report.tables import Cell, Column, Row, Table, markdown, print_rows
 
 RESULT: dict[str, Any] = {
     "name": "digits-fediod",

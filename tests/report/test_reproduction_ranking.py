@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstill.compare.reproduction import ReproducedMetric
-from fedstill.report.reproduction_ranking import RankingAgreement, compare_ranking
+from fedstill.report.comparison_tables import RankingAgreement, compare_ranking
 from fedstill.runs.config import PaperMetric
 
 

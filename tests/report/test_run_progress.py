@@ -10,7 +10,8 @@ import pytest
 from fedstill.core.errors import RunFolderError
 from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
 from fedstill.report import write_report
-from fedstill.report.bars import MAX_POINTS, sparkline
+from fedstill.report.figures import MAX_POINTS
+from fedstill.report.tables import sparkline
 from fedstill.runs import run
 from tests.federation.test_remote import tiny
 from tests.report.test_report_page import a_result, measured, read

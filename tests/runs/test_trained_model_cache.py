@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from fedstill.compare import comparison_file, comparison_runner
+from fedstill.compare import comparison_runner
+from fedstill.compare.comparison import read_comparison
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
 from fedstill.node import local_training
@@ -126,9 +127,7 @@ def test_comparison_trains_once_per_setting_and_seed(tmp_path: Path, counted: li
     made = tmp_path / "plan.toml"
     made.write_text(PLAN, encoding="utf-8")
     out = tmp_path / "out"
-    comparison_runner.compare(
-        comparison_file.read_comparison(made), out, command="", report=lambda folder: None, quiet=True
-    )
+    comparison_runner.compare(read_comparison(made), out, command="", report=lambda folder: None, quiet=True)
     assert sorted(counted) == ["node-0", "node-0", "node-1", "node-1"]
     assert {path.name for path in out.iterdir() if path.is_dir()} == {
         f"{method}-seed{seed}" for method in ("standalone", "ensemble") for seed in (0, 1)

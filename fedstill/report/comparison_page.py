@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 from fedstill.attacks.attack_results import Leakage, skipped_texts
+from fedstill.compare.comparison import Comparison, read_comparison_folder
+from fedstill.compare.reproduction import ReproducedMetric
+from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import format_bytes
-from fedstill.report import compare_figures, comparison_figure_data, plotting
-from fedstill.report.compare_summary import ComparedSetting, ComparisonSummary
-from fedstill.report.compare_table import budget_table, full_table, leakage_notes, needs_text, releases_text
-from fedstill.report.compared_method import ComparedMethod, Spread
+from fedstill.report import figures
+from fedstill.report.comparison_records import ComparedMethod, ComparedSetting, ComparisonSummary, summarize
+from fedstill.report.comparison_tables import (
+    budget_table,
+    comparison_latex,
+    comparison_markdown,
+    full_table,
+    leakage_notes,
+    needs_text,
+    pairwise_differences_csv,
+    record_rows,
+    releases_text,
+    runs_csv,
+    summary_csv,
+)
 from fedstill.report.result import MAIN_MODELS
-from fedstill.report.table_formats import NO_VALUE, Cell, Column, Row, Table
-from fedstill.report.templates import template_environment
+from fedstill.report.statistics import Spread
+from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table, template_environment
+
+if TYPE_CHECKING:
+    from fedstill.compare.comparison import Comparison
 
 
 def render_comparison_page(summary: ComparisonSummary) -> str:
@@ -31,8 +49,8 @@ def render_comparison_page(summary: ComparisonSummary) -> str:
             for curve, row in zip(curves, by_budget.rows, strict=True)
         ]
         by_budget = replace(by_budget, row_header="Method", rows=rows)
-        epsilon_plot = plotting.responsive_svg(
-            partial(compare_figures.plot_against_epsilon, curves, metric), "epsilon"
+        epsilon_plot = figures.responsive_svg(
+            partial(figures.plot_against_epsilon, curves, metric), "epsilon"
         )
     papers = []
     for paper in summary.published:
@@ -56,9 +74,9 @@ def render_comparison_page(summary: ComparisonSummary) -> str:
 
 def number_badge(number: int) -> Markup:
     """Return a method's number in its color, as figures show it."""
-    hollow = " hollow" if plotting.is_color_repeated(number) else ""
+    hollow = " hollow" if figures.is_color_repeated(number) else ""
     return Markup('<span class="number c{}{}" aria-hidden="true">{}</span>').format(
-        (number - 1) % len(plotting.METHOD_COLORS), hollow, number
+        (number - 1) % len(figures.METHOD_COLORS), hollow, number
     )
 
 
@@ -78,15 +96,15 @@ def _lead(summary: ComparisonSummary) -> str:
 
 
 def _leakage_variables(summary: ComparisonSummary) -> dict[str, Any]:
-    scatter = comparison_figure_data.leakage_scatter(summary)
+    scatter = figures.leakage_scatter(summary)
     points, column = scatter.points, scatter.column
     largest = max((point.bytes for point in points), default=0.0)
     sizes = [round(share * largest) for share in (1, 0.1, 0.01)] if largest > 0 else []
     sizes += [0] if any(point.bytes <= 0 for point in points) else []
     plot = None
     if column is not None and points:
-        draw = partial(compare_figures.plot_against_leakage, points, column, summary.metric.title)
-        plot = plotting.responsive_svg(draw, "leakage")
+        draw = partial(figures.plot_against_leakage, points, column, summary.metric.title)
+        plot = figures.responsive_svg(draw, "leakage")
     return {
         **vars(scatter),
         "plot": plot,
@@ -100,7 +118,7 @@ def _leakage_variables(summary: ComparisonSummary) -> dict[str, Any]:
 
 
 def _traffic_disk(byte_count: float, largest: float) -> Markup:
-    side = 2 * max(compare_figures.traffic_disk_radius(byte_count, largest), compare_figures.DOT_RADIUS + 1)
+    side = 2 * max(figures.traffic_disk_radius(byte_count, largest), figures.DOT_RADIUS + 1)
     return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
         "" if byte_count else " none", s=side
     )
@@ -109,8 +127,8 @@ def _traffic_disk(byte_count: float, largest: float) -> Markup:
 def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> dict[str, Any]:
     title, best = setting.metric.title, setting.significantly_best_labels(setting.metric)
     points, curves = (
-        comparison_figure_data.scatter_points(setting),
-        comparison_figure_data.learning_curves(setting),
+        figures.scatter_points(setting),
+        figures.learning_curves(setting),
     )
     return {
         "name": setting.name,
@@ -118,12 +136,10 @@ def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> 
         "title": title,
         "table": _table(summary, setting),
         "scatter": points
-        and plotting.responsive_svg(
-            partial(compare_figures.plot_traffic, points, title), f"bytes {setting.name}"
-        ),
+        and figures.responsive_svg(partial(figures.plot_traffic, points, title), f"bytes {setting.name}"),
         "curves": curves
-        and plotting.responsive_svg(
-            partial(compare_figures.plot_learning_curves, curves, title), f"run {setting.name}"
+        and figures.responsive_svg(
+            partial(figures.plot_learning_curves, curves, title), f"run {setting.name}"
         ),
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
         "attacks": [results for entry in setting.entries if (results := _attack_results(entry))],
@@ -198,3 +214,32 @@ def _releases_and_needs(entry: ComparedMethod) -> Cell:
 def _report_links(entry: ComparedMethod) -> Cell:
     link = Markup('<a href="{}/report.html">seed {}</a> ')
     return Cell(Markup("").join(link.format(quote(run.folder), run.seed) for run in entry.runs))
+
+
+def write_comparison(out: Path, comparison: Comparison) -> Path:
+    """Write page, CSV, LaTeX and Markdown of a comparison into its folder and return the path of the page.
+
+    Raises:
+        RunFolderError: a file of a run is broken.
+    """
+    summary = summarize(out, comparison)
+    write_text(out / "compare.csv", runs_csv(summary))
+    write_text(out / "compare-summary.csv", summary_csv(summary))
+    write_text(out / "compare-pairs.csv", pairwise_differences_csv(summary))
+    write_text(out / "compare.tex", comparison_latex(summary))
+    write_text(out / "compare.md", comparison_markdown(summary))
+    write_text(out / "compare.html", render_comparison_page(summary))
+    return out / "compare.html"
+
+
+def write_and_collect(folder: Path, comparison: Comparison) -> tuple[list[ReproducedMetric], float]:
+    """Write a comparison's page and tables, and return its rows and the total seconds of its runs.
+
+    Args:
+        folder: folder of the comparison.
+        comparison: the same comparison with the paper's metrics.
+    """
+    write_comparison(folder, read_comparison_folder(folder))
+    summary = summarize(folder, comparison)
+    runs = [run for entry in summary.entries for run in entry.runs]
+    return record_rows(summary, comparison.paper), sum(run.value("seconds") or 0.0 for run in runs)

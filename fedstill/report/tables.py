@@ -1,6 +1,8 @@
-"""Tables, independent of the medium, and writers for terminal, Markdown, LaTeX and CSV.
+"""Tables, independent of the medium, and their renderers for terminal, Markdown, LaTeX, CSV and pages.
 
-Pages render a :class:`Table` with the macro ``table`` of ``table.html.j2``.
+A page renders a :class:`Table` with the macro ``table`` of ``table.html.j2``. :func:`template_environment`
+loads the templates. :func:`bar` and :func:`sparkline` draw SVG for cells and for pages that refresh often;
+they stretch to any width while their strokes keep their width.
 """
 
 from __future__ import annotations
@@ -9,10 +11,90 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_percent, format_seconds
+from fedstill.report.result import MetricOverNodes
+from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# --- values of metrics as text --------------------------------------------------------------------------
+
+
+PROPER_NAMES = ("Dice",)  # first words of titles that keep their capital within a sentence
+
+
+def format_value_without_unit(metric: Metric, value: float) -> str:
+    """Return a value without its unit, for columns whose header has the unit."""
+    return f"{value:.{metric.digits}f}"
+
+
+def format_with_unit(metric: Metric, value: float) -> str:
+    """Return a value with its unit.
+
+    >>> format_with_unit(Metric("accuracy", "Accuracy"), 93.37)
+    '93.4%'
+    >>> format_with_unit(Metric("hd95", "HD95", "px", 2, "lower"), 12.3456)
+    '12.35 px'
+    """
+    return format_value_without_unit(metric, value) + (
+        metric.unit if metric.unit in ("%", "") else f" {metric.unit}"
+    )
+
+
+def format_spread(metric: Metric, stats: MetricOverNodes) -> str:
+    """Return mean and standard deviation with the unit, as "81.1% ± 4.2", or "not measured"."""
+    if stats.mean is None:
+        return NOT_MEASURED
+    return format_with_unit(metric, stats.mean) + _deviation(metric, stats)
+
+
+def format_spread_without_unit(metric: Metric, stats: MetricOverNodes) -> str:
+    """Return mean and standard deviation without the unit, as "81.1 ± 4.2"; "-" if not measured."""
+    return (
+        "-"
+        if stats.mean is None
+        else format_value_without_unit(metric, stats.mean) + _deviation(metric, stats)
+    )
+
+
+def _deviation(metric: Metric, stats: MetricOverNodes) -> str:
+    return "" if stats.std is None else f" \u00b1 {format_value_without_unit(metric, stats.std)}"
+
+
+def format_difference(metric: Metric, difference: float) -> str:
+    """Return a difference with its sign and without a unit, as "+12.3"; "0.0" if it rounds to zero."""
+    rounded = round(difference, metric.digits)
+    return f"{rounded:+.{metric.digits}f}" if rounded else format_value_without_unit(metric, 0.0)
+
+
+def format_header(metric: Metric, *, units: bool = False) -> str:
+    """Return the column header of a metric; a down arrow means that lower is better."""
+    arrow = " \u2193" if metric.better == "lower" else ""
+    return f"{metric.title}{arrow}" + (f" {metric.unit}" if units and metric.unit else "")
+
+
+def lowercase_title(title: str) -> str:
+    """Return a title as written within a sentence; abbreviations and proper names keep their capitals.
+
+    >>> lowercase_title("Accuracy"), lowercase_title("Object Dice"), lowercase_title("HD95")
+    ('accuracy', 'object Dice', 'HD95')
+    """
+    first = title.partition(" ")[0]
+    keeps_capital = first[1:] != first[1:].lower() or len(first) < 2 or first in PROPER_NAMES
+    return title if keeps_capital else title[0].lower() + title[1:]
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
 
 NO_VALUE = "-"
 
@@ -230,3 +312,98 @@ def as_csv(records: Sequence[Mapping[str, Any]], header: Sequence[str] = ()) -> 
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
+
+
+# --- templates of pages ---------------------------------------------------------------------------------
+
+
+@cache  # the environment caches compiled templates; compiling takes longer than rendering
+def template_environment() -> Environment:
+    """Return the Jinja environment with the filters ``duration``, ``percent`` and ``or_missing``."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["duration"] = lambda value: MISSING_MARKUP if value is None else format_seconds(value)
+    environment.filters["percent"] = lambda value: MISSING_MARKUP if value is None else format_percent(value)
+    environment.filters["or_missing"] = lambda value: MISSING_MARKUP if value is None else value
+    return environment
+
+
+MISSING_MARKUP = Markup('<span class="missing">{}</span>').format(NOT_MEASURED)
+
+
+def bytes_markup(count: int | None) -> Markup:
+    """Return a number of bytes in a readable unit, with the exact number as tooltip."""
+    if count is None:
+        return MISSING_MARKUP
+    return Markup('<span title="{:,} bytes">{}</span>').format(count, format_bytes(count))
+
+
+# --- bars and sparklines --------------------------------------------------------------------------------
+
+
+MAX_POINTS = 200  # points of a sparkline
+
+VerticalLines = Sequence[tuple[str, float]]  # style class and position in percent
+
+
+def bar(
+    fill: tuple[str, float] | None = None,
+    *,
+    whisker: tuple[float, float] | None = None,
+    rings: Sequence[float] = (),
+    lines: VerticalLines = (),
+) -> Markup:
+    """Return a horizontal track from 0 to 100% with optional drawings on it; all positions in percent.
+
+    Args:
+        fill: style class and length of the filled bar.
+        whisker: ends of a horizontal line.
+        rings: positions of rings, one per node.
+        lines: style classes and positions of vertical lines.
+    """
+    parts = ['<rect class="track" width="100%" y="5" height="14" rx="3"/>']
+    if fill:
+        parts.append(f'<rect class="{fill[0]}" width="{_percent(fill[1])}" y="5" height="14" rx="3"/>')
+    parts += [
+        f'<line class="{name}" x1="{_percent(x)}" x2="{_percent(x)}" y1="2" y2="22"/>' for name, x in lines
+    ]
+    parts += [f'<circle class="node" cx="{_percent(value)}" cy="12" r="3"/>' for value in rings]
+    if whisker:
+        parts.append(
+            f'<line class="whisker" x1="{_percent(whisker[0])}" x2="{_percent(whisker[1])}" y1="12" y2="12"/>'
+        )
+    content = "".join(parts)
+    return Markup(f'<svg class="bars" width="100%" height="24" aria-hidden="true">{content}</svg>')
+
+
+def sparkline(values: Sequence[float]) -> Markup:
+    """Return a line through finite values, scaled from their minimum to their maximum.
+
+    Of more than :data:`MAX_POINTS` values, an evenly spaced subset and the last value are drawn.
+    """
+    step = -(-len(values) // MAX_POINTS) or 1
+    shown = [*values[:-1:step], *values[-1:]]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    x_scale, y_scale = 100 / max(len(shown) - 1, 1), 30 / ((high - low) or 1.0)
+    points = " ".join(
+        f"{index * x_scale:.2f},{35 - (value - low) * y_scale:.2f}" for index, value in enumerate(shown)
+    )
+    line = Markup('<polyline points="{}" vector-effect="non-scaling-stroke"/>').format(points)
+    svg = Markup(
+        '<svg class="spark" viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true">{}</svg>'
+    )
+    return svg.format(line)
+
+
+def _percent(value: float) -> str:
+    return f"{min(max(value, 0.0), 100.0):.2f}%"
+
+
+def format_budget(epsilon: float) -> str:
+    """Return a privacy budget as text, as "7.7"; the infinity sign without a budget."""
+    return f"{epsilon:g}".replace("inf", "\u221e")
