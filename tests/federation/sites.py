@@ -31,6 +31,7 @@ from fedstill.federation.transport import LinkError
 from fedstill.node import local_training, node_service, session
 from fedstill.runs import deployment
 from fedstill.runs.remote_run import RemoteRun
+from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec, read_toml, to_toml
 from tests.audited import releases
@@ -117,7 +118,7 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
     try:
         served = RemoteRun(read_toml(config), Sockets(nodes), run_name)
         metrics = served.run(folder)
-        served.finish({**served.describe_run(), **metrics}, keep_state=True)
+        write_results(served, {**served.describe_run(), **metrics}, keep_state=True)
     except FedstillError as error:
         (folder / STOPPED).write_text(f"{type(error).__name__}: {error}")
 
