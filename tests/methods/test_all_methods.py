@@ -39,9 +39,9 @@ from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import releases
-from tests.methods import digits_world
-from tests.methods.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
+from tests.support import digits_world
+from tests.support.audit_logs import releases
+from tests.support.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
 
 pytestmark = pytest.mark.usefixtures("steady_adam", "one_thread")
 

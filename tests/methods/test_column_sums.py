@@ -29,7 +29,7 @@ from fedstill.protocol.queries import NodeSide, Query
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
-from tests.settings import SETTING
+from tests.support.small_world import SETTING
 
 AGE = SchemaColumn(name="age", range=(0.0, 200.0))
 DOSE = SchemaColumn(name="dose", range=(0.0, 8.0), missing=True)

@@ -19,7 +19,7 @@ from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.protocol.method import METHODS
 from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.regression import RegressionConfig
-from tests.models.test_vgg import weights
+from tests.support.models import weights
 
 TEXTS = DataSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
 

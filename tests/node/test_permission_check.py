@@ -23,8 +23,8 @@ from fedstill.node.permission_check import readable_files_warning
 from fedstill.runs.config import read_toml
 from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.remote_run import RemoteRun
-from tests.forked import FORKING
-from tests.loopback import Loopback
+from tests.support.links import Loopback
+from tests.support.processes import FORKING
 
 RUN = """
 [data]

@@ -14,9 +14,8 @@ from fedstill.report.records import list_model_scores
 from fedstill.report.result import Result
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
-from tests.audited import entries
-from tests.report.test_report_page import Page, a_folder, a_result, read
-from tests.report.test_report_pictures import FOUND, TRUTH, a_case
+from tests.support.audit_logs import entries
+from tests.support.result_files import FOUND, TRUTH, Page, a_case, a_folder, a_result, read
 
 
 def of_sites() -> dict[str, Any]:

@@ -32,8 +32,7 @@ from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.runs.simulation import build_simulation
 from fedstill.track import Tracker
 from fedstill.track.tracker_group import TrackerGroup
-from tests.federation.test_remote import Away, tiny
-from tests.loopback import Loopback
+from tests.support.links import Away, Loopback, tiny
 
 TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
 RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"backend": "flare"}}

@@ -13,7 +13,7 @@ import numpy as np
 import tomli_w
 from sklearn.datasets import load_digits
 
-from tests.forked import Command
+from tests.support.processes import Command
 
 ROOT = Path(__file__).parents[1]
 MY_LAB = ROOT / "examples" / "my_lab"

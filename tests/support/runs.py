@@ -1,13 +1,15 @@
-"""Small runs of digits whose folders the tests attack."""
+"""Small runs: of digits, and through the command line."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
@@ -20,6 +22,7 @@ from fedstill.attacks.simulated_updates import (
     shared_parameter_names,
 )
 from fedstill.attacks.transcript import ReplayedRun
+from fedstill.cli import main as cli
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.node.local_training import predict
@@ -98,3 +101,45 @@ def make_run(folder: Path, method: dict[str, Any], **changes: Any) -> Path:
     """Run a method, and return the folder of the finished run."""
     run.run(config(method, **changes), folder, command="fedstill run digits", progress=False)
     return folder
+
+
+def small_run(
+    out: Path, *words: str, task: str, method: str, model: str, local: dict[str, Any], **tables: Any
+) -> int:
+    """The exit code of a run in ``out / "run"``; ``tables`` are its data, and what differs from here."""
+    config = {
+        "task": {"name": task},
+        "method": {"name": method},
+        "student": {"model": model},
+        "split": {"nodes": 3, "alpha": 5.0},
+        "public": {"name": "held-out", "share": 0.4},
+        "nodes": {"models": [model], "local": local, "policy": {"outputs_only": False}},
+        "evaluation": {"centralized": False, "every": 0},
+        **tables,
+    }
+    (out / "run.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["run", str(out / "run.toml"), *words, "--engine.threads", "1", "--out", str(out / "run")])
+    assert isinstance(exit.value.code, int)
+    return exit.value.code
+
+
+def result_of(out: Path) -> dict[str, Any]:
+    """What the run's ``result.json`` says."""
+    result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+SHORT = [
+    *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
+    *("--nodes.models", "small-cnn:8", "--student.model", "small-cnn:8", "--engine.threads", "1"),
+    *("--method.generator.width", "16", "--method.critic.width", "8", "--engine.batching", "one-by-one"),
+]
+
+
+def fedstill_run(*words: str) -> int:
+    """The exit code of the command line, in this process."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["run", *words])
+    assert isinstance(exit.value.code, int)
+    return exit.value.code
