@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from tests.support.processes import Command
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MY_LAB = ROOT / "examples" / "my_lab"
 SMALL: dict[str, dict[str, Any]] = {  # a run of seconds; tests put other tables in place of some
     "data": {"name": "digits"},
