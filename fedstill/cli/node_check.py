@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs
-from fedstill.cli.console import columns, plain, print_facts, print_json, print_table
-from fedstill.cli.node import leave_faulty
+from fedstill.cli.console import columns, leave_faulty, plain, print_facts, print_json, print_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, QueryRefused
 from fedstill.core.table_schema import schema_difference
@@ -69,18 +67,16 @@ class CheckedRun:
     note: str  # why the spec is not known
 
 
-def check(args: ParsedArgs) -> None:
+def check_node(folder: Path, run: str | None, as_json: bool) -> None:
     """Print the node's facts and faults; nothing is trained."""
-    folder = Path(args.positionals[0])
-
     from fedstill.node import owner_folder
     from fedstill.runs.config import load
 
-    asking = load_target_run(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
+    asking = load_target_run(run, load(run)) if run else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
     found = owner_folder.check_folder(folder, known[0], task=known[1])
     if found.file is None:
-        if "--json" in args:
+        if as_json:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
         leave_faulty(folder, found.faults)
     summary = _node(folder, found.file, found)
@@ -88,7 +84,7 @@ def check(args: ParsedArgs) -> None:
         summary["run"] = _run(folder, asking, found.file, found)
     elif not found.unreported and not found.faults:  # else which methods serve is not known, or not yet
         summary["methods"] = _methods(found.file, found)
-    if "--json" in args:
+    if as_json:
         print_json({**summary, "faults": found.faults, "not checked": found.unreported})
         if not found.faults:
             sys.exit(1 if found.unreported else 0)

@@ -19,7 +19,7 @@ import pytest
 
 from fedstill import __version__, report
 from fedstill.cli import main as cli
-from fedstill.cli.commands import COMMANDS
+from fedstill.cli.main import COMMANDS
 from fedstill.cli.tools import kinds
 from fedstill.compare.comparison import Comparison
 from fedstill.core.config_tables import option_types
@@ -123,7 +123,7 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
     for name in option_types(config.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
-    assert "Seed of all random draws of the run. (default: 4)" in words
+    assert "Seed of all random draws of the run. (default: 4; 0 or more)" in words
 
 
 @pytest.mark.usefixtures("here")
@@ -299,7 +299,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --split.alpha nan", "invalid split.alpha = 'nan' (expected a number"),
         ("run mine.toml --seed 1_0", "invalid seed = '1_0' (expected an integer"),
         ("run mine.toml --split.alpha 1_0", "invalid split.alpha = '1_0' (expected a number"),
-        ("compare fedavg --seeds 1_0", "invalid --seeds = '1_0' (expected how many: 1 or more"),
+        ("compare fedavg --seeds 1_0", "invalid --seeds = '1_0' (expected an integer"),
         (
             "run mine.toml --split.alpha 0.5 --split.name iid",
             "invalid split.alpha = '0.5' (expected none: split 'iid' has no such option",
@@ -328,7 +328,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
-        ("compare fedavg --seeds 0", "invalid --seeds = '0' (expected how many: 1 or more"),
+        ("compare fedavg --seeds 0", "invalid --seeds = 0 (expected 1 or more"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
         ("compare fedavg fedavg", "invalid methods = 'fedavg, fedavg' (expected each once"),
         ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz' (expected --fedavg.rounds"),
@@ -617,7 +617,7 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     done = process("--help", folder=tmp_path)
     assert time.monotonic() - started < 2.5
     assert (done.returncode, done.stderr) == (0, "")
-    heavy = "{'torch', 'numpy', 'sklearn', 'scipy', 'matplotlib', 'tyro', 'rich'}"
+    heavy = "{'torch', 'numpy', 'sklearn', 'scipy', 'matplotlib', 'cyclopts', 'rich'}"
     code = (
         "import sys\n"
         "from fedstill.cli.main import main\n"

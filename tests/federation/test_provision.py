@@ -26,8 +26,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from fedstill.cli.arguments import dispatch
-from fedstill.cli.commands import COMMANDS
+from fedstill.cli.main import dispatch
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QueryRefused
 from fedstill.core.progress import ProgressBar
 from fedstill.core.startup_kit import StartupKit
@@ -147,7 +146,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 def server_command(*words: str) -> None:
     """Run ``fedstill server`` in this process."""
-    dispatch(["server", *words], COMMANDS)
+    dispatch(["server", *words])
 
 
 def _edit(path: Path, old: str, new: str) -> None:
