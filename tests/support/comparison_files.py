@@ -8,7 +8,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from fedstill.compare import comparison as compare
@@ -69,18 +68,17 @@ def a_plan(**changes: Any) -> Comparison:
     return compare._build_comparison({**table, **changes}, "mine", {})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three methods finished in the first setting, one refused; nothing finished in the second."""
-    write_text(tmp_path / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
+def write_comparison(folder: Path) -> Path:
+    """Write runs of which three methods finished in the first setting, one was refused, and none in the second."""
+    write_text(folder / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
     first = "50-skew_ed"
     for seed in range(3):
-        a_run(tmp_path, f"{first}/standalone-seed{seed}", ALONE[seed], {})
-        a_run(tmp_path, f"{first}/fedavg-seed{seed}", FEDAVG[seed], {10: 40.0 + seed, 20: FEDAVG[seed][0]})
-        a_run(tmp_path, f"{first}/fediod-seed{seed}", FEDIOD[seed], {100: 50.0, 400: FEDIOD[seed][0]})
+        a_run(folder, f"{first}/standalone-seed{seed}", ALONE[seed], {})
+        a_run(folder, f"{first}/fedavg-seed{seed}", FEDAVG[seed], {10: 40.0 + seed, 20: FEDAVG[seed][0]})
+        a_run(folder, f"{first}/fediod-seed{seed}", FEDIOD[seed], {100: 50.0, 400: FEDIOD[seed][0]})
     refused = {f"{first}/few-seed{seed}": "few cannot run: node-1: <no> & never" for seed in range(3)}
-    write_text(tmp_path / "not_run.json", json.dumps(refused))
-    return tmp_path
+    write_text(folder / "not_run.json", json.dumps(refused))
+    return folder
 
 
 def records(path: Path) -> list[dict[str, str]]:
