@@ -11,5 +11,5 @@ from tests.support.comparison_files import write_comparison
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a comparison: three methods finished in the first setting, one was refused, none in the second."""
+    """Return a comparison: two settings, three methods finished in the first, one was refused."""
     return write_comparison(tmp_path)

@@ -69,7 +69,7 @@ def a_plan(**changes: Any) -> Comparison:
 
 
 def write_comparison(folder: Path) -> Path:
-    """Write runs of which three methods finished in the first setting, one was refused, and none in the second."""
+    """Write a comparison: two settings, three methods finished in the first, one was refused."""
     write_text(folder / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
     first = "50-skew_ed"
     for seed in range(3):
