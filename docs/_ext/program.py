@@ -29,7 +29,7 @@ from fedstill.data.splits import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
-from fedstill.runs.config import RunConfig
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TASKS
 
 # Sphinx's own cannot read {**more} in a decorator, and then has no text of any field of that file.
@@ -81,7 +81,7 @@ class Options(SphinxDirective):
         elif what == "node":
             parts = [listed(NodeFile(name="clinic"), "", keys=True)]
         else:
-            parts = [listed(RunConfig(method=METHODS["fedavg"]()), "--")]
+            parts = [listed(RunSpec(method=METHODS["fedavg"]()), "--")]
         return self.parse_text_to_nodes("\n\n".join(parts), allow_section_headings=True)
 
 

@@ -64,8 +64,11 @@ class Call:
         return list(takewhile(_is_value, self.words))
 
     def value(self, option: str) -> str | None:
-        """Return the word after one of the command's own options, or None."""
-        return next((after for word, after in pairwise(self.words) if word == option), None)
+        """Return the value of one of the command's own options as a word, or None."""
+        for word, after in pairwise([*self.words, ""]):
+            if word.partition("=")[0] == option:
+                return word.partition("=")[2] or after
+        return None
 
 
 CalledAs = Annotated[Call, Parameter(parse=False)]

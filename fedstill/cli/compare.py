@@ -20,7 +20,7 @@ from fedstill.core.options import PositiveInt
 if TYPE_CHECKING:
     from fedstill.compare.comparison import Comparison
     from fedstill.protocol.method import Method
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 
 def compare(
@@ -85,7 +85,7 @@ def compare(
 def list_comparison_options(call: Call) -> str:
     """Return the run options that all methods share, with the base's values, and those of each method."""
     from fedstill.compare.comparison import base_run, is_file_listing_methods, methods_by_label
-    from fedstill.runs.config import from_dict
+    from fedstill.runs.spec import from_dict
 
     names = call.positionals
     base = base_run(names, call.value("--base"))
@@ -95,7 +95,7 @@ def list_comparison_options(call: Call) -> str:
     return shared_options(base, call.overrides, methods)
 
 
-def shared_options(base: RunConfig, words: Sequence[str], methods: Mapping[str, Method] | None = None) -> str:
+def shared_options(base: RunSpec, words: Sequence[str], methods: Mapping[str, Method] | None = None) -> str:
     """Return the run options that all methods of a comparison share, and those of each method by label."""
     from fedstill.compare.comparison import PER_RUN_KEYS
 
@@ -156,16 +156,16 @@ def plan_comparison(
     return read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
-def _print_ignored_settings(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
+def _print_ignored_settings(names: Sequence[str], run: RunSpec, *, based: bool) -> None:
     """Say of a run's file, and of a preset whose data are others, that its method alone is taken."""
     from fedstill.compare.comparison import table_at
     from fedstill.runs import presets
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
     data = run.data.registered_name
     for name in names:
         if name.endswith(".toml") or name in presets.names():
-            own = table_at(presets.read(name, RunConfig), "data").get("name", data)
+            own = table_at(presets.read(name, RunSpec), "data").get("name", data)
             if own != data or (name.endswith(".toml") and not based):
                 apart = f", not on its {own}" if own != data else ""
                 cure = "" if based else f"; --base {name} takes all else from it, too"
@@ -174,11 +174,11 @@ def _print_ignored_settings(names: Sequence[str], run: RunConfig, *, based: bool
 
 
 def _split_off_method_options(
-    words: Sequence[str], names: Sequence[str], base: RunConfig, prog: str
+    words: Sequence[str], names: Sequence[str], base: RunSpec, prog: str
 ) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
     """Options of one method, as ``--fediod.steps 200``, by label; and the other words."""
     from fedstill.compare.comparison import methods_by_label
-    from fedstill.runs.config import from_dict, to_dict
+    from fedstill.runs.spec import from_dict, to_dict
 
     own: dict[str, list[str]] = {}
     shared: list[str] = []
@@ -214,11 +214,11 @@ def _split_off_method_options(
     return found, shared
 
 
-def changes_of(words: Sequence[str], base: RunConfig, call: Call, prog: str) -> dict[str, Any]:
+def changes_of(words: Sequence[str], base: RunSpec, call: Call, prog: str) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.compare.comparison import PER_RUN_KEYS
-    from fedstill.runs.config import to_dict
+    from fedstill.runs.spec import to_dict
 
     given = group(words)
     for option in given:

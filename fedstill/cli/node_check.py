@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fedstill.node.run_mechanism import PrivacyMechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.queries import Query
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
 
@@ -61,7 +61,7 @@ class CheckedRun:
     """Run that a node is checked objection, as far as it is known on the node's machine."""
 
     target: str
-    config: RunConfig
+    config: RunSpec
     spec: DataSpec | None
     public: PublicData | None
     note: str  # why the spec is not known
@@ -70,7 +70,7 @@ class CheckedRun:
 def check_node(folder: Path, run: str | None, as_json: bool) -> None:
     """Print the node's facts and faults; nothing is trained."""
     from fedstill.node import owner_folder
-    from fedstill.runs.config import load
+    from fedstill.runs.spec import load
 
     asking = load_target_run(run, load(run)) if run else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
@@ -112,7 +112,7 @@ def _closed_hours_note(file: NodeFile) -> str:
     return ""
 
 
-def load_target_run(target: str, config: RunConfig) -> CheckedRun:
+def load_target_run(target: str, config: RunSpec) -> CheckedRun:
     """Return a run with its data spec and public data, if its data are on this machine."""
     from fedstill.data import load as load_data
     from fedstill.data.data_spec import DataSpec
@@ -126,7 +126,7 @@ def load_target_run(target: str, config: RunConfig) -> CheckedRun:
     return CheckedRun(target, config, DataSpec.from_data(config.task, data), public, "")
 
 
-def _spec_of_schema(config: RunConfig) -> DataSpec | None:
+def _spec_of_schema(config: RunSpec) -> DataSpec | None:
     """Return the spec of a run on tables whose schema is here, though its rows are not; else None."""
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.user_data import UserFiles
@@ -335,7 +335,7 @@ def _reason_not_to_take_part(
     return objection
 
 
-def _unlisted_plugin_reason(config: RunConfig, file: NodeFile) -> str | None:
+def _unlisted_plugin_reason(config: RunSpec, file: NodeFile) -> str | None:
     """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
     for chosen in (config.method, config.task):
         if not chosen.registry.is_allowed(chosen.registered_name, file.policy.plugins):

@@ -55,8 +55,8 @@ def make(
     from fedstill.federation import offline_files, signed_files
     from fedstill.protocol.run_plan import describe
     from fedstill.runs import offline as runs
-    from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
+    from fedstill.runs.spec import to_toml
 
     path, private = out, key
     queries = runs.build_offline_queries(config)
@@ -81,7 +81,7 @@ def make(
 
 def list_combine_options(call: Call) -> str:
     """Return every option of the run whose queries were made (default: the preset demo)."""
-    from fedstill.runs.config import load, load_toml
+    from fedstill.runs.spec import load, load_toml
 
     queries = call.value("--queries")
     config = load("demo") if queries is None else load_toml(_config_path_of_queries(Path(queries)))
@@ -114,7 +114,7 @@ def combine(
     if not responses:
         raise UsageError("fedstill offline combine", missing="RESPONSES")
     from fedstill.runs import offline as runs
-    from fedstill.runs.config import load_toml
+    from fedstill.runs.spec import load_toml
 
     recipe = _config_path_of_queries(queries)
     if not recipe.is_file():

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedstill.data.public import PublicData
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.local_config import LocalConfig
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
     from fedstill.tasks import TaskConfig
 
 
@@ -101,7 +101,7 @@ def _parse_noise(text: str) -> float | dict[str, float]:
 # --- who takes part -----------------------------------------------------------------------------------
 
 
-def _planned_owner_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
+def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """One node as its owner has it."""
     from fedstill.cli.node_check import load_target_run
     from fedstill.data import node_data
@@ -120,7 +120,7 @@ def _planned_owner_node(path: Path, target: str, config: RunConfig) -> tuple[Pla
     return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
 
 
-def _planned_simulated_nodes(target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
+def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.loading import load

@@ -17,7 +17,7 @@ from fedstill.cli.options import list_options, override
 from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 # Options of `run` that people type often, and what they stand for.
 SHORT = {
@@ -109,7 +109,7 @@ def config(preset: Preset, /, *, call: CalledAs) -> None:
     Args:
         preset: a preset (`fedstill list presets`) or a configuration FILE.toml
     """
-    from fedstill.runs.config import to_toml
+    from fedstill.runs.spec import to_toml
 
     print(to_toml(configured(preset, call, "config")), end="")
 
@@ -192,16 +192,16 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
     print(f"Report: {report}")
 
 
-def configured(target: str, call: Call, command: str, startup_kit: Path | None = None) -> RunConfig:
+def configured(target: str, call: Call, command: str, startup_kit: Path | None = None) -> RunSpec:
     """Return the run that a preset or file and the options of a call describe."""
     kit = [] if startup_kit is None else ["--engine.startup_kit", str(startup_kit)]
     words = [*map(in_full, call.overrides), *kit]
     return changed(_loaded(target, command), words, f"fedstill {command} {target}", call.known)
 
 
-def _loaded(target: str, command: str) -> RunConfig:
+def _loaded(target: str, command: str) -> RunSpec:
     """Return the run of a preset or file."""
-    from fedstill.runs.config import load
+    from fedstill.runs.spec import load
 
     try:
         return load(target)
@@ -220,7 +220,7 @@ def list_run_options(call: Call) -> str:
     return run_options(_loaded(target, "run"), call.overrides, f"with the values of {target}")
 
 
-def run_options(config: RunConfig, words: Sequence[str], note: str) -> str:
+def run_options(config: RunSpec, words: Sequence[str], note: str) -> str:
     """Return every option of a run under a head."""
     listed = list_options(dataclasses.replace(config, paper=()), [in_full(word) for word in words])
     return f"all options of `fedstill run`, {note}:\n\n{listed}"
@@ -232,7 +232,7 @@ def in_full(word: str) -> str:
     return f"{SHORT.get(name, name)}{equals}{value}"
 
 
-def changed(config: RunConfig, words: Sequence[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
+def changed(config: RunSpec, words: Sequence[str], prog: str, also: Sequence[str] = ()) -> RunSpec:
     """The same run with options from the command line."""
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
     made = override(plain, list(words), prog, [*also, *SHORT])

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import platform
+import re
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,7 +147,7 @@ def _method_facts(name: str) -> dict[str, str]:
     from fedstill.protocol.method import METHODS
     from fedstill.report.comparison_records import NEED_TITLES
     from fedstill.report.result import MAIN_MODELS
-    from fedstill.runs.config import from_dict
+    from fedstill.runs.spec import from_dict
 
     method = METHODS[name]()
     needs, tasks = vars(method.needs()), _refusals_by_task([METHODS[name]])[0]
@@ -483,9 +484,15 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
     example: eval "$(fedstill completion bash)"
 
+    zsh: eval "$(fedstill completion zsh)", after compinit.
+    fish: fedstill completion fish | source
+
     Args:
         shell: bash, zsh or fish
     """
     from fedstill.cli.main import make_app
 
-    print(make_app().generate_completion(shell=shell))
+    script = make_app().generate_completion(shell=shell)
+    if shell == "zsh" and (function := re.search(r"^(\w+)\(\)", script, re.MULTILINE)):
+        script += f"\n(( $+functions[compdef] )) && compdef {function[1]} fedstill"  # for eval
+    print(script)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from cyclopts import App
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedstill.cli.arguments import UsageError, split_overrides
 from fedstill.cli.main import COMMANDS, OPTION_LISTS, bind, dispatch, make_app
@@ -110,6 +112,24 @@ def every_command() -> Iterator[tuple[str, ...]]:
 
 
 EVERY = list(every_command())
+
+
+WORDS = (
+    "a", "3", "-1", "nan", "1_0", "", "{}", "[1]", "[", "--", "-", "-x", "\u0663", "--x.y", "--x.y=3", "@f",
+    "--no-json", "--json=1", "--json", "--out", "--out=", "--nodes", "--port=x", "--call", "--=x", "---",
+    "--help=3", "--last", "--seeds=",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(command=st.sampled_from(EVERY), words=st.lists(st.sampled_from(WORDS), max_size=5))
+def test_any_words_are_arguments_or_one_line(command: tuple[str, ...], words: list[str]) -> None:
+    line = ""
+    try:
+        bind([*command, *words])
+    except FedstillError as error:
+        line = str(error)
+    assert "\n" not in line
 
 
 def application(words: tuple[str, ...]) -> App:

@@ -171,6 +171,14 @@ def test_bash_completes_a_word(command: Main, monkeypatch: pytest.MonkeyPatch) -
     assert "expected one of 'bash', 'zsh', 'fish'" in command("completion", "tcsh")[2]
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_registers_the_script(command: Main) -> None:
+    start = "autoload -Uz compinit; compinit -u -D; "
+    call = f"{start}{command('completion', 'zsh')[1]}\nprint ${{_comps[fedstill]}}"
+    done = subprocess.run(["zsh", "-f", "-c", call], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.startswith("_")
+
+
 def test_no_color_is_heeded(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FORCE_COLOR", "1")
     dimmed = command("list", "tasks")[1]

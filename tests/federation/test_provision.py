@@ -39,9 +39,9 @@ from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.requests import ApprovalRequests
 from fedstill.protocol.run_plan import describe
-from fedstill.runs.config import from_dict
 from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan
+from fedstill.runs.spec import from_dict
 from fedstill.track.tracker_group import TrackerGroup
 from tests.support.audit_logs import edit, security_events
 from tests.support.processes import until

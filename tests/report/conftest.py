@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.comparison_files import write_comparison
+from tests.support.comparison_files import write_runs_to_compare
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a comparison: two settings, three methods finished in the first, one was refused."""
-    return write_comparison(tmp_path)
+    return write_runs_to_compare(tmp_path)

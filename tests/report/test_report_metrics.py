@@ -20,7 +20,7 @@ from fedstill.report.comparison_records import summarize
 from fedstill.report.comparison_tables import comparison_latex, comparison_markdown
 from fedstill.report.result import MetricOverNodes, Result
 from fedstill.report.tables import format_difference, format_spread
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
 from tests.support.comparison_files import printed as print_comparison
 from tests.support.comparison_files import records

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from fedstill.report import write_report
 from fedstill.report.records import list_model_scores
 from fedstill.report.result import Result
-from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
+from fedstill.runs.spec import from_dict
 from tests.support.audit_logs import entries
 from tests.support.result_files import FOUND, TRUTH, Page, a_case, a_folder, a_result, read
 

@@ -28,8 +28,8 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
 from fedstill.report.result import MetricsLog
 from fedstill.runs import deployment, run
-from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
 from fedstill.track.tracker_group import TrackerGroup
 from tests.support.links import Away, Loopback, tiny

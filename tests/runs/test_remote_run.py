@@ -38,7 +38,7 @@ def test_result_has_node_notes_only(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), RecordingLink(hosts), tmp_path)
     results = server.run()
-    sizes = [len(part) for part in build_simulation(tiny("fediod"))[0].setting.parts]
+    sizes = [len(node.data) for node in build_simulation(tiny("fediod"))[0].setting.nodes]
     assert [node["examples"] for node in results["nodes"]] == sizes
     assert [sum(node["label_counts"]) for node in results["nodes"]] == sizes
     assert [node["name"] for node in results["nodes"]] == list(NAMES)

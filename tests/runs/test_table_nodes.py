@@ -17,9 +17,9 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node.request_text import describe_request
 from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.run_plan import describe
-from fedstill.runs.config import to_toml
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import to_toml
 from tests.support.links import NAMES, SCHEMA, RecordingLink, hosts, live, run_of
 
 

@@ -14,6 +14,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.build import Setting
 from fedstill.tasks.classification import Classification
+from tests.support.runs import make_setting
 
 SHAPE = (1, 8, 8)
 
@@ -66,4 +67,4 @@ def setting(method: Any, spec: str = "mlp:8", *, test: int = 40, nodes: int = 3,
         "engine": EngineConfig(batching="one-by-one"),
         **changes,
     }
-    return Setting(**given)
+    return make_setting(**given)

@@ -15,7 +15,7 @@ from fedstill.compare.comparison import Comparison
 from fedstill.core.run_writer import write_text
 from fedstill.report.comparison_records import ComparisonSummary
 from fedstill.report.terminal import print_comparison
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.
 FEDAVG = [(80.0, 70.0, 1000, 500), (84.0, 72.0, 1000, 500), (88.0, 74.0, 4000, 500)]
@@ -68,7 +68,7 @@ def a_plan(**changes: Any) -> Comparison:
     return compare._build_comparison({**table, **changes}, "mine", {})
 
 
-def write_comparison(folder: Path) -> Path:
+def write_runs_to_compare(folder: Path) -> Path:
     """Write a comparison: two settings, three methods finished in the first, one was refused."""
     write_text(folder / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
     first = "50-skew_ed"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.spec import RunSpec, from_dict
 from tests.support import data_files
 
 SURVIVAL_SCHEMA = """
@@ -209,7 +209,7 @@ TASKS: dict[str, tuple[Callable[[Path], tuple[str, str]], str, dict[str, Any]]] 
 LOCAL = {"segmentation": {"epochs": 10, "batch": 8, "lr": 1e-3}}
 
 
-def config(task: str, folder: Path, **tables: Any) -> tuple[RunConfig, str]:
+def config(task: str, folder: Path, **tables: Any) -> tuple[RunSpec, str]:
     """Return a small run that trains in bfloat16, and the path of its test data."""
     write, model, data = TASKS[task]
     whole, tested = write(folder)

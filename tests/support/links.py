@@ -19,9 +19,9 @@ from fedstill.federation.transport import Link, LinkError
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs import deployment
-from fedstill.runs.config import RunConfig, from_dict, to_dict
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import RunSpec, from_dict, to_dict
 from tests.support.digits_world import config_of
 
 
@@ -51,7 +51,7 @@ def tiny(
     options: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
     **link: Any,
-) -> RunConfig:
+) -> RunSpec:
     chosen = config_of(method, **(options or {}))
     needs = chosen.needs()
     return from_dict(
@@ -78,7 +78,7 @@ def tiny(
 class Live(RemoteRun):
     """A run at the server, in a folder of its own."""
 
-    def __init__(self, config: RunConfig, link: Link, name: str, folder: Path) -> None:
+    def __init__(self, config: RunSpec, link: Link, name: str, folder: Path) -> None:
         super().__init__(config, link, name)
         self.folder = folder
 
@@ -96,7 +96,7 @@ class Away:
     """
 
     def __init__(
-        self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
+        self, config: RunSpec, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
         deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
@@ -119,7 +119,7 @@ class Away:
                     assert torch.equal(modules[role][key], value), (node.name, role, key)
 
 
-def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
+def here(config: RunSpec) -> tuple[Simulation, dict[str, Any]]:
     experiment, _ = build_simulation(config)
     return experiment, experiment.run()
 
@@ -141,7 +141,7 @@ class RecordingLink(Loopback):
         return sum(operation == do for _, operation in self.calls)
 
 
-def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
+def nodes(config: RunSpec, folder: Path, **changes: Any) -> dict[str, NodeService]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
     deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
     for node in NAMES:
@@ -154,12 +154,12 @@ def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeServ
     return {name: NodeService(folder / "nodes" / name) for name in NAMES}
 
 
-def live(config: RunConfig, link: Loopback, folder: Path) -> Live:
+def live(config: RunSpec, link: Loopback, folder: Path) -> Live:
     (folder / "server").mkdir(exist_ok=True)
     return Live(config, link, "one", folder / "server")
 
 
-def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
+def changed(config: RunSpec, **tables: dict[str, Any]) -> RunSpec:
     """A configuration with some values of some tables replaced."""
     table = to_dict(config)
     for name, values in tables.items():
@@ -177,7 +177,7 @@ columns = [
 """
 
 
-def run_of(folder: Path, method: str) -> RunConfig:
+def run_of(folder: Path, method: str) -> RunSpec:
     """A run on a folder of tables, one a node, a quarter of whose rows are for testing."""
     draw, tables = random.Random(0), folder / "hospitals"
     tables.mkdir()
@@ -205,7 +205,7 @@ def run_of(folder: Path, method: str) -> RunConfig:
     )
 
 
-def hosts(config: RunConfig, folder: Path) -> dict[str, NodeService]:
+def hosts(config: RunSpec, folder: Path) -> dict[str, NodeService]:
     """The nodes of a run, each with its own csv in its own folder."""
     made = nodes(config, folder, source='"csv"', path='"own.csv"')
     for name in made:

@@ -23,11 +23,18 @@ from fedstill.attacks.simulated_updates import (
 )
 from fedstill.attacks.transcript import ReplayedRun
 from fedstill.cli import main as cli
-from fedstill.core.compute import Compute
+from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
+from fedstill.data.in_memory_data import InMemoryData, InMemorySplit
+from fedstill.federation.link_config import LinkConfig
 from fedstill.node.local_training import predict
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import Method
 from fedstill.runs import run
-from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.build import Setting, make_nodes
+from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, from_dict
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 needs_fashion = pytest.mark.skipif(
@@ -47,7 +54,7 @@ FEDKD = {"name": "fedkd", "student": {"epochs": 2}}
 SGD = {"optimizer": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
 
 
-def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunConfig:
+def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunSpec:
     """Three nodes of 200 digits with a small MLP each; ``changes`` replaces tables."""
     table: dict[str, Any] = {
         "data": {"name": "digits", "train_limit": 200},
@@ -128,6 +135,46 @@ def result_of(out: Path) -> dict[str, Any]:
     """What the run's ``result.json`` says."""
     result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
     return result
+
+
+def make_setting(
+    *,
+    method: Method,
+    parts: Sequence[TensorData],
+    models: Sequence[nn.Module],
+    names: Sequence[str] = (),
+    policies: Sequence[PolicyConfig] = (),
+    privacies: Sequence[PrivacyConfig] = (),
+    local: LocalConfig | None = None,
+    engine: EngineConfig | None = None,
+    link: LinkConfig | None = None,
+    seed: int = 0,
+    every: int | None = None,
+    samples: int = 12,
+    perceptual: str = "",
+    **objects: Any,
+) -> Setting:
+    """Return the setting of a simulation; ``objects`` are further fields of :class:`Setting`."""
+    spec = RunSpec(
+        method=method,
+        seed=seed,
+        data=InMemoryData(),
+        split=InMemorySplit(nodes=len(parts)),
+        nodes=NodesConfig(local=local or LocalConfig(), perceptual=perceptual),
+        engine=engine or EngineConfig(),
+        link=link or LinkConfig(),
+        evaluation=EvaluationConfig(every=every, samples=samples, centralized=False),
+    )
+    nodes = make_nodes(parts, models, names, policies, privacies)
+    return Setting(spec=spec, nodes=nodes, **objects)
+
+
+def node_models(setting: Setting) -> list[nn.Module]:
+    return [node.model for node in setting.nodes]
+
+
+def node_data(setting: Setting) -> list[TensorData]:
+    return [node.data for node in setting.nodes]
 
 
 SHORT = [
