@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from tests.report.test_report_page import a_result
 
 ERROR_LINE = re.compile(r"result\.json: [^\n]+")

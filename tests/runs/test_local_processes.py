@@ -26,7 +26,7 @@ from fedstill.data.splits import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
-from fedstill.report.result import MetricsLog
+from fedstill.report.records import MetricsLog
 from fedstill.runs import deployment, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.runs.simulation import build_simulation
