@@ -16,8 +16,8 @@ import torch
 
 from fedstill.core.errors import FedstillError
 from fedstill.node import local_training
-from fedstill.runs.config import load
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import load
 from fedstill.tasks import formulas
 
 WAYS = ("logits", "log_probs", "probs", "consensus")

@@ -22,8 +22,8 @@ from sklearn.datasets import make_classification
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import make_data_config
 from fedstill.data.table_data import TableData, schema_text
-from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
+from fedstill.runs.spec import from_dict
 
 SEEDS = 3
 NODES = {"wine": 4, "breast-cancer": 5, "clinics": 5}

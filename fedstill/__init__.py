@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.report.statistics import SeedDifference as SeedDifference
     from fedstill.report.statistics import paired_difference as paired_difference
     from fedstill.report.statistics import seed_difference as seed_difference
+    from fedstill.runs.method_check import check_method as check_method
     from fedstill.student.student_model import StudentModel as StudentModel
     from fedstill.student.student_model import load as load
     from fedstill.studies import Compared as Compared
@@ -152,6 +153,7 @@ _PUBLIC_NAMES = {
     "privacy.pate": "PATE PateConfig",
     "protocol.local_config": "LocalConfig",
     "report.statistics": "CaseDifference SeedDifference paired_difference seed_difference",
+    "runs.method_check": "check_method",
     "student.student_model": "StudentModel load",
     "studies": "Compared compare_methods run_preset",
     "tasks.config": "TaskConfig",

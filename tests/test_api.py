@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 import threading
@@ -20,7 +21,7 @@ import fedstill
 from fedstill import api
 from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, DataError, ModelError, QueryRefused, RunFolderError
-from fedstill.core.run_writer import RunWriter
+from fedstill.core.run_writer import OBJECTS_FILE, RunWriter
 from fedstill.models import MLP, SmallCNN
 
 SHAPE = (1, 8, 8)
@@ -376,31 +377,12 @@ def test_resumed_run_keeps_precision(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert resumed.result["accuracy"] == unbroken.result["accuracy"]
 
 
-def test_fingerprint_covers_all_arguments() -> None:
-    """Or else another run could go on in its folder."""
-    given = few()
-    parts = {
-        "centralized_model",
-        "samples",
-        "best",
-        "model_names",
-        "student_name",
-        "split_values",
-        "test_names",
-    }  # not distil's
-    parts |= {"learns", "words"}  # nor is what the student's file says of the task
-    parts |= {"options"}  # those of a config are compared by themselves
-    task = api.TASKS["classification"]().make(3)
-    setting = api.Setting(
-        task=task,
-        parts=[api._convert_examples(data, "data", task) for data in given["data"]],
-        models=given["models"],
-        student=given["student"],
-        test=api._convert_examples(given["test"], "test", task),
-        method=given["method"],
-    )
-    names = set(vars(setting)) - parts - {"parts"} | {"data[0]", "data[1]"}
-    assert set(api._fingerprint(setting)) == names
+def test_fingerprint_covers_all_arguments(tmp_path: Path) -> None:
+    """Otherwise another run could resume in its folder."""
+    fedstill.distil(**few(out=tmp_path / "run"))
+    arguments = set(inspect.signature(fedstill.distil).parameters) - {"out", "track", "progress", "data"}
+    data = {f"data[{index}]" for index in range(len(few()["data"]))}
+    assert set(json.loads((tmp_path / "run" / OBJECTS_FILE).read_text())) == arguments | data
 
 
 def test_class_names_and_features_reach_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +402,7 @@ def test_class_names_and_features_reach_setting(tmp_path: Path, monkeypatch: pyt
     named, numbered = met
     assert (tuple(named.classes), tuple(numbered.classes)) == (("cat", "dog", "owl"), ())
     assert named.task.classes == numbered.task.classes == 3
-    assert named.perceptual == str(tmp_path / "vgg.safetensors")
+    assert named.spec.nodes.perceptual == str(tmp_path / "vgg.safetensors")
     with pytest.raises(ArgumentError, match=r"invalid classes = 'cat' \(expected"):
         fedstill.distil(**few(classes="cat"))
 

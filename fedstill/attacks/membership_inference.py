@@ -410,7 +410,7 @@ def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows
 def private_records(experiment: Simulation, node: Node) -> TensorData:
     """Return a node's own records, without labeled public data that a method adds."""
     names = [other_node.name for other_node in experiment.nodes]
-    return experiment.setting.parts[names.index(node.name)]
+    return experiment.setting.nodes[names.index(node.name)].data
 
 
 def concatenate(parts: Sequence[TensorData]) -> TensorData:

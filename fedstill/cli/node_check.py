@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs
-from fedstill.cli.console import columns, plain, print_facts, print_json, print_table
-from fedstill.cli.node import leave_faulty
+from fedstill.cli.console import columns, leave_faulty, plain, print_facts, print_json, print_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, QueryRefused
 from fedstill.core.table_schema import schema_difference
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
     from fedstill.node.run_mechanism import PrivacyMechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.queries import Query
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
 
@@ -63,24 +61,22 @@ class CheckedRun:
     """Run that a node is checked objection, as far as it is known on the node's machine."""
 
     target: str
-    config: RunConfig
+    config: RunSpec
     spec: DataSpec | None
     public: PublicData | None
     note: str  # why the spec is not known
 
 
-def check(args: ParsedArgs) -> None:
+def check_node(folder: Path, run: str | None, as_json: bool) -> None:
     """Print the node's facts and faults; nothing is trained."""
-    folder = Path(args.positionals[0])
-
     from fedstill.node import owner_folder
-    from fedstill.runs.config import load
+    from fedstill.runs.spec import load
 
-    asking = load_target_run(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
+    asking = load_target_run(run, load(run)) if run else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
     found = owner_folder.check_folder(folder, known[0], task=known[1])
     if found.file is None:
-        if "--json" in args:
+        if as_json:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
         leave_faulty(folder, found.faults)
     summary = _node(folder, found.file, found)
@@ -88,7 +84,7 @@ def check(args: ParsedArgs) -> None:
         summary["run"] = _run(folder, asking, found.file, found)
     elif not found.unreported and not found.faults:  # else which methods serve is not known, or not yet
         summary["methods"] = _methods(found.file, found)
-    if "--json" in args:
+    if as_json:
         print_json({**summary, "faults": found.faults, "not checked": found.unreported})
         if not found.faults:
             sys.exit(1 if found.unreported else 0)
@@ -116,7 +112,7 @@ def _closed_hours_note(file: NodeFile) -> str:
     return ""
 
 
-def load_target_run(target: str, config: RunConfig) -> CheckedRun:
+def load_target_run(target: str, config: RunSpec) -> CheckedRun:
     """Return a run with its data spec and public data, if its data are on this machine."""
     from fedstill.data import load as load_data
     from fedstill.data.data_spec import DataSpec
@@ -130,7 +126,7 @@ def load_target_run(target: str, config: RunConfig) -> CheckedRun:
     return CheckedRun(target, config, DataSpec.from_data(config.task, data), public, "")
 
 
-def _spec_of_schema(config: RunConfig) -> DataSpec | None:
+def _spec_of_schema(config: RunSpec) -> DataSpec | None:
     """Return the spec of a run on tables whose schema is here, though its rows are not; else None."""
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.user_data import UserFiles
@@ -339,7 +335,7 @@ def _reason_not_to_take_part(
     return objection
 
 
-def _unlisted_plugin_reason(config: RunConfig, file: NodeFile) -> str | None:
+def _unlisted_plugin_reason(config: RunSpec, file: NodeFile) -> str | None:
     """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
     for chosen in (config.method, config.task):
         if not chosen.registry.is_allowed(chosen.registered_name, file.policy.plugins):

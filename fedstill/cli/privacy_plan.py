@@ -1,7 +1,7 @@
 """``fedstill privacy plan``: what a run will cost each node, as its mechanism will charge it.
 
-:func:`plan` computes the costs, :func:`show` prints them in 80 columns, and :func:`advice` recommends options
-of DP-SGD from recorded runs and the number of records only.
+:func:`print_plan` computes the costs, :func:`show` prints them in 80 columns, and :func:`advice` recommends
+options of DP-SGD from recorded runs and the number of records only.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs, number
+from fedstill.cli.arguments import Call
 from fedstill.cli.audit import events
 from fedstill.cli.console import plain, print_facts, print_json, print_table
 from fedstill.cli.node_check import refusal
+from fedstill.cli.options import read_words
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
@@ -45,23 +46,26 @@ if TYPE_CHECKING:
     from fedstill.data.public import PublicData
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.local_config import LocalConfig
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
     from fedstill.tasks import TaskConfig
 
 
-def plan(args: ParsedArgs) -> None:
-    """Say what a run will cost one node, or those of a simulation; a refusal is an error."""
-    noise = None if (text := args.get("--noise")) is None else _parse_noise(text)
-    epsilon = number("--epsilon", args.get("--epsilon"))
-    steps = number("--steps", args.get("--steps"), int)
+def print_plan(
+    target: str,
+    folder: Path | None,
+    epsilon: float | None,
+    noise_text: str | None,
+    steps: int | None,
+    as_json: bool,
+    call: Call,
+) -> None:
+    """Print what a run will cost one node, or those of a simulation; a refusal is an error."""
+    noise = None if noise_text is None else _parse_noise(noise_text)
     if epsilon == math.inf and noise is not None and steps is None:
         raise ArgumentError("--epsilon", epsilon, "finite, where it says how long the run can be")
-    if steps is not None and steps < 1:
-        raise ArgumentError("--steps", steps, "1 or more")
-    *folders, target = args.positionals
-    if not folders and ((Path(target) / "node.toml").is_file() or Path(target).name == "node.toml"):
+    if folder is None and ((Path(target) / "node.toml").is_file() or Path(target).name == "node.toml"):
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
-    config, folder = configured(target, args, "run"), Path(folders[0]) if folders else None
+    config = configured(target, call, "run")
 
     run, places = (
         _planned_simulated_nodes(target, config)
@@ -74,8 +78,8 @@ def plan(args: ParsedArgs) -> None:
         if place.examples not in known:
             known[place.examples] = _solve_for_missing_option(run, place, epsilon, noise, steps)
         plans.append(replace(known[place.examples], place=place))
-    if "--json" in args:
-        print_json(as_json(run, plans))
+    if as_json:
+        print_json(plan_record(run, plans))
     else:
         show(plain(), run, plans, folder)
     for one in plans:
@@ -86,18 +90,18 @@ def plan(args: ParsedArgs) -> None:
 def _parse_noise(text: str) -> float | dict[str, float]:
     """``4.0``, or ``training=4.0,critic=8``."""
     if "=" not in text:
-        return float(number("--noise", text))
+        return float(read_words(float, [text], "--noise"))
     levels = {}
     for item in text.split(","):
         part, _, level = item.strip().partition("=")
-        levels[part] = float(number(f"--noise {part}", level))
+        levels[part] = float(read_words(float, [level], f"--noise {part}"))
     return levels
 
 
 # --- who takes part -----------------------------------------------------------------------------------
 
 
-def _planned_owner_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
+def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """One node as its owner has it."""
     from fedstill.cli.node_check import load_target_run
     from fedstill.data import node_data
@@ -116,7 +120,7 @@ def _planned_owner_node(path: Path, target: str, config: RunConfig) -> tuple[Pla
     return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
 
 
-def _planned_simulated_nodes(target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
+def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.loading import load
@@ -298,7 +302,7 @@ def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: P
         _print_levels(console, plans, folder)
 
 
-def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
+def plan_record(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
     """Return the plan as JSON has it."""
     most = _most_limiting_plan(plans)
     return {

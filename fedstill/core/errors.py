@@ -10,7 +10,7 @@ such name, so :func:`option_name` and :func:`format_option` translate it into th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
@@ -356,6 +356,24 @@ class MethodRefused(FedstillError):
     def __init__(self, method: str, node: str, reason: str) -> None:
         super().__init__(f"{method} cannot run here: {node + ': ' if node else ''}{reason}")
         self.method, self.node, self.reason = method, node, reason
+
+
+class MethodCheckError(FedstillError):
+    """A method fails checks of ``fedstill.check_method``.
+
+    Args:
+        method: title of the method.
+        faults: reason of each failure, by the name of the check.
+
+    >>> print(MethodCheckError("Mine", {"times": "query train was sent 3 times (expected 2, as declared)"}))
+    Mine fails a check: times: query train was sent 3 times (expected 2, as declared)
+    """
+
+    def __init__(self, method: str, faults: Mapping[str, str]) -> None:
+        self.method, self.faults = method, dict(faults)
+        count = "a check" if len(faults) == 1 else f"{len(faults)} checks"
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in faults.items())
+        super().__init__(f"{method} fails {count}: {reasons}")
 
 
 class NodeFault(FedstillError):

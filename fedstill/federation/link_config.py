@@ -38,11 +38,12 @@ class LinkConfig(WireConfig):
     unknown which one is wrong, and the run stops."""
 
     secure_aggregation: bool = False
-    """Secure aggregation: the server sees only sums of the nodes' responses. Remote nodes mask their
-    responses so that the masks cancel in the sum (Bonawitz et al. 2017); in one process responses are added
-    without masks. It needs a method whose responses can be added and three nodes or more; outliers are not
-    detected. With a quorum below 1 the sum can be read without nodes that fail, at the cost of two more
-    messages, if the nodes' owners allow that."""
+    """Secure aggregation (experimental, not reviewed from outside): the server sees only sums of the
+    nodes' responses. Remote nodes mask their responses so that the masks cancel in the sum (a variation
+    on Bonawitz et al. 2017); in one process responses are added without masks. It needs a method whose
+    responses can be added and three nodes or more; outliers are not detected. With a quorum below 1 the
+    sum can be read without nodes that fail, at the cost of two more messages, if the nodes' owners allow
+    that."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,8 @@ from math import inf, isfinite, sqrt
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.protocol.queries import Query, score_shape_fault
+from fedstill.protocol.queries import Query
+from fedstill.protocol.tensor_forms import score_shape_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, json_from_tensor
 
 MAX_EXAMPLES = 1e12  # largest valid number of examples or labels

@@ -25,8 +25,9 @@ from fedstill.node.local_training import predict
 from fedstill.node.node import Node
 from fedstill.node.node_view import NodeView
 from fedstill.protocol import payload_kinds
-from fedstill.protocol.local_config import Span, cosine_lr, set_lr
-from fedstill.protocol.method import Method, Needs, QueryCall
+from fedstill.protocol.local_config import Span, SpanOfRound, cosine_lr, set_lr
+from fedstill.protocol.method import Method, QueryCall
+from fedstill.protocol.needs import Needs
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 
@@ -48,6 +49,7 @@ __all__ = [
     "Responses",
     "Server",
     "Span",
+    "SpanOfRound",
     "TensorData",
     "Tensors",
     "adam",

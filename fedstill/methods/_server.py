@@ -20,7 +20,7 @@ from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
-from fedstill.protocol.sent_tensors import sent_query_fault
+from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.tasks import Task
 
 

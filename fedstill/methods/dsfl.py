@@ -34,6 +34,7 @@ from fedstill.methods import (
     Responses,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     count_labels_query,
 )
@@ -103,7 +104,7 @@ class DSFL(Method):
             times=self.rounds,
             rows=self.subset if setting.public is None else min(self.subset, len(setting.public)),
             depends_on_records=(),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             stackable=True,
         )
         kept = {"kept": INDICES} if self.cache_rounds else {}

@@ -47,7 +47,8 @@ from fedstill.methods._public_data import (
     split_rows,
 )
 from fedstill.models.attention_maps import find_attention_layer, outputs_and_attention
-from fedstill.node.node_view import PUBLIC_BATCH, shuffled_batches
+from fedstill.node.local_training import shuffled_batches
+from fedstill.node.node_view import PUBLIC_BATCH
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, PayloadKind
 from fedstill.tasks import Ensemble
 

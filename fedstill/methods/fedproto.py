@@ -30,6 +30,7 @@ from fedstill.methods import (
     Responses,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     count_labels_query,
     predict,
@@ -91,7 +92,7 @@ class FedProto(Method):
             sends={"C": PROTOTYPES, "round": SCHEDULE},
             releases={"C": PROTOTYPES},
             times=self.rounds,
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             stackable=True,
             details=QueryDetails(
                 extra_loss="the distance of features to the prototype of an example's class"

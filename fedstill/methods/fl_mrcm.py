@@ -33,6 +33,7 @@ from fedstill.methods import (
     Query,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     adam,
     seeded,
@@ -125,7 +126,7 @@ class FLMRCM(FedAvg):
                 sends={**ROUND_INPUTS, "features": FEATURES},
                 releases={"parameters": PARAMETERS},
                 times=self.rounds,
-                span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+                span=SpanOfRound(self.rounds),
                 stackable=True,
             )
 

@@ -91,7 +91,9 @@ def private_step(
         inputs, targets = augment(inputs, targets, dp.sampler(*names, "augment"))
     rows = examples_at_once(len(node.data), batch)
     with in_mode(module, True):
-        total, loss = clipped_sum_and_loss(module, trained, private_loss, inputs, targets, dp.clip, rows)
+        total, loss = clipped_sum_and_loss(
+            module, trained, private_loss, inputs, targets, dp.clip, rows, dp.isolate_rounding
+        )
         if dp.noise:
             # The stream depends on the sum, too: if a sum differs under equal names, say in its last digits
             # on another machine, all of its noise differs, and no difference of two steps is free of noise.
@@ -145,7 +147,7 @@ def train_privately(
     end = len(numbers) if steps is None else min(len(numbers), start + steps)
     if config.augment == "none" and start < end:
         with compute.autocast():
-            node = _copy_with_precomputed_features(node)
+            node = _copy_with_precomputed_features(node, dp.isolate_rounding)
     q = sampling_rate(len(node.data), config.batch)
     for number in numbers[start:end]:
         set_lr(node.optimizers["model"], cosine_lr(number, total, config.lr, config.lr_end))
@@ -166,7 +168,7 @@ def train_privately(
     return end
 
 
-def _copy_with_precomputed_features(node: Node) -> Node:
+def _copy_with_precomputed_features(node: Node, isolate_rounding: bool) -> Node:
     """Return the node with the trained layers only, and with the fixed layers' features as its data,
     computed once.
 
@@ -196,7 +198,14 @@ def _copy_with_precomputed_features(node: Node) -> Node:
             and len(data) * features_of(leaves, data.inputs[0])[0].numel() <= MAX_CACHED_NUMBERS
         )
         per_example = (
-            PerExampleFunction(features_of, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs)
+            PerExampleFunction(
+                features_of,
+                min(FEATURE_BATCH, len(data)),
+                fixed,
+                leaves,
+                data.inputs,
+                isolate_rounding=isolate_rounding,
+            )
             if fits
             else None
         )

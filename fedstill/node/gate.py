@@ -19,9 +19,9 @@ from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.events import PrivacyCost, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_MAPS, PayloadKind
-from fedstill.protocol.queries import Query, score_shape_fault
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunDescription
-from fedstill.protocol.sent_tensors import sent_tensor_fault
+from fedstill.protocol.tensor_forms import score_shape_fault, sent_tensor_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, bytes_by_kind, decompress, wire_kind
 
 COMPRESSED_WIRE = WireConfig(

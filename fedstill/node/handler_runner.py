@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.core.errors import ArgumentError
 from fedstill.node.node_group import NodeGroup, stack_tensors
-from fedstill.node.node_view import NodeView, QuerySamples, map_nodes
+from fedstill.node.node_view import NodeView
+from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.wire_format import Tensors
 
@@ -56,7 +58,8 @@ class HandlerRunner:
             def one(node: NodeView, **tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
                 return _checked_response(query, query.function(node, **shared, **tensors, **values))
 
-            outputs: Mapping[str, Any] = map_nodes(one, self.group, setting, number, copied, samples)
+            make_view = partial(NodeView, self.group, setting, number, samples=samples)
+            outputs: Mapping[str, Any] = map_nodes(one, make_view, len(self.group), copied)
             return outputs
         responses = []
         for row, node in enumerate(self.group.nodes):

@@ -219,3 +219,18 @@ def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.T
     """
     with in_mode(model, False), torch.no_grad(), compute.autocast():
         return torch.cat([model(part).float() for part in torch.split(inputs, inference_batch_size(inputs))])
+
+
+def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Return one shuffled pass over ``count`` rows, in batches of nearly equal size up to ``batch``.
+
+    Batch norm cannot train on one row: if ``batch`` is 2 and ``count`` odd, one batch has 3.
+
+    >>> sorted(len(rows) for rows in shuffled_batches(10, 4, torch.Generator()))
+    [3, 3, 4]
+    >>> sorted(len(rows) for rows in shuffled_batches(5, 2, torch.Generator()))
+    [2, 3]
+    """
+    order = torch.randperm(count, generator=generator)
+    pieces = -(-count // batch)
+    return torch.tensor_split(order, min(pieces, max(count // 2, 1)) if batch > 1 else pieces)

@@ -52,16 +52,13 @@ from fedstill.node.session import Session
 from fedstill.protocol.messages import (
     AnswerQuery,
     ComputeGradients,
-    ConfirmSurvivors,
     Envelope,
     IdentifyNode,
     JoinRun,
     LeaveRun,
     LoadCheckpoint,
-    ReceiveKeys,
-    RevealMasks,
     SaveCheckpoint,
-    SendKeys,
+    SumMessage,
     TrainLocally,
     read_message,
 )
@@ -178,9 +175,7 @@ class NodeService:
             raise ArgumentError("run", envelope.run, "a run that this node has joined")
         if isinstance(message, SaveCheckpoint | LoadCheckpoint | LeaveRun) and self._is_duplicate(envelope):
             return None, {}
-        if isinstance(
-            message, TrainLocally | AnswerQuery | ComputeGradients | ConfirmSurvivors | RevealMasks
-        ):
+        if isinstance(message, TrainLocally | AnswerQuery | ComputeGradients | SumMessage):
             self.require_still_allowed(session, message.operation)
         gate = session.node.gate
         match message:
@@ -200,7 +195,7 @@ class NodeService:
                 session.load_checkpoint(message.checkpoint)
             case LeaveRun():
                 self.leave()
-            case SendKeys() | ReceiveKeys() | ConfirmSurvivors() | RevealMasks():
+            case SumMessage():
                 if session.sums is None:
                     rule = "no secure aggregation: this run's plan has none"
                     raise ArgumentError("operation", message.operation, rule)

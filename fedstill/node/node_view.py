@@ -8,16 +8,13 @@ The function cannot see the difference, and the results are the same.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 
 from fedstill.core.dataset import TensorData
@@ -27,15 +24,21 @@ from fedstill.models.module_utils import integer_mask
 from fedstill.node import dp_training, local_training
 from fedstill.node.node import MakeOptimizer, Node
 from fedstill.node.node_group import NodeGroup, stack_tensors
+from fedstill.node.stacked_calls import (
+    OnGroup,
+    Purpose,
+    QuerySamples,
+    View,
+    holds_stacked_tensor,
+    map_nodes,
+    with_data,
+)
 from fedstill.privacy.dpsgd import sampling_rate
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import Task
 
 T = TypeVar("T")
-Purpose = tuple[str | int | None, ...]  # None: the query's number
-View = Callable[[TensorData], TensorData]
-SampleRequest = tuple[int, Purpose, View | None]
 # One training step of a node: node, number of the step in this round, inputs (B, ...) and targets (B, ...),
 # and the tensors that NodeView.train was given; returns the loss ().
 NodeTrainStep = Callable[..., torch.Tensor]
@@ -157,7 +160,7 @@ class NodeView:
                 return {"parameters": node.parameters()}
         """
         self._require_no_capture("node.train")
-        if self._index is not None and _holds_stacked_tensor(step):
+        if self._index is not None and holds_stacked_tensor(step):
             expected = "each tensor of the node in given, from which step gets it as an argument"
             raise ArgumentError("step of node.train", "a function that holds a tensor of the node", expected)
         nodes, setting, given = self._group.nodes[: self._count], self.setting, given or {}
@@ -176,9 +179,8 @@ class NodeView:
                     assert step is not None
                     return step(node, call, x, y, **mine)
 
-                losses: torch.Tensor = map_nodes(
-                    one_step, group, setting, self._number, {"x": x, "y": y, **mine}
-                )
+                make_view = partial(NodeView, group, setting, self._number)
+                losses: torch.Tensor = map_nodes(one_step, make_view, len(group), {"x": x, "y": y, **mine})
                 return losses
 
             if "model" in roles:
@@ -249,7 +251,9 @@ class NodeView:
             ]
             for epoch in range(epochs):
                 generators = [node.random_generator(*purpose, epoch) for node in nodes]
-                orders = [shuffled_batches(len(x), batch, generator) for generator in generators]
+                orders = [
+                    local_training.shuffled_batches(len(x), batch, generator) for generator in generators
+                ]
                 for step, rows in enumerate(zip(*orders, strict=True)):
                     chosen = stack_tensors(rows).to(x.device)  # (G, B)
                     with torch.enable_grad(), compute.step(first.seed, first.name, *purpose, epoch, step):
@@ -517,7 +521,7 @@ class NodeView:
         if self._index is None:
             outputs = run(*(tensor.unsqueeze(0) for tensor in tensors))
             return tuple(output[0] for output in outputs) if isinstance(outputs, tuple) else outputs[0]
-        return _OnGroup.apply(lambda _, *values: run(*values), self._index, *tensors)  # type: ignore[no-untyped-call]
+        return OnGroup.apply(lambda _, *values: run(*values), self._index, *tensors)  # type: ignore[no-untyped-call]
 
     def _require_no_capture(self, operation: str) -> None:
         """Stop the capture of a query as a CUDA graph, which would repeat random numbers and Python's part.
@@ -583,144 +587,3 @@ class NetworkView:
 
     def _stacked(self, x: torch.Tensor, submodule: str) -> torch.Tensor:
         return self._view._group.module(self._role)(x, submodule)
-
-
-class QuerySamples:
-    """Samples of the nodes' own examples that a query's function takes, so that they can be taken before it.
-
-    A captured CUDA graph runs no Python. The samples that its function asked for in its first call are
-    taken before each later call.
-    """
-
-    def __init__(self) -> None:
-        self.requests: list[SampleRequest] = []
-        self._taken: dict[SampleRequest, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def get(
-        self, nodes: Sequence[Node], number: int, request: SampleRequest
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a sample, which is taken now unless it was taken before."""
-        if request in self._taken:
-            return self._taken[request]
-        if request not in self.requests:
-            self.requests.append(request)
-        return _sample(nodes, number, *request)
-
-    def take(self, nodes: Sequence[Node], number: int) -> dict[str, torch.Tensor]:
-        """Return the samples of all known requests as named tensors, ``(G, size, ...)`` each."""
-        tensors: dict[str, torch.Tensor] = {}
-        for index, request in enumerate(self.requests):
-            inputs, targets = _sample(nodes, number, *request)
-            tensors |= {f"sampled inputs {index}": inputs, f"sampled targets {index}": targets}
-        return tensors
-
-    def put(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Take the samples out of the named tensors, for the next call."""
-        self._taken = {
-            request: (tensors.pop(f"sampled inputs {index}"), tensors.pop(f"sampled targets {index}"))
-            for index, request in enumerate(self.requests)
-            if f"sampled inputs {index}" in tensors
-        }
-
-
-def _sample(
-    nodes: Sequence[Node], number: int, size: int, purpose: Purpose, data: View | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return examples of each node, ``(G, size, ...)`` inputs and targets."""
-    views = [node if data is None else with_data(node, data(node.data)) for node in nodes]
-    named = [number if name is None else name for name in purpose]
-    parts = [view.sample_batch(size, *named) for view in views]
-    return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
-
-
-def with_data(node: Node, data: TensorData) -> Node:
-    """Return a copy of the node with other data, record by record."""
-    view = copy.copy(node)
-    view.data = data
-    return view
-
-
-class _OnGroup(torch.autograd.Function):
-    """Leaves a stacked call: its ``vmap`` rule gets the tensors of all nodes, ``(G, ...)`` each."""
-
-    @staticmethod
-    def forward(run: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        raise RuntimeError("on_group outside of a stacked call")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Any], *tensors: Any) -> Any:
-        rows = [
-            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
-            if dim is None
-            else tensor.movedim(dim, 0)
-            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
-        ]
-        outputs = run(*rows)
-        return outputs, tuple(0 for _ in outputs) if isinstance(outputs, tuple) else 0
-
-
-def map_nodes(
-    function: Callable[..., Any],
-    group: NodeGroup,
-    setting: NodeSetting,
-    number: int,
-    tensors: Mapping[str, torch.Tensor],
-    samples: QuerySamples | None = None,
-) -> Any:
-    """Return ``function(node, **tensors)`` of the first nodes of a group in one stacked call.
-
-    Args:
-        function: function of a node view and of that node's tensors; returns tensors.
-        group: the nodes.
-        setting: environment of the method.
-        number: number of the query.
-        tensors: ``(G, ...)`` each, G at most the size of the group; all nodes without tensors.
-        samples: samples taken before.
-    """
-    count = min((len(tensor) for tensor in tensors.values()), default=len(group))
-    if count == 1:
-        view = NodeView(group, setting, number, count=1, samples=samples)
-        result = function(view, **{name: tensor[0] for name, tensor in tensors.items()})
-        if isinstance(result, Mapping):
-            return {name: value.unsqueeze(0) for name, value in result.items()}
-        return result.unsqueeze(0)
-
-    def call(index: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
-        view = NodeView(group, setting, number, index=index, count=count, samples=samples)
-        return function(view, **tensors)
-
-    return vmap(call)(torch.arange(count), {**tensors})
-
-
-def _holds_stacked_tensor(function: Any) -> bool:
-    """Return whether a function's closure, or its partial arguments, hold a tensor of a stacked call.
-
-    Such a tensor has the rows of that call, and training may compute fewer nodes or another order.
-    """
-    held: list[Any] = []
-    while isinstance(function, partial):
-        held += [*function.args, *function.keywords.values()]
-        function = function.func
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # a variable that is not assigned yet
-            held.append(cell.cell_contents)
-    return any(isinstance(each, torch.Tensor) and is_batchedtensor(each) for each in held)
-
-
-def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Return one shuffled pass over ``count`` rows, in batches of nearly equal size up to ``batch``.
-
-    Batch norm cannot train on one row: if ``batch`` is 2 and ``count`` odd, one batch has 3.
-
-    >>> sorted(len(rows) for rows in shuffled_batches(10, 4, torch.Generator()))
-    [3, 3, 4]
-    >>> sorted(len(rows) for rows in shuffled_batches(5, 2, torch.Generator()))
-    [2, 3]
-    """
-    order = torch.randperm(count, generator=generator)
-    pieces = -(-count // batch)
-    return torch.tensor_split(order, min(pieces, max(count // 2, 1)) if batch > 1 else pieces)

@@ -31,6 +31,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_name_and_weights, load_perceptual, make_model
 from fedstill.node.policy_faults import policy_faults, privacy_faults
 from fedstill.node.startup_kit_faults import kit_faults, server_faults
+from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.protocol.queries import Query
 from fedstill.tasks import TaskConfig
@@ -116,6 +117,8 @@ HEAD = """\
 def init_folder(folder: Path, name: str | None = None) -> bool:
     """Write a ``node.toml`` with every option at its default, and a secret; or only a lost secret.
 
+    Only ``privacy.isolate_rounding`` is not at its default, as a server may be hostile.
+
     Args:
         folder: created if it does not exist.
         name: name of the node; None: the folder's name.
@@ -133,7 +136,11 @@ def init_folder(folder: Path, name: str | None = None) -> bool:
             raise ArgumentError("--name", name, f"none, since {folder / FILE} exists and holds the name")
         _write_secret(folder)
         return False
-    file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
+    file = NodeFile(
+        name=folder.resolve().name if name is None else name,
+        privacy=NoPrivacy(isolate_rounding=True),
+        seed=secrets.randbits(31),
+    )
     private_files.make_folder(folder)
     if not (folder / SECRET).exists():
         _write_secret(folder)

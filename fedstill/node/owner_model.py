@@ -15,7 +15,7 @@ from fedstill.models.module_utils import deep_copy
 from fedstill.node import memory_limits
 from fedstill.node.model_setup import prepare_model
 from fedstill.node.node_file import NodeFile
-from fedstill.protocol.method import Needs
+from fedstill.protocol.needs import Needs
 
 MODEL_OPTION = "model.name"
 

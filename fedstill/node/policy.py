@@ -47,10 +47,10 @@ class PolicyConfig(CheckedOptions):
     generated images (FedIOD; with AsynDGAN each node sees its own again). Both are data and no outputs;
     outputs_only = false allows them, too."""
     sums_only: bool = False
-    """Refuse any response that is not added to other nodes' responses under masks before the server sees it
-    (secure aggregation). The server then learns sums of min_nodes responses, and of three at least.
-    Certificates prove who the other nodes are (live link); the holder of the key of the authority that
-    signed these could make further nodes."""
+    """Refuse any response that is not added to other nodes' responses under masks before the server sees
+    it (secure aggregation, experimental: not reviewed from outside). The server then learns sums of
+    min_nodes responses, and of three at least. Certificates prove who the other nodes are (live link);
+    the holder of the key of the authority that signed these could make further nodes."""
     sums_may_differ: bool = False
     """Let this node add with other members than before, in this run or an earlier one: runs then continue
     without nodes that fail, and nodes may join later. A server that sends the same query both times

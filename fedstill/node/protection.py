@@ -140,6 +140,8 @@ def _setup_hash(
     protection = {
         name: value for name, value in to_table(mechanism.config).items() if name not in BUDGET_OPTIONS
     }
+    if not mechanism.config.isolate_rounding:  # its default adds nothing
+        del protection["isolate_rounding"]
     description = (
         architecture_hash(node.model),
         sorted(node.frozen["model"]),

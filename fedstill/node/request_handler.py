@@ -20,7 +20,7 @@ from fedstill.node.run_budgets import RunBudgets
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.sent_tensors import sent_query_fault
+from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress
 
 

@@ -62,7 +62,7 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{target_text}",
         **({"columns": columns} if schema else {"classes": classes}),
         "public": public_text if public["fingerprint"] else "none",
-        "seen by it": "sums of all nodes' responses"
+        "seen by it": "sums of all nodes' responses (secure aggregation, experimental)"
         if run["secure_aggregation"]
         else "each node's responses",
         "server says": f"student {student}; {quorum}",

@@ -216,7 +216,13 @@ class PrivacyMechanism:
 
         option = self.config.dp_trained[role]
         table: DPTrainingConfig = getattr(self.config, option)
-        return DPParameters(self.noise_levels[option], table.clip, noise_sampler, self.config.group_size)
+        return DPParameters(
+            self.noise_levels[option],
+            table.clip,
+            noise_sampler,
+            self.config.group_size,
+            self.config.isolate_rounding,
+        )
 
     def statement(self) -> PrivacyStatement:
         """Return the statement of rules, noise levels and budgets."""

@@ -142,6 +142,11 @@ class PrivacyConfig(Registrable):
     """Generator of all noise. secure: cryptographic, keyed with the node's secret. seeded: faster, for
     simulations; its noise can be found by trying all seeds.
     """
+    isolate_rounding: bool = False
+    """Harden DP-SGD against a server that chooses parameters which amplify rounding errors. Examples are then
+    computed so that no last bit of one depends on the others, which takes a test of each architecture and, if
+    a network fails it, more time. false: the guarantee assumes that rounding carries nothing over.
+    """
     audit_log: Annotated[str, MinLen(1), "the name of a file"] = "audit.sqlite"
     """Path of the audit log of all releases of these data and their costs, over all runs, relative to the
     folder of this file.

@@ -70,12 +70,15 @@ class DPParameters(CheckedOptions):
         sampler: maps names to secret random numbers. Equal names give equal numbers, so they must differ
             between runs, and between steps whose results could both become known.
         group: number of records of one protected unit.
+        isolate_rounding: compute examples so that no last bit depends on others
+            (:mod:`fedstill.privacy.per_example`).
     """
 
     noise: NonNegativeFloat
     clip: PositiveFloat
     sampler: Callable[..., NoiseSampler]
     group: PositiveInt = 1
+    isolate_rounding: bool = False
 
 
 def sampling_rate(n: int, batch: int) -> float:
@@ -135,14 +138,14 @@ def clipped_sum_and_loss(
     targets: torch.Tensor,
     clip: float,
     rows: int = EXAMPLES_AT_ONCE,
+    isolate_rounding: bool = False,
 ) -> tuple[torch.Tensor, float]:
     """Return the sum of the examples' clipped gradients, and the examples' mean loss.
 
     The sum holds all trained parameters in one vector ``(P,)`` float64; each example's gradient is clipped
     to an L2 norm of at most ``clip``. An example's gradient is computed from that example alone, whatever
-    the network: layers that use the whole batch see a batch of one, random numbers raise torch's error, and
-    not even the last bit depends on other examples (:mod:`fedstill.privacy.per_example`). A gradient that
-    is not finite counts as zero.
+    the network: layers that use the whole batch see a batch of one, and random numbers raise torch's error. A
+    gradient that is not finite counts as zero.
 
     All are added in float64. In float32, one example less may change the rounding of all further additions,
     which moves the sum by more than the clip (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
@@ -155,12 +158,16 @@ def clipped_sum_and_loss(
         inputs, targets: ``(B, ...)``; B may be 0.
         clip: above 0.
         rows: examples computed at once; must not depend on the number of sampled ones.
+        isolate_rounding: not even the last bit of a gradient depends on other examples
+            (:mod:`fedstill.privacy.per_example`).
     """
     if not len(inputs):
         width = sum(parameter.numel() for parameter in trained.values())
         return torch.zeros(width, dtype=torch.float64, device=inputs.device), 0.0
     if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
-        return _linear_clipped_sum_and_loss(module, private_loss, inputs, targets, clip, rows)
+        return _linear_clipped_sum_and_loss(
+            module, private_loss, inputs, targets, clip, rows, isolate_rounding
+        )
     # vmap does not use channels-last parameters; they only make it slower.
     leaves = {f"module.{name}": parameter.detach().contiguous() for name, parameter in trained.items()}
     bound = _ModuleFunction(module, lambda *args: private_loss(*args)[0])
@@ -194,6 +201,7 @@ def clipped_sum_and_loss(
         *tensors,
         postprocess=with_norms,
         depends_on=_loss_key(private_loss),
+        isolate_rounding=isolate_rounding,
     )
     for norms, values, *gradients in per_example(leaves, *tensors):  # (b,) float64, (b,), (b, P_i) each
         losses += values.sum().item()
@@ -212,6 +220,7 @@ def _linear_clipped_sum_and_loss(
     targets: torch.Tensor,
     clip: float,
     rows: int,
+    isolate_rounding: bool,
 ) -> tuple[torch.Tensor, float]:
     """:func:`clipped_sum_and_loss` of one linear layer on features f ``(B, d)``, without materializing (B, P)
     gradients.
@@ -235,7 +244,14 @@ def _linear_clipped_sum_and_loss(
     with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
         f = f.float()
         per_example = PerExampleFunction(
-            per_example_gradient, rows, layer, leaves, f, targets, depends_on=_loss_key(private_loss)
+            per_example_gradient,
+            rows,
+            layer,
+            leaves,
+            f,
+            targets,
+            depends_on=_loss_key(private_loss),
+            isolate_rounding=isolate_rounding,
         )
         r, losses = (torch.cat(parts) for parts in zip(*per_example(leaves, f, targets), strict=True))
         r = r.double()

@@ -1,10 +1,13 @@
-"""Per-example computation whose results do not depend on the other examples of a batch, to the last bit.
+"""Apply a function of one example to many, and harden it against hostile servers.
 
 Kernels are chosen by shape. The same row of a matrix product may round differently in a batch of two than
 alone, and differently at a batch's end than in its middle. The difference is a last bit, but a server that
 chooses the network's parameters can amplify it, so that one missing record would change the gradients of
-all others. Batches therefore have one fixed size, however many examples were sampled, and a layout in which
-positions round differently is not used.
+all others. Batches therefore always have one fixed size, however many examples were sampled.
+
+With option ``privacy.isolate_rounding``, a layout in which positions round differently is not used, either.
+Each architecture is tested on random examples and parameters, which takes at most MAX_TRIALS batches. Without
+the option, a node's privacy statement lists the assumption that positions round alike.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ _layouts: dict[Hashable, tuple[bool, int]] = {}  # chosen layouts, cached for th
 class PerExampleFunction:
     """Apply a function of one example to many.
 
-    It computes ``rows`` examples at once, with shared parameters. If the positions of a batch then round
-    differently, each example gets its own copy of the parameters (a matrix product each). If they still
-    differ, examples are computed one at a time.
+    It computes ``rows`` examples at once, with shared parameters. With ``isolate_rounding``, and if the
+    positions of a batch then round differently, each example gets its own copy of the parameters (a matrix
+    product each). If they still differ, examples are computed one at a time.
 
     Args:
         function: maps parameters and one example to tensors without a batch axis.
@@ -43,6 +46,7 @@ class PerExampleFunction:
         tensors: inputs, and targets, ``(B, ...)``; only shapes and types matter.
         postprocess: maps the outputs of ``function`` for a whole batch to the results, each ``(B, ...)``.
         depends_on: everything else that ``function`` depends on.
+        isolate_rounding: use a layout in which all positions of a batch round alike.
     """
 
     def __init__(
@@ -54,8 +58,17 @@ class PerExampleFunction:
         *tensors: torch.Tensor,
         postprocess: Callable[[Outputs], Outputs] = tuple,
         depends_on: Hashable = None,
+        isolate_rounding: bool = False,
     ) -> None:
         self._function, self._postprocess = function, postprocess
+        self.shared, self.rows = True, rows
+        if isolate_rounding:
+            self.shared, self.rows = self._tested_layout(rows, module, leaves, tensors, depends_on)
+
+    def _tested_layout(
+        self, rows: int, module: nn.Module, leaves: Parameters, tensors: Outputs, depends_on: Hashable
+    ) -> tuple[bool, int]:
+        """Return the layout of a network, which is tested once."""
         tensors_by_name = chain(module.named_parameters(), module.named_buffers())
         passed_names = leaves.keys() | {name.removeprefix("module.") for name in leaves}
         not_passed = {name: tensor for name, tensor in tensors_by_name if name not in passed_names}
@@ -64,7 +77,7 @@ class PerExampleFunction:
         key = _layout_key(rows, module, leaves, tensors, (depends_on, *fixed_keys))
         if key not in _layouts:
             _layouts[key] = self._choose_reproducible_layout(rows, leaves, tensors)
-        self.shared, self.rows = _layouts[key]
+        return _layouts[key]
 
     def __call__(self, leaves: Parameters, *tensors: torch.Tensor) -> Iterator[Outputs]:
         """Yield the results of the examples, batch by batch, without padding."""

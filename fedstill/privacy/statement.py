@@ -69,6 +69,7 @@ def make_statement(
         )
     size, name = config.group_size, config.registered_name
     group = "one training record of this node" if size == 1 else f"all records of one group, {size} at most"
+    trains_privately = any(levels.get(table) for table in config.dp_trained.values())
     return PrivacyStatement(
         mechanism=name,
         says=config.about,
@@ -83,6 +84,7 @@ def make_statement(
             *config.assumes,
             *(() if name in MECHANISMS.builtin else (PLUGIN_MECHANISM_TEXT.format(name=name),)),
             *((PLUGIN_METHOD_TEXT.format(name=plugin),) if plugin else ()),
+            *((ROUNDING_TEXT,) if trains_privately and not config.isolate_rounding else ()),
             *((NON_ADAPTIVE,) if config.accountant == "pld" else ()),
             STOPPING_TEXT.format(
                 budget=f"epsilon {config.epsilon:g}" if math.isfinite(config.epsilon) else "none is set"
@@ -99,6 +101,10 @@ RANDOMNESS_TEXTS = {
 NON_ADAPTIVE = (
     "queries are chosen in advance, or all noise is Gaussian without sampling (accountant pld); if a server "
     "chooses queries from earlier responses, budgets hold under accountant rdp"
+)
+ROUNDING_TEXT = (
+    "rounding in one example's gradient does not depend on the others of its batch "
+    "(privacy.isolate_rounding = false); a server that chooses a network's parameters could amplify it"
 )
 # Privacy filter theorems cover a budget, not the epsilon spent when a server that watches it chooses to stop.
 STOPPING_TEXT = (

@@ -115,21 +115,26 @@ class ComputeGradients(Message):
 
 
 @dataclass(frozen=True)
-class SendKeys(Message):
-    """Request for the node's public keys for secure aggregation."""
+class SumMessage(Message):
+    """Base class of the messages of secure aggregation between queries."""
+
+
+@dataclass(frozen=True)
+class SendKeys(SumMessage):
+    """Request for the node's public keys."""
 
     operation: ClassVar[str] = "send_keys"
 
 
 @dataclass(frozen=True)
-class ReceiveKeys(Message):
-    """Public keys of all nodes that take part in secure aggregation, as tensors."""
+class ReceiveKeys(SumMessage):
+    """Public keys of all nodes that take part, as tensors."""
 
     operation: ClassVar[str] = "receive_keys"
 
 
 @dataclass(frozen=True)
-class ConfirmSurvivors(Message):
+class ConfirmSurvivors(SumMessage):
     """Request to confirm, with an authentication code for each other survivor, which nodes added to a sum.
 
     Args:
@@ -143,7 +148,7 @@ class ConfirmSurvivors(Message):
 
 
 @dataclass(frozen=True)
-class RevealMasks(Message):
+class RevealMasks(SumMessage):
     """Request for the masks of a sum that do not cancel.
 
     Args:
@@ -180,7 +185,9 @@ class LeaveRun(Message):
 
 
 MESSAGES: Mapping[str, type[Message]] = {
-    message_type.operation: message_type for message_type in Message.__subclasses__()
+    message_type.operation: message_type
+    for message_type in (*Message.__subclasses__(), *SumMessage.__subclasses__())
+    if message_type is not SumMessage
 }
 
 

@@ -6,9 +6,8 @@ environment of a method at a node, and :class:`NodeSide` the whole part of a met
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -397,81 +396,3 @@ class NodeSide:
         """Return all payload kinds that a node releases, sorted and unique."""
         kinds = [kind for query in self.queries.values() for kind in query.released_kinds().values()]
         return tuple(sorted(set(kinds)))
-
-
-def score_shape_fault(
-    name: str, shape: tuple[int, ...], rows: int | None, outputs: tuple[int, ...] | None
-) -> str | None:
-    """Return the fault in the shape of scores ``(B, ...)``, or None.
-
-    Checked at a node's gate and at the server.
-
-    Args:
-        name: name of the tensor.
-        shape: its shape.
-        rows: number of inputs of the query; None: unknown.
-        outputs: shape of the task's outputs for one input; None: unknown.
-
-    >>> score_shape_fault("logits", (64, 4), 64, (3,))
-    'logits are (64, 4), for 3 classes'
-    """
-    if rows is not None and shape[:1] != (rows,):
-        return f"{name} are {shape}, for {rows} inputs"
-    if outputs is not None and shape[1:] != outputs:
-        expected = f"{outputs[0]} classes" if len(outputs) == 1 else f"outputs of shape {outputs}"
-        return f"{name} are {shape}, for {expected}"
-    return None
-
-
-def with_declaring_class(
-    kind: type, queries: Callable[[Any, NodeSetting], Iterable[Query]]
-) -> Callable[[Any, NodeSetting], Iterable[Query]]:
-    """Return the ``queries`` of a class with :attr:`Query.declared_in` set in each declaration of its own."""
-
-    @wraps(queries)
-    def declare(method: Any, setting: NodeSetting) -> Iterable[Query]:
-        for query in queries(method, setting):
-            if query.declared_in is None:  # otherwise a base class's, from super().queries(setting)
-                object.__setattr__(query, "declared_in", kind)
-            yield query
-
-    return declare
-
-
-def checked_declarations(method: Any, queries: Iterable[Query], setting: NodeSetting) -> list[Query]:
-    """Return a method's queries without promises that a subclass may break, and without unused sums.
-
-    A subclass that overrides the function of a query, but not its declaration, inherits the declaration of
-    another function. Its response may depend on anything, so that no mechanism can protect it. A custom
-    subclass may override a function that the query's function calls, and that reads values: its inherited
-    queries are not captured as CUDA graphs.
-    """
-    classes = type(method).__mro__
-    is_custom = type(method).__module__.partition(".")[0] != "fedstill"
-
-    checked = []
-    for declared in queries:
-        defined = _defining_class(declared.function, method)
-        if defined is not None:
-            if declared.declared_in in classes and defined < classes.index(declared.declared_in):
-                declared = replace(declared, depends_on_records=None, stackable=False)
-            if is_custom and defined > 0:
-                declared = replace(declared, details=replace(declared.details, reads_values=True))
-        checked.append(declared if setting.secure_aggregation else replace(declared, sums={}))
-    return checked
-
-
-def _defining_class(function: Any, method: Any) -> int | None:
-    """Return the index of the first class of a method that holds a query's function; None: no class does.
-
-    Compared by identity, as an override may have another name, or be wrapped. A function of the method that
-    no class holds, such as that of a ``partialmethod``, counts as the method's own class's.
-    """
-    while isinstance(function, partial):
-        function = function.func
-    is_bound = getattr(function, "__self__", None) is method
-    plain = getattr(function, "__func__", function)
-    for index, kind in enumerate(type(method).__mro__):
-        if any(getattr(value, "__func__", value) is plain for value in vars(kind).values()):
-            return index
-    return 0 if is_bound else None

@@ -53,7 +53,7 @@ from fedstill.report.tables import format_value_without_unit, lowercase_title
 from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import PaperMetric
+    from fedstill.runs.spec import PaperMetric
 
 
 # --- one method in one setting --------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from fedstill.report.tables import (
     lowercase_title,
     markdown,
 )
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 
 if TYPE_CHECKING:
     pass

@@ -27,7 +27,8 @@ from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.statement import PrivacyStatement, summarize_privacy
-from fedstill.protocol.method import Method, Needs, method_name
+from fedstill.protocol.method import Method, method_name
+from fedstill.protocol.needs import Needs
 from fedstill.protocol.queries import NodeSide
 from fedstill.runs.build import Setting
 from fedstill.runs.evaluation import Evaluation, Outputs, mean
@@ -35,7 +36,7 @@ from fedstill.tasks import Task
 from fedstill.track.tracker_group import TrackerGroup
 
 
-class FinishedRun(Protocol):
+class MeasuredRun(Protocol):
     """The parts of a run (:class:`fedstill.runs.loop.Run`) from which its results are collected."""
 
     setting: Setting
@@ -73,7 +74,7 @@ class FinishedRun(Protocol):
     def group_info(self) -> Mapping[str, Any]: ...
 
 
-def collect_results(run: FinishedRun) -> dict[str, Any]:
+def collect_results(run: MeasuredRun) -> dict[str, Any]:
     """Return the metrics, bytes, queries and privacy costs for ``result.json``."""
     evaluation, metric, public = run.evaluation, run.task.metric, run.public
     outputs = run.test_outputs()
@@ -89,7 +90,7 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
     by_node: Mapping[str, dict[str, int]] = audit_summary["by_node"]
     no_bytes = {"up": 0, "down": 0}
     nodes = [{**about, "bytes": by_node.get(about["name"]) or no_bytes} for about in run.describe_nodes()]
-    model = run.setting.student_name or type(run.setting.student).__name__
+    model = run.setting.spec.student.model
     student = {"model": model, "parameters": parameter_count(run.student), **main_metrics}
     scale = [tuple(values.flatten().tolist()) for values in (run.mean, run.std)]
     names = tuple(run.setting.classes) or tuple(map(str, range(run.task.classes)))
@@ -97,7 +98,11 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
     privacy = summarize_privacy(run.privacy_statements(), _privacy_costs(run))
     warnings_found = collect_warnings(run.setting, list(run.server.federation.nodes), privacy, outputs, names)
     notes = [*run.notes, *run.listeners.notes, *warnings_found, *([advice] if advice else ())]
-    notes += best_evaluation_notes(run.records.metrics, run.task, run.server.unit) if run.setting.best else ()
+    notes += (
+        best_evaluation_notes(run.records.metrics, run.task, run.server.unit)
+        if run.setting.spec.evaluation.best
+        else ()
+    )
     return {
         "method": method_name(run.method),
         "title": run.method.title,
@@ -105,7 +110,7 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
         "kind": run.task.kind,
         "metric": metric,
         "metrics": [asdict(each) for each in run.task.metrics],
-        "seed": run.setting.seed,
+        "seed": run.setting.spec.seed,
         "evaluated_model": run.method.evaluated_model,
         "needs": asdict(run.needs),
         "releases": list(run.side.released_kinds()),
@@ -128,8 +133,8 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
         "queries_by_name": audit_summary["queries_by_name"],
         "events": run.server.federation.events,
         "engine": {
-            "backend": run.setting.engine.backend,
-            "batching": run.setting.engine.batching,
+            "backend": run.setting.spec.engine.backend,
+            "batching": run.setting.spec.engine.batching,
             "device": str(run.compute.device),
             "precision": run.compute.precision,
             "threads": run.compute.threads,
@@ -149,7 +154,7 @@ def collect_results(run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def _save_predictions(run: FinishedRun, model_outputs: Outputs) -> None:
+def _save_predictions(run: MeasuredRun, model_outputs: Outputs) -> None:
     """Write predictions on the test cases; nodes' examples are not among them."""
     if run.records.folder is None:
         return
@@ -165,7 +170,7 @@ def _save_predictions(run: FinishedRun, model_outputs: Outputs) -> None:
         run.records.write_file(FILE, text)
 
 
-def _privacy_costs(run: FinishedRun) -> dict[str, tuple[Counter[str], int]]:
+def _privacy_costs(run: MeasuredRun) -> dict[str, tuple[Counter[str], int]]:
     """Return the privacy cost of each node's releases, and the number of releases without a guarantee."""
     spending = {name: run.audit.spending(name, ALL_RUNS) for name in run.server.federation.nodes}
     return {name: (Counter(spent.total_events), spent.total_no_guarantee) for name, spent in spending.items()}
@@ -364,14 +369,15 @@ def collect_warnings(
         privacy: "privacy" of the result.
         classes: names of the classes.
     """
+    parts = [node.data for node in setting.nodes]
     found = [
         single_node_warning(nodes),
-        *zero_learning_rates_warning(setting.method, setting.local.lr),
+        *zero_learning_rates_warning(setting.spec.method, setting.spec.nodes.local.lr),
         weak_privacy_warning(privacy),
-        missing_classes_warning(setting.task, setting.parts, classes),
-        *duplicate_inputs_warnings(setting.test, setting.public, setting.parts),
+        missing_classes_warning(setting.task, parts, classes),
+        *duplicate_inputs_warnings(setting.test, setting.public, parts),
         warn_reshaped_public(setting.public),
-        unscaled_images_warning(setting.task, setting.mean, setting.std, setting.parts),
+        unscaled_images_warning(setting.task, setting.mean, setting.std, parts),
         probabilities_as_logits_warning(setting.task, model_outputs),
         non_finite_outputs_warning(model_outputs),
     ]

@@ -24,7 +24,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.node.local_training import predict
 from fedstill.runs import run
-from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.spec import RunSpec, from_dict
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 needs_fashion = pytest.mark.skipif(
@@ -44,7 +44,7 @@ FEDKD = {"name": "fedkd", "student": {"epochs": 2}}
 SGD = {"optimizer": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
 
 
-def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunConfig:
+def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunSpec:
     """Three nodes of 200 digits with a small MLP each; ``changes`` replaces tables."""
     table: dict[str, Any] = {
         "data": {"name": "digits", "train_limit": 200},

@@ -134,7 +134,7 @@ def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) ->
     assert (code, err, attacks.calls) == (0, "", [])
     for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "memorization.permutations"):
         assert f"--{name} " in out
-    assert out.startswith("usage:\n  fedstill attack RUN ")
+    assert out.startswith("Usage: fedstill attack [OPTIONS] RUN\n")
 
 
 @pytest.mark.usefixtures("here")

@@ -36,8 +36,8 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import epsilon_text_rounded_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
-from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import from_dict, load_toml
 from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_node_service import Clinic
 
@@ -152,7 +152,8 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     assert all(plan.cost.cost for plan in plans.values())
     assert [site.examples for site in sites] == [len(node.data) for node in experiment.nodes]
     assert all(
-        len(part) == 3 * site.examples for part, site in zip(experiment.setting.parts, sites, strict=True)
+        len(node.data) == 3 * site.examples
+        for node, site in zip(experiment.setting.nodes, sites, strict=True)
     )
 
 
@@ -518,7 +519,7 @@ def test_published_epsilons_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_names_every_audited_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
     output = stdout_of(capsys, "audit", "--mechanism", "pate", "--help")
     assert all(mechanism in output for mechanism in AUDITS)
-    assert "fedstill privacy plan [NODE] RUN" in stdout_of(capsys, "plan", "--help")
+    assert "[NODE] RUN" in stdout_of(capsys, "plan", "--help")
 
 
 def test_noise_is_rounded_up_and_never_down() -> None:

@@ -29,7 +29,7 @@ from fedstill.data.table_files import CsvColumns, read_finding_csv
 from fedstill.data.text_data import read_labeled_texts
 from fedstill.methods.fedavg import FedAvg
 from fedstill.runs.build import split_data
-from fedstill.runs.config import RunConfig
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks.classification import ClassificationConfig
 
 COMPOSED, PARTED, HIDDEN, BLANK = "M\u00fcller", "Mu\u0308ller", "M\u00fc\u200bller", "M\u00fcller\u00a0"
@@ -104,7 +104,7 @@ def test_node_groups_ignore_spelling_of_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", READERS)
 def test_site_in_two_normal_forms_is_one_node(tmp_path: Path, reader: Callable[..., str]) -> None:
     path = reader(tmp_path, patient=[*"abcdefghijklmnop"], site=[*ONE, *ONE, *("Ulm",) * 8])
-    config = RunConfig(
+    config = RunSpec(
         data=make_data_config(path, test_fraction=0.25),
         split=ByColumn(column="site", nodes=0, minimum=1),
         method=FedAvg(),

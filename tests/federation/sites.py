@@ -30,9 +30,9 @@ from fedstill.federation import remote, transport
 from fedstill.federation.transport import LinkError
 from fedstill.node import initial_training, node_service, session
 from fedstill.runs import deployment
-from fedstill.runs.config import RunConfig, read_toml, to_toml
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import RunSpec, read_toml, to_toml
 from tests.audited import releases
 from tests.forked import FORKING, PATIENCE
 
@@ -67,7 +67,7 @@ generator.width = 8
 """
 
 
-def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunConfig:
+def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunSpec:
     """A run of a few small nodes on the digits, in seconds."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in link.items()]
     return read_toml("\n".join([SMALL.replace("nodes = 3", f"nodes = {nodes}"), method, "[link]", *lines]))
@@ -177,7 +177,7 @@ class Sites:
         delay: seconds that a node takes longer over each message than it must.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, delay: float = 0.0) -> None:
+    def __init__(self, folder: Path, config: RunSpec, delay: float = 0.0) -> None:
 
         self.folder, self.config, self.delay = folder, config, delay
         experiment, _ = build_simulation(config)
@@ -265,7 +265,7 @@ class Sites:
 
 
 @contextlib.contextmanager
-def sites(folder: Path, config: RunConfig, delay: float = 0.0) -> Iterator[Sites]:
+def sites(folder: Path, config: RunSpec, delay: float = 0.0) -> Iterator[Sites]:
     """Sites that are gone afterwards, whatever happens."""
     made = Sites(folder, config, delay)
     try:
@@ -277,7 +277,7 @@ def sites(folder: Path, config: RunConfig, delay: float = 0.0) -> Iterator[Sites
 class Unbroken:
     """The same run in this process, as it is to come out everywhere."""
 
-    def __init__(self, config: RunConfig, out: Path) -> None:
+    def __init__(self, config: RunSpec, out: Path) -> None:
         self.experiment: Simulation = build_simulation(config)[0]
         self.metrics = self.experiment.run(out)
         self.lines = releases(out)

@@ -36,8 +36,8 @@ from fedstill.node.owner_folder import init_folder
 from fedstill.node.permission_check import readable_files_warning
 from fedstill.node.security_events import SecurityEvents
 from fedstill.protocol.wire_format import unpack
-from fedstill.runs.config import to_toml
 from fedstill.runs.flare_server import ServerProgram
+from fedstill.runs.spec import to_toml
 from tests.audited import edit, releases
 from tests.federation.sites import STEPS, Unbroken, audit_fields, report_time, small, until
 from tests.federation.test_remote import tiny

@@ -42,9 +42,9 @@ from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import deployment
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import total_charged
 from tests.loopback import Loopback
@@ -65,7 +65,7 @@ def tiny(
     options: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
     **link: Any,
-) -> RunConfig:
+) -> RunSpec:
     chosen = config_of(method, **(options or {}))
     needs = chosen.needs()
     return from_dict(
@@ -92,7 +92,7 @@ def tiny(
 class Live(RemoteRun):
     """A run at the server, in a folder of its own."""
 
-    def __init__(self, config: RunConfig, link: Link, name: str, folder: Path) -> None:
+    def __init__(self, config: RunSpec, link: Link, name: str, folder: Path) -> None:
         super().__init__(config, link, name)
         self.folder = folder
 
@@ -110,7 +110,7 @@ class Away:
     """
 
     def __init__(
-        self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
+        self, config: RunSpec, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
         deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
@@ -133,7 +133,7 @@ class Away:
                     assert torch.equal(modules[role][key], value), (node.name, role, key)
 
 
-def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
+def here(config: RunSpec) -> tuple[Simulation, dict[str, Any]]:
     experiment, _ = build_simulation(config)
     return experiment, experiment.run()
 

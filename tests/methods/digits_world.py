@@ -18,6 +18,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.runs.build import Setting
 from fedstill.tasks.classification import Classification
+from tests.run_settings import make_setting
 
 SHAPE, CLASSES = (1, 8, 8), 10
 SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch
@@ -107,4 +108,4 @@ def setting(name: str, options: dict[str, Any], **changes: Any) -> Setting:
         "samples": 2,
         **changes,
     }
-    return Setting(**given)
+    return make_setting(**given)

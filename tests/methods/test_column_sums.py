@@ -29,6 +29,7 @@ from fedstill.protocol.queries import NodeSide, Query
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
+from tests.run_settings import make_setting
 from tests.settings import SETTING
 
 AGE = SchemaColumn(name="age", range=(0.0, 200.0))
@@ -122,7 +123,7 @@ def test_scales_by_hand() -> None:
 def setting(policy: PolicyConfig, parts: list[TensorData], **changes: Any) -> Setting:
     networks = {"models": [Linear((5,), 2) for _ in parts], "student": Linear((5,), 2)}
     given = {"task": TASK, "parts": parts, "test": parts[0], "policies": [policy] * len(parts)}
-    return Setting(**{**given, **networks, "method": ColumnSums(noise=0), "schema": SCHEMA, **changes})
+    return make_setting(**{**given, **networks, "method": ColumnSums(noise=0), "schema": SCHEMA, **changes})
 
 
 PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]

@@ -19,7 +19,8 @@ from fedstill.models.critics import PatchGAN
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
-from fedstill.node.node_view import NodeView, QuerySamples, map_nodes, with_data
+from fedstill.node.node_view import NodeView
+from fedstill.node.stacked_calls import QuerySamples, map_nodes, with_data
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.queries import NodeSetting
@@ -56,9 +57,8 @@ def test_only_the_owner_of_a_map_returns_the_difference() -> None:
     x = X.expand(2, *X.shape).clone().requires_grad_()
     response = map_nodes(
         lambda node, x: config.predict_logits(node, x, MAPS, source),
-        NodeGroup([a, b]),
-        setting_of(features),
-        0,
+        partial(NodeView, NodeGroup([a, b]), setting_of(features), 0),
+        2,
         {"x": x},
     )
     difference = response["difference"]  # (2, 4)

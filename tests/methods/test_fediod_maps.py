@@ -18,7 +18,7 @@ from fedstill.methods._replay_training import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual_loss
-from fedstill.protocol.method import unmet_need
+from fedstill.protocol.needs import unmet_need
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
     FIOD,

@@ -12,13 +12,14 @@ import fedstill
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, build_node_side, unmet_need
+from fedstill.protocol.method import METHODS, build_node_side
+from fedstill.protocol.needs import unmet_need
 from fedstill.protocol.queries import NodeSetting, placeholder_public
 from fedstill.tasks import TASKS
 
 PACKAGE = Path(fedstill.__file__).parent
 # Files that may name methods: the public API, the registry, and the examples in the command line's help.
-LISTS = ("__init__.py", "protocol/method.py", "api.py", "cli/commands.py")
+LISTS = ("__init__.py", "protocol/method.py", "protocol/needs.py", "api.py", "cli/main.py")
 # Figures of a result that are called like a method which has that figure alone.
 FIGURES = {"standalone", "centralized", "ensemble"}
 

@@ -26,7 +26,7 @@ from fedstill.node import dp_training, local_training
 from fedstill.node.dp_training import private_step
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
-from fedstill.privacy import dpsgd, per_example
+from fedstill.privacy import dpsgd
 from fedstill.privacy.dpsgd import DPParameters, clipped_sum_and_loss
 from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig, Span
@@ -44,7 +44,7 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
     inputs = scale * torch.randn(n, *SHAPE, generator=generator)
     network = build(model, SHAPE, 3, 0) if isinstance(model, str) else model
     data = TensorData(inputs, torch.randint(3, (n,), generator=generator))
-    gate: Any = SimpleNamespace(budgets=None)  # nothing is released here
+    gate: Any = SimpleNamespace(budgets=None, encoder=None)  # nothing is released here
     node = Node("n", data, network, gate, 0)
     node.optimizers["model"] = torch.optim.SGD(network.parameters(), 1.0)
     return node
@@ -248,9 +248,6 @@ def test_fixed_layers_features_are_computed_once_per_example(
         assert not moved[: 64 * 9 + 9].any()
         return moved, Fixed.calls
 
-    monkeypatch.setattr(
-        per_example.PerExampleFunction, "_is_position_independent", lambda *given: True
-    )  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
     at_once, seldom = learned(nn.Sequential)

@@ -22,7 +22,8 @@ from fedstill.node import handler_runner
 from fedstill.node.handler_runner import HandlerRunner
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
-from fedstill.node.node_view import PUBLIC_BATCH, NodeView, QuerySamples, map_nodes
+from fedstill.node.node_view import PUBLIC_BATCH, NodeView
+from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
@@ -35,6 +36,13 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 SIZES, NUMBER = (6, 16, 11), 3
 LOCAL = LocalConfig(epochs=2, batch=4, lr=0.01, optimizer="sgd", smoothing=0.1)
 Outputs = Mapping[str, torch.Tensor]
+
+
+def map_group(
+    function: Any, group: NodeGroup, setting: NodeSetting, number: int, tensors: Mapping[str, torch.Tensor]
+) -> Any:
+    """Return ``function(node, **tensors)`` of all nodes of a group in one stacked call."""
+    return map_nodes(function, partial(NodeView, group, setting, number), len(group), tensors)
 
 
 def nodes_of(spec: str = "mlp:8", count: int = 3, parted: bool = False) -> list[Node]:
@@ -80,7 +88,7 @@ def check(
     for node in (*stacked, *alone):
         for module in node.modules.values():
             module.eval()
-    outputs = map_nodes(function, NodeGroup(stacked), setting_of(local), NUMBER, tensors)
+    outputs = map_group(function, NodeGroup(stacked), setting_of(local), NUMBER, tensors)
     setting, expected = setting_of(local), []
     for row, node in enumerate(alone):
         view = NodeView(NodeGroup([node]), setting, NUMBER)
@@ -172,7 +180,7 @@ def test_gradients_of_a_stacked_call_equal_those_of_each_node() -> None:
     for stacked in (True, False):
         nodes, x = nodes_of(), torch.ones(3, 2, *SHAPE, requires_grad=True)
         if stacked:
-            total = map_nodes(compute, NodeGroup(nodes), setting_of(), 0, {"x": x}).sum()
+            total = map_group(compute, NodeGroup(nodes), setting_of(), 0, {"x": x}).sum()
         else:
             views = [NodeView(NodeGroup([node]), setting_of()) for node in nodes]
             total = torch.stack([compute(view, each) for view, each in zip(views, x, strict=True)]).sum()
@@ -216,7 +224,7 @@ def test_learning_rates_follow_the_steps_of_each_node() -> None:
         return {"loss": loss}
 
     for number in range(4):
-        map_nodes(train, NodeGroup(nodes), setting_of(), number, {})
+        map_group(train, NodeGroup(nodes), setting_of(), number, {})
         for node in nodes:
             rate = node.optimizers["critic"].param_groups[0]["lr"]
             assert rate == pytest.approx(cosine_lr(number, 9, 0.05, 0))
@@ -389,7 +397,7 @@ def test_cached_tensors_are_computed_once_for_a_key(stacked: bool) -> None:
 
     def call(key: int) -> torch.Tensor:
         if stacked:
-            response: Any = map_nodes(partial(cached, key=key), NodeGroup(nodes), setting, NUMBER, {})
+            response: Any = map_group(partial(cached, key=key), NodeGroup(nodes), setting, NUMBER, {})
             return response["z"]
         views = [NodeView(NodeGroup([node]), setting, NUMBER) for node in nodes]
         return torch.stack([cached(view, key)["z"] for view in views])
@@ -423,7 +431,7 @@ def test_a_training_step_that_holds_a_tensor_of_the_node_is_refused(holds: str) 
         return {"p": node.parameters()}
 
     with pytest.raises(ArgumentError, match="each tensor of the node in given"):
-        map_nodes(train, NodeGroup(nodes_of()), setting_of(), 0, {"z": torch.zeros(3, 1)})
+        map_group(train, NodeGroup(nodes_of()), setting_of(), 0, {"z": torch.zeros(3, 1)})
 
 
 # --- captured calls ------------------------------------------------------------------------------
@@ -643,11 +651,11 @@ def test_stackable_functions_cannot_use_properties_of_one_node(use: str) -> None
     with pytest.raises(
         TypeError, match=r"stacked call has no properties of single nodes; use node\.separately"
     ):
-        map_nodes(compute, NodeGroup(nodes), setting_of(), 0, {})
+        map_group(compute, NodeGroup(nodes), setting_of(), 0, {})
     alone = [compute(NodeView(NodeGroup([node]), setting_of()))["z"] for node in nodes]
-    together = map_nodes(separate, NodeGroup(nodes), setting_of(), 0, {})["z"]
+    together = map_group(separate, NodeGroup(nodes), setting_of(), 0, {})["z"]
     torch.testing.assert_close(together, torch.stack(alone))
-    assert map_nodes(compute, NodeGroup(nodes[:1]), setting_of(), 0, {})["z"] == alone[0], "a group of one"
+    assert map_group(compute, NodeGroup(nodes[:1]), setting_of(), 0, {})["z"] == alone[0], "a group of one"
 
 
 def test_unknown_roles_and_models_without_optimizers_are_refused() -> None:
@@ -661,11 +669,11 @@ def test_unknown_roles_and_models_without_optimizers_are_refused() -> None:
 
     for nodes in (nodes_of(), nodes_of(count=1)):
         with pytest.raises(ArgumentError, match=r"invalid role = 'twin' \(expected one of model, critic"):
-            map_nodes(role, NodeGroup(nodes), setting_of(), 0, {})
+            map_group(role, NodeGroup(nodes), setting_of(), 0, {})
         with pytest.raises(
             ArgumentError, match=r"node\.step = 'model' \(expected a network with an optimizer"
         ):
-            map_nodes(step, NodeGroup(nodes), setting_of(), 0, {})
+            map_group(step, NodeGroup(nodes), setting_of(), 0, {})
 
 
 # --- declarations that a subclass inherits -------------------------------------------------------

@@ -23,7 +23,7 @@ from fedstill.privacy.events import Event, PrivacyCost, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.release_rules import Exact
-from fedstill.privacy.statement import PLUGIN_METHOD_TEXT
+from fedstill.privacy.statement import PLUGIN_METHOD_TEXT, ROUNDING_TEXT
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
@@ -462,6 +462,17 @@ def test_larger_share_gives_less_noise() -> None:
     skewed = protection("dp-sgd", config=dict(FREE, training=DPTrainingConfig(share=4.0)), epsilon=4.0)
     assert skewed.noise_levels["training"] < even.noise_levels["training"]
     assert skewed.noise_levels["critic"] > even.noise_levels["critic"]
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "noisy-outputs"])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_private_training_assumes_harmless_rounding_unless_isolated(mechanism: str, isolate: bool) -> None:
+    made = protection(mechanism, PREDICT_LOGITS, isolate_rounding=isolate)
+    assert (ROUNDING_TEXT in made.statement().assumes) is not isolate
+    assert {each.isolate_rounding for each in made.dp_sgd_parameters().values()} == {isolate}
+    untrained = replace(PREDICT_LOGITS, trains=())
+    if mechanism == "noisy-outputs":
+        assert ROUNDING_TEXT not in protection(mechanism, untrained).statement().assumes
 
 
 # --- refusals -----------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import (
     SUM_HISTORY_FILE,
+    UNMASKED,
     MaskedReleases,
     SumEncoder,
     SumHistory,
@@ -40,6 +41,7 @@ from fedstill.protocol.secure_aggregation import (
     FRACTION_BITS,
     GRADIENT_FRACTION_BITS,
     SumRequest,
+    SumWeighting,
     add_contributions,
     from_ring,
     mask_sign,
@@ -257,18 +259,28 @@ def test_numbers_and_masks_are_used_once(party: Party) -> None:
 
 
 class Deployed:
-    """A node whose response is z + x, with its gate, handler and masks."""
+    """A node whose response is z + x, or z x, with its gate, handler and masks."""
 
-    def __init__(self, masks: SumMasks, z: torch.Tensor) -> None:
+    def __init__(
+        self,
+        masks: SumMasks,
+        z: torch.Tensor,
+        weighting: SumWeighting | None = "sum",
+        multiplies: bool = False,
+    ) -> None:
         def predict(node: NodeView, x: torch.Tensor) -> dict[str, torch.Tensor]:
             self.calls += 1
             if self.fails:
                 raise RuntimeError("it fails half-way")
-            return {"z": z + x}
+            return {"z": z * x if multiplies else z + x}
 
         self.calls, self.fails = 0, False
         query = Query(
-            predict, sends={"x": INPUTS}, releases={"z": LOGITS}, sums={"z": "sum"}, differentiable=("x",)
+            predict,
+            sends={"x": INPUTS},
+            releases={"z": LOGITS},
+            sums={} if weighting is None else {"z": weighting},
+            differentiable=("x",),
         )
         self.side = NodeSide({"predict": query}, setting=SETTING)
         self.gate = Gate(masks.name, masks.policy, AuditLog(), "one")
@@ -309,6 +321,17 @@ def test_server_that_asks_twice_gets_the_same_bytes_or_a_refusal(party: Party) -
     for different, request in ((0.5, SumRequest(3, NAMES)), (0.75, other), (0.5, None)):
         with pytest.raises(QueryMismatch):
             node.backward(0, different, request)
+
+
+def test_response_without_a_sum_is_refused_before_it_is_computed(party: Party) -> None:
+    """A server's method may declare no sums in a run whose plan has secure aggregation."""
+    node = Deployed(party.masks["n0"], torch.tensor([[1.0, 2.0]]), weighting=None)
+
+    assert node.sums.rules_by_refused_query() == {"predict": UNMASKED}
+    for call in (None, SumRequest(1, NAMES)):
+        with refused("under masks only"):
+            node.respond(0, 0.0, call)
+    assert node.calls == 0
 
 
 def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,9 @@ def test_removing_an_example_changes_only_its_gradient(model: str, n: int) -> No
 
     def summed(some: slice) -> torch.Tensor:
         trained = dict(network.named_parameters())
-        return clipped_sum_and_loss(network, trained, entropy, x[some], y[some], CLIP, rows=17)[0]
+        return clipped_sum_and_loss(
+            network, trained, entropy, x[some], y[some], CLIP, rows=17, isolate_rounding=True
+        )[0]
 
     own = summed(slice(1))
     assert own.norm() > 0.1 * CLIP
@@ -95,9 +97,9 @@ def test_rounding_errors_do_not_affect_other_examples(
 
     def summed(many: int) -> float:
         trained = dict(network.named_parameters())
-        return clipped_sum_and_loss(network, trained, linear_loss, x[:many], x[:many, 0], CLIP, rows=8)[
-            0
-        ].item()
+        return clipped_sum_and_loss(
+            network, trained, linear_loss, x[:many], x[:many, 0], CLIP, rows=8, isolate_rounding=True
+        )[0].item()
 
     assert abs(summed(n)) == pytest.approx(n * CLIP, rel=1e-5)
     assert abs(summed(n) - summed(n - 1)) <= CLIP
@@ -134,7 +136,9 @@ def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch:
 
     def summed(some: slice) -> float:
         trained, x = {"w": network.w}, TURNS[some]
-        return clipped_sum_and_loss(network, trained, linear_loss, x, x[:, 0], CLIP, rows=8)[0].item()
+        return clipped_sum_and_loss(
+            network, trained, linear_loss, x, x[:, 0], CLIP, rows=8, isolate_rounding=True
+        )[0].item()
 
     assert summed(slice(8)) == pytest.approx(-8 * CLIP, rel=1e-5)
     getattr(network, sent).data.fill_(1)
@@ -151,7 +155,14 @@ def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: each.clone() for name, each in network.state_dict().items()}
     trained = {name: own for name, own in network.named_parameters() if own.requires_grad}
     clipped_sum_and_loss(
-        network, trained, entropy, torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), CLIP, rows=4
+        network,
+        trained,
+        entropy,
+        torch.ones(4, 3),
+        torch.zeros(4, dtype=torch.int64),
+        CLIP,
+        rows=4,
+        isolate_rounding=True,
     )
     assert per_example._layouts, "it was tried"
     assert isinstance(layers[0].weight, nn.Parameter)
@@ -180,7 +191,9 @@ def test_loss_with_other_options_gets_its_own_trial(
             loss_of(SimpleNamespace(uneven=uneven)),
             TURNS[some],
         )
-        return clipped_sum_and_loss(network, trained, loss, x, x[:, 0], CLIP, rows=8)[0].item()
+        return clipped_sum_and_loss(network, trained, loss, x, x[:, 0], CLIP, rows=8, isolate_rounding=True)[
+            0
+        ].item()
 
     assert summed(slice(8), False) == pytest.approx(-8 * CLIP, rel=1e-5)
     assert abs(summed(slice(8), True) - summed(slice(1, 8), True)) <= CLIP
@@ -215,7 +228,10 @@ def test_chooses_layout_with_equal_positions(
             return [Product.apply(x, leaves["w"])]
 
         leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
-        first, again = (per_example.PerExampleFunction(one, 12, nn.Identity(), leaves, x) for _ in range(2))
+        first, again = (
+            per_example.PerExampleFunction(one, 12, nn.Identity(), leaves, x, isolate_rounding=True)
+            for _ in range(2)
+        )
         assert (first.shared, first.rows) == (again.shared, again.rows)
         return first.shared, first.rows
 
@@ -230,6 +246,11 @@ def test_chooses_layout_with_equal_positions(
     error[False] = 1e-3
     assert way() == (True, 1)
 
+    calls.clear()
+    leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
+    quick = per_example.PerExampleFunction(lambda leaves, x: [x], 12, nn.Identity(), leaves, x)
+    assert (quick.shared, quick.rows, calls) == (True, 12, []), "nothing is tried without the option"
+
 
 @pytest.mark.parametrize("hidden", [2, 4, 6, 8, 10, 12])
 def test_narrow_networks_use_batches(hidden: int) -> None:
@@ -237,9 +258,13 @@ def test_narrow_networks_use_batches(hidden: int) -> None:
     network = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, 3))
     x, y = torch.randn(60, 13, generator=generator), torch.randint(0, 3, (60,), generator=generator)
     trained = dict(network.named_parameters())
-    every = clipped_sum_and_loss(network, trained, entropy, x, y, CLIP, rows=80)[0]
-    own = clipped_sum_and_loss(network, trained, entropy, x[:1], y[:1], CLIP, rows=80)[0]
-    rest = clipped_sum_and_loss(network, trained, entropy, x[1:], y[1:], CLIP, rows=80)[0]
+    every = clipped_sum_and_loss(network, trained, entropy, x, y, CLIP, rows=80, isolate_rounding=True)[0]
+    own = clipped_sum_and_loss(network, trained, entropy, x[:1], y[:1], CLIP, rows=80, isolate_rounding=True)[
+        0
+    ]
+    rest = clipped_sum_and_loss(
+        network, trained, entropy, x[1:], y[1:], CLIP, rows=80, isolate_rounding=True
+    )[0]
     assert (every - rest - own).norm() < 1e-13
 
 

@@ -18,6 +18,7 @@ from fedstill.privacy.statement import (
     PER_RECORD_ONLY,
     PLUGIN_MECHANISM_TEXT,
     PLUGIN_METHOD_TEXT,
+    ROUNDING_TEXT,
     STOPPING_TEXT,
     PrivacyStatement,
     format_epsilon_bound,
@@ -91,7 +92,7 @@ def test_lines_fit_into_messages() -> None:
     assert all(
         len(line) <= MAX_TEXT
         for line in (
-            *(*text_, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20),
+            *(*text_, NON_ADAPTIVE, PER_RECORD_ONLY, ROUNDING_TEXT, STOPPING_TEXT + "1" * 20),
             *(text.format(name="n" * 80) for text in (PLUGIN_MECHANISM_TEXT, PLUGIN_METHOD_TEXT)),
         )
     )

@@ -23,7 +23,7 @@ from fedstill.report.comparison_records import ComparedSetting, ComparisonSummar
 from fedstill.report.comparison_tables import comparison_latex, comparison_markdown
 from fedstill.report.statistics import Spread
 from fedstill.report.terminal import print_comparison
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 from tests.report.test_report_page import Page, refuse_loading
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.

@@ -20,7 +20,7 @@ from fedstill.report.comparison_records import summarize
 from fedstill.report.comparison_tables import comparison_latex, comparison_markdown
 from fedstill.report.records import MAIN, Record, Result
 from fedstill.report.tables import format_difference, format_record
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
 from tests.report.test_report_compare import records

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from fedstill.report import write_report
 from fedstill.report.records import Result, model_rows
-from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
+from fedstill.runs.spec import from_dict
 from tests.audited import entries
 from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_pictures import FOUND, TRUTH, a_case

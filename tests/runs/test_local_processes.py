@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from fedstill.cli import main as cli
-from fedstill.cli.arguments import ParsedArgs
+from fedstill.cli.arguments import Call
 from fedstill.cli.run import configured
 from fedstill.core import run_writer
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
@@ -28,8 +28,8 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
 from fedstill.report.records import MetricsLog
 from fedstill.runs import deployment, run
-from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
 from fedstill.track.tracker_group import TrackerGroup
 from tests.federation.test_remote import Away, tiny
@@ -119,7 +119,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
 
 def begin(*words: str, progress: bool = False) -> None:
     options = ["--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words]
-    config = configured("digits-fedavg", ParsedArgs("fedstill run", (), overrides=options), "run")
+    config = configured("digits-fedavg", Call("fedstill run", overrides=options), "run")
     run.run(config, Path("out"), command="fedstill run", progress=progress)
 
 

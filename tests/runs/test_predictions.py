@@ -15,9 +15,9 @@ from sklearn.metrics import roc_auc_score
 
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.runs.config import from_dict
 from fedstill.runs.results import FILE, MAX_CLASSES, TestNames, predictions_csv
 from fedstill.runs.run import run
+from fedstill.runs.spec import from_dict
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 from fedstill.tasks.reconstruction import Reconstruction

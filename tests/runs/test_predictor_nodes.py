@@ -31,9 +31,9 @@ from fedstill.models.predictors import file_fingerprint
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.deployment import write_nodes
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks import TASKS
 from tests.predictors import serving, write_onnx
 from tests.runs.test_remote_run import RecordingLink, changed, live
@@ -115,7 +115,7 @@ def test_detects_module_without_gradients_before_training() -> None:
         distil([Wrapped()], fedstill.FedIOD(steps=3, batch=8), local=LocalConfig(epochs=1))
 
 
-def run(models_: list[str], **more: Any) -> RunConfig:
+def run(models_: list[str], **more: Any) -> RunSpec:
     table = {
         "task": {"name": "tabular"},
         "data": {"name": "wine"},
@@ -229,6 +229,6 @@ def test_resume_detects_changed_data_and_layers(part: str) -> None:
         ):
             replaced._prepare_nodes(state)
         return
-    getattr(replaced.setting.parts[1], part)[0] += 1
+    getattr(replaced.setting.nodes[1].data, part)[0] += 1
     with pytest.raises(DataError, match=r"^the data have changed since the run was started"):
         replaced._prepare_nodes(state)

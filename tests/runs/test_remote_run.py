@@ -20,8 +20,8 @@ from fedstill.node.node_service import NodeService
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs import deployment, remote_run
-from fedstill.runs.config import RunConfig, from_dict, to_dict
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import RunSpec, from_dict, to_dict
 from tests.federation.test_remote import NAMES, Live, tiny
 from tests.loopback import Loopback
 
@@ -43,7 +43,7 @@ class RecordingLink(Loopback):
         return sum(operation == do for _, operation in self.calls)
 
 
-def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
+def nodes(config: RunSpec, folder: Path, **changes: Any) -> dict[str, NodeService]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
     deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
     for node in NAMES:
@@ -56,12 +56,12 @@ def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeServ
     return {name: NodeService(folder / "nodes" / name) for name in NAMES}
 
 
-def live(config: RunConfig, link: Loopback, folder: Path) -> Live:
+def live(config: RunSpec, link: Loopback, folder: Path) -> Live:
     (folder / "server").mkdir(exist_ok=True)
     return Live(config, link, "one", folder / "server")
 
 
-def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
+def changed(config: RunSpec, **tables: dict[str, Any]) -> RunSpec:
     """A configuration with some values of some tables replaced."""
     table = to_dict(config)
     for name, values in tables.items():
@@ -86,7 +86,7 @@ def test_result_has_node_notes_only(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), RecordingLink(hosts), tmp_path)
     results = server.run()
-    sizes = [len(part) for part in build_simulation(tiny("fediod"))[0].setting.parts]
+    sizes = [len(node.data) for node in build_simulation(tiny("fediod"))[0].setting.nodes]
     assert [node["examples"] for node in results["nodes"]] == sizes
     assert [sum(node["label_counts"]) for node in results["nodes"]] == sizes
     assert [node["name"] for node in results["nodes"]] == list(NAMES)

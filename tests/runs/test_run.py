@@ -21,9 +21,9 @@ from fedstill.core.errors import DataError, MethodRefused, RunFolderError
 from fedstill.core.run_writer import RunWriter
 from fedstill.models import SmallCNN
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.run import resume
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import from_dict, load_toml
 from tests.audited import edit, entries
 from tests.forked import Command
 

@@ -19,9 +19,9 @@ from fedstill.node.node_service import NodeService
 from fedstill.node.request_text import describe_request
 from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.run_plan import describe
-from fedstill.runs.config import RunConfig, from_dict, to_toml
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import RunSpec, from_dict, to_toml
 from tests.federation.test_remote import NAMES
 from tests.runs.test_remote_run import RecordingLink, live, nodes
 
@@ -35,7 +35,7 @@ columns = [
 """
 
 
-def run_of(folder: Path, method: str) -> RunConfig:
+def run_of(folder: Path, method: str) -> RunSpec:
     """A run on a folder of tables, one a node, a quarter of whose rows are for testing."""
     draw, tables = random.Random(0), folder / "hospitals"
     tables.mkdir()
@@ -63,7 +63,7 @@ def run_of(folder: Path, method: str) -> RunConfig:
     )
 
 
-def hosts(config: RunConfig, folder: Path) -> dict[str, NodeService]:
+def hosts(config: RunSpec, folder: Path) -> dict[str, NodeService]:
     """The nodes of a run, each with its own csv in its own folder."""
     made = nodes(config, folder, source='"csv"', path='"own.csv"')
     for name in made:

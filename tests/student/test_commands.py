@@ -16,8 +16,8 @@ from safetensors import safe_open
 
 import fedstill
 from fedstill.report.model_card import model_card
-from fedstill.runs.config import load_toml
 from fedstill.runs.run import run
+from fedstill.runs.spec import load_toml
 from tests.student import hospitals
 
 Main = Callable[..., tuple[int, str, str]]

@@ -15,9 +15,9 @@ from torch import nn
 import fedstill
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.runs import build
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.evaluation import float32_outputs, student_outputs_as_reloaded
 from fedstill.runs.run import run
+from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.student.evaluate import evaluate
 from tests import survivors
 from tests.federation.test_remote import Away
@@ -122,7 +122,7 @@ TASKS: dict[str, tuple[Callable[[Path], tuple[str, str]], str, dict[str, Any]]] 
 LOCAL = {"segmentation": {"epochs": 10, "batch": 8, "lr": 1e-3}}
 
 
-def config(task: str, folder: Path, **tables: Any) -> tuple[RunConfig, str]:
+def config(task: str, folder: Path, **tables: Any) -> tuple[RunSpec, str]:
     """Return a small run that trains in bfloat16, and the path of its test data."""
     write, model, data = TASKS[task]
     whole, tested = write(folder)

@@ -19,8 +19,8 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError
 from fedstill.core.run_writer import RunWriter
 from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import make_statement, summarize_privacy
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.run import resume, run
+from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.track import TRACKERS, Tracker, final_metrics, flatten_metrics
 from fedstill.track.tracker_group import TrackerGroup
 from tests.my_lab_package import MY_LAB
@@ -157,7 +157,7 @@ class InterruptingTracker(Tracker):
         self.received.append(result)
 
 
-def tiny_run(tracker: str) -> RunConfig:
+def tiny_run(tracker: str) -> RunSpec:
     return from_dict(
         {
             "data": {"name": "digits", "train_limit": 100},

@@ -24,6 +24,7 @@ from fedstill.methods import (
     QueryDetails,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     payload_kinds,
 )
@@ -65,7 +66,7 @@ class FedDistill(Method):
             times=self.rounds,
             rows=setting.task.classes,
             depends_on_records=("mean",),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             details=QueryDetails(extra_loss="the distance to the shared class logits"),
         )
 

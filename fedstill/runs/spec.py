@@ -154,7 +154,7 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(CheckedOptions):
+class RunSpec(CheckedOptions):
     """Configuration of a run."""
 
     name: str = "custom"
@@ -212,7 +212,7 @@ class RunConfig(CheckedOptions):
         check_paper_metrics(self.paper, [self.task])
 
 
-def load(target: str) -> RunConfig:
+def load(target: str) -> RunSpec:
     """Load the configuration of a preset or a ``.toml`` file.
 
     Raises:
@@ -222,33 +222,33 @@ def load(target: str) -> RunConfig:
     if target in METHODS and not known:  # otherwise presets of this method would be suggested
         typed, given = f"`demo --method.name {target}`", f'"demo" with {{"method.name": {target!r}}}'
         raise UnknownName("preset", target, presets.names(), suggestion=by_caller(typed, given, given))
-    return from_dict(presets.read(target, RunConfig))
+    return from_dict(presets.read(target, RunSpec))
 
 
-def load_toml(path: str | Path) -> RunConfig:
+def load_toml(path: str | Path) -> RunSpec:
     """Load the configuration of a TOML file.
 
     Raises:
         FedstillError: there is no such file, it is not TOML or does not describe a run.
     """
-    return from_dict(presets.read_file(Path(path), RunConfig))
+    return from_dict(presets.read_file(Path(path), RunSpec))
 
 
-def read_toml(text: str) -> RunConfig:
+def read_toml(text: str) -> RunSpec:
     """Parse a configuration from TOML text.
 
     Raises:
         FedstillError: the text is not TOML or does not describe a run.
     """
-    return from_dict(presets.parse(text, kind=RunConfig))
+    return from_dict(presets.parse(text, kind=RunSpec))
 
 
-def to_toml(config: RunConfig) -> str:
+def to_toml(spec: RunSpec) -> str:
     """Return a complete configuration as TOML; :func:`read_toml` returns an equal configuration."""
-    return tomli_w.dumps(to_dict(config))
+    return tomli_w.dumps(to_dict(spec))
 
 
-def from_dict(table: Mapping[str, Any]) -> RunConfig:
+def from_dict(table: Mapping[str, Any]) -> RunSpec:
     """Build a configuration from a table; missing keys have their defaults.
 
     Raises:
@@ -256,25 +256,25 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
         ArgumentError: a value of the wrong type or outside what is allowed.
     """
     add_search_folders(read_value(tuple[str, ...], table.get("plugins", ()), "plugins"))
-    return read_table(RunConfig, {"method": {}, **table})
+    return read_table(RunSpec, {"method": {}, **table})
 
 
-def fingerprint_options(config: RunConfig) -> dict[str, str]:
+def fingerprint_options(spec: RunSpec) -> dict[str, str]:
     """Return the options that a resumed run must keep, as texts by dotted name.
 
     These are all except ``RESUMABLE_OPTIONS``: paths of data, computing, trackers, and the rules on nodes
     that fail.
     """
-    options = flatten(to_dict(config))
+    options = flatten(to_dict(spec))
     return {name: str(value) for name, value in options.items() if not re.fullmatch(RESUMABLE_OPTIONS, name)}
 
 
-def to_dict(config: RunConfig) -> dict[str, Any]:
+def to_dict(spec: RunSpec) -> dict[str, Any]:
     """Return a configuration as a table of TOML values; :func:`from_dict` returns an equal configuration.
 
     Raises:
         ArgumentError: its method is invalid.
     """
-    method_name(config.method)
-    table: dict[str, Any] = to_table(config)
+    method_name(spec.method)
+    table: dict[str, Any] = to_table(spec)
     return table

@@ -1,7 +1,7 @@
-"""Check of the tensors that a server sends: dtype and shape follow from the payload kind.
+"""Dtypes and shapes of the tensors of queries and responses, which follow from their payload kinds.
 
-The server checks before it sends, and blames its method. Each node checks on arrival, before anything is
-computed, and blames the server.
+The server checks what it sends, and blames its method. Each node checks on arrival, before anything is
+computed, and blames the server. Scores of a response are checked at the node's gate and at the server.
 """
 
 from __future__ import annotations
@@ -102,3 +102,27 @@ def _fits(shape: tuple[int, ...], sides: Sides) -> bool:
     return len(shape) == len(sides) and all(
         isinstance(side, str) or side == size for size, side in zip(shape, sides, strict=True)
     )
+
+
+def score_shape_fault(
+    name: str, shape: tuple[int, ...], rows: int | None, outputs: tuple[int, ...] | None
+) -> str | None:
+    """Return the fault in the shape of scores ``(B, ...)``, or None.
+
+    Checked at a node's gate and at the server.
+
+    Args:
+        name: name of the tensor.
+        shape: its shape.
+        rows: number of inputs of the query; None: unknown.
+        outputs: shape of the task's outputs for one input; None: unknown.
+
+    >>> score_shape_fault("logits", (64, 4), 64, (3,))
+    'logits are (64, 4), for 3 classes'
+    """
+    if rows is not None and shape[:1] != (rows,):
+        return f"{name} are {shape}, for {rows} inputs"
+    if outputs is not None and shape[1:] != outputs:
+        expected = f"{outputs[0]} classes" if len(outputs) == 1 else f"outputs of shape {outputs}"
+        return f"{name} are {shape}, for {expected}"
+    return None
