@@ -21,7 +21,7 @@ from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node.audit_entries import RESPONSE
-from fedstill.node.audit_log_inspection import TotalSpent
+from fedstill.node.folder_log import TotalSpent
 from fedstill.node.privacy_forecast import (
     MAX_STEPS,
     Forecast,
@@ -105,7 +105,7 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
     """One node as its owner has it."""
     from fedstill.cli.node_check import load_target_run
     from fedstill.data import node_data
-    from fedstill.node import audit_log_inspection, owner_folder
+    from fedstill.node import folder_log, owner_folder
 
     folder = path.parent if path.name == owner_folder.FILE else path
     file, asking = owner_folder.read_node_file(folder), load_target_run(target, config)
@@ -116,7 +116,7 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
     run = PlannedRun(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
     _require_public(run, asking.note)
-    spent = audit_log_inspection.read_total_spent(file, folder)
+    spent = folder_log.read_total_spent(file, folder)
     return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
 
 

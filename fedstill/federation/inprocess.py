@@ -13,10 +13,9 @@ from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.models import PREDICTION_ONLY, carries_gradient
 from fedstill.models.module_utils import parameter_count
-from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, group_by_architecture, has_only_matrix_products, stacking_key
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import Tensors

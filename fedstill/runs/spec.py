@@ -155,7 +155,12 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(CheckedOptions):
-    """Configuration of a run."""
+    """Specification of a run: all its options.
+
+    TOML files, the command line and :func:`fedstill.distil` all make one, and a run is built from it
+    (:mod:`fedstill.runs.build`). Remote nodes get to know a part of it
+    (:func:`fedstill.runs.remote_run.make_run_plan`) and never its options of nodes: these are their owners'.
+    """
 
     name: str = "custom"
     """Name of the run, a part of its folder's name."""

@@ -22,10 +22,10 @@ from fedstill.cli.tools import _pages
 from fedstill.core.errors import QueryRefused
 from fedstill.federation import admin
 from fedstill.node import owner_folder
+from fedstill.node.approvals import ApprovalRequests
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.requests import ApprovalRequests
-from fedstill.node.security_events import SecurityEvents
+from fedstill.node.folder_log import SecurityEvents
 from fedstill.protocol.run_plan import describe
 from fedstill.report import page_server
 from fedstill.report.page_server import PageServer

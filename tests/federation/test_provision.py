@@ -36,8 +36,8 @@ from fedstill.federation import flare as jobs
 from fedstill.federation import flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.node import owner_folder
+from fedstill.node.approvals import ApprovalRequests
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.requests import ApprovalRequests
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan

@@ -27,6 +27,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import COLUMN_SUMS
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.runs.build import Setting
+from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
 from tests.support.runs import make_setting
@@ -136,7 +137,7 @@ def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> No
     loose = DPSGD(sums_noise=1e-6)
     experiment = Simulation(setting(policy, PARTS, privacies=[loose] * 2))
     result = experiment.run(tmp_path)
-    experiment.finish(result)
+    write_results(experiment, result)
     assert result["releases"] == ["column sums"]
     assert result["student"] is None
     log = AuditLog()

@@ -27,7 +27,7 @@ from fedstill.models.class_map import ClassMap
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
 from fedstill.models.predictors import Endpoint
-from fedstill.node.refusal_text import public_text
+from fedstill.node.refusals import public_text
 from fedstill.tasks import TASKS
 from tests.support.models import serving, write_onnx
 

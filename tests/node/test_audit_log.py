@@ -21,10 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.node import audit_database, audit_head
+from fedstill.node import audit_database, audit_log
 from fedstill.node.audit_entries import Entry
-from fedstill.node.audit_head import AuditLogHead
-from fedstill.node.audit_log import AuditError, AuditLog, Spending
+from fedstill.node.audit_log import AuditError, AuditLog, AuditLogHead, Spending
 from tests.support.audit_logs import edit, entry, fill, head
 from tests.support.processes import FORKING
 
@@ -310,13 +309,13 @@ def test_charge_recomputes_head_row_of_its_run_only(path: Path, monkeypatch: pyt
     with closing(AuditLog(path)) as audit:
         for number in range(20):
             audit.charge(entry(run=f"run-{number}"))
-        made, row = [], audit_head.format_head_total
+        made, row = [], audit_log.format_head_total
 
         def counted(payer: str, run: str, counts: Counter[str]) -> str:
             made.append(run)
             return row(payer, run, counts)
 
-        monkeypatch.setattr(audit_head, "format_head_total", counted)
+        monkeypatch.setattr(audit_log, "format_head_total", counted)
         audit.charge(entry(1, run="run-3"))
         audit.charge(entry(0, run="another"))
         assert made == ["run-3", "another"]

@@ -22,7 +22,7 @@ from fedstill.core import timing
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files
-from fedstill.node import memory_limits
+from fedstill.node import limits
 from fedstill.node.node_service import NodeService
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import compute_epsilon
@@ -107,8 +107,8 @@ def join(plan: RunPlan = PLAN, **spec: Any) -> bytes:
 def test_memory_limit_defaults_to_three_quarters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_limits, "_machine_memory", lambda: 1000)
-    assert [memory_limits.allowed_memory_bytes(limit, torch.device("cpu")) for limit in (7, 0, None)] == [
+    monkeypatch.setattr(limits, "_machine_memory", lambda: 1000)
+    assert [limits.allowed_memory_bytes(limit, torch.device("cpu")) for limit in (7, 0, None)] == [
         7,
         0,
         750,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedstill.data.public import PublicData
 from fedstill.models.module_utils import to_vector
-from fedstill.node import dp_training, owner_folder
+from fedstill.node import dp_training, folder_check
 from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.node_view import NodeView
 from fedstill.privacy.accounting import compute_epsilon
@@ -308,7 +308,7 @@ def test_faults_of_check_are_refused_by_node(
     tmp_path: Path, text: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", text)
-    assert any(fault in line for line in owner_folder.check_folder(clinic.folder).faults)
+    assert any(fault in line for line in folder_check.check_folder(clinic.folder).faults)
     reply = clinic.say("join", plan=PLAN.to_dict())
     assert reply["text"] == "its data or model failed: see its log"
     assert fault in caplog.text

@@ -226,10 +226,7 @@ def test_gradients_are_not_postprocessed() -> None:
 def test_unaffordable_release_is_neither_logged_nor_released(monkeypatch: pytest.MonkeyPatch) -> None:
     door, journal, audit = journaled()
 
-    def refuse(*given: Any) -> None:
-        raise QueryRefused("clinic", "predict_logits", "privacy budget: spent")
-
-    monkeypatch.setattr(door.budgets, "require_within_budget", refuse)
+    monkeypatch.setattr(door.budgets, "budget_fault", lambda *given: "privacy budget: spent")
     with pytest.raises(QueryRefused, match="privacy budget: spent"):
         release(door)
     assert "charge response" not in journal.calls
@@ -295,7 +292,12 @@ def test_policy_refusals_come_before_budget_refusals(monkeypatch: pytest.MonkeyP
 def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     door, _, _ = journaled()
     given: list[Any] = []
-    monkeypatch.setattr(door.budgets, "require_affordable", lambda *what: given.append(what))
+
+    def expected_cost(*what: Any) -> PrivacyCost:
+        given.append(what)
+        return PrivacyCost()
+
+    monkeypatch.setattr(door.budgets, "expected_cost", expected_cost)
     sent = {"x": torch.ones(2)}
     door.admit(received_query(), QUERY, sent)
     assert given == [(received_query(), QUERY, sent)]

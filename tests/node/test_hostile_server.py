@@ -391,7 +391,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
         assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
     assert [line["number"] for line in refused] == [7], "the same is one line"
-    monkeypatch.setattr("fedstill.node.security_events.MAX_REFUSALS", 3)
+    monkeypatch.setattr("fedstill.node.folder_log.MAX_REFUSALS", 3)
     for number in range(10):
         assert "kind" in clinic.query(number, wrong)
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3

@@ -18,13 +18,12 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
 from fedstill.node.audit_entries import ALL_RUNS, Entry
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.noise import seeded_sampler

@@ -24,6 +24,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import (
     SUM_HISTORY_FILE,
+    UNMASKED,
     SumEncoder,
     SumHistory,
     SumMasks,
@@ -230,6 +231,17 @@ def test_server_that_asks_twice_gets_the_same_bytes_or_a_refusal(party: Party) -
     for different, request in ((0.5, SumRequest(3, NAMES)), (0.75, other), (0.5, None)):
         with pytest.raises(QueryMismatch):
             node.backward(0, different, request)
+
+
+def test_response_without_a_sum_is_refused_before_it_is_computed(party: Party) -> None:
+    """A server's method may declare no sums in a run whose plan has secure aggregation."""
+    node = Deployed(party.masks["n0"], torch.tensor([[1.0, 2.0]]), weighting=None)
+
+    assert node.sums.rules_by_refused_query() == {"predict": UNMASKED}
+    for call in (None, SumRequest(1, NAMES)):
+        with refused("under masks only"):
+            node.respond(0, 0.0, call)
+    assert node.calls == 0
 
 
 def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:

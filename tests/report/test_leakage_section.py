@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
 from fedstill.report.privacy_section import MAX_IMAGES, build_leakage_section
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from tests.support import attack_results
 from tests.support.attack_results import interval, rate_record
 from tests.support.result_files import Page, a_folder, a_result, corruptions, decoded, read

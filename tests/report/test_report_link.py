@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from fedstill.report import run_tables, write_report
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from fedstill.report.terminal import print_table
 from tests.support import audit_logs
 
@@ -83,7 +83,7 @@ def test_refused_query_is_not_traffic(tmp_path: Path) -> None:
     }
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "max_rows: 10, and x has 11"}
     audit_logs.write(tmp_path, [released, refused])
-    from fedstill.report.result import AuditTotals
+    from fedstill.report.records import AuditTotals
 
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None

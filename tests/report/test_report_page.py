@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from fedstill.core.errors import RunFolderError
 from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from fedstill.report.run_page import run_sentence
 from tests.support import audit_logs
 from tests.support.result_files import (

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.images import LINE_WIDTH, OUTLINE_COLORS, build_image_section, outline_codes
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from tests.support.result_files import FOUND, TRUTH, Page, a_case, a_folder, a_result, decoded, read
 
 HOSTILE = '"><script>alert(1)</script>'

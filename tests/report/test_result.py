@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from tests.support.result_files import a_result, corruptions
 
 ERROR_LINE = re.compile(r"result\.json: [^\n]+")

@@ -14,8 +14,7 @@ from fedstill.cli.node_check import LIVE
 from fedstill.core.errors import FedstillError
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
-from fedstill.node.request_text import describe_request
-from fedstill.node.requests import ApprovalRequest
+from fedstill.node.approvals import ApprovalRequest, describe_request
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.simulation import build_simulation

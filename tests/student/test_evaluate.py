@@ -12,9 +12,10 @@ from torch import nn
 
 import fedstill
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.runs import build
 from fedstill.runs.evaluation import float32_outputs, student_outputs_as_reloaded
+from fedstill.runs.results import write_results
 from fedstill.runs.run import run
+from fedstill.runs.simulation import Simulation
 from fedstill.student.evaluate import evaluate
 from tests.support.data_files import TASKS, config
 from tests.support.digits_world import digits
@@ -40,7 +41,7 @@ def test_student_of_a_run_over_messages_reaches_reported_metrics(task: str, tmp_
     (tmp_path / "away").mkdir()
     served = Away(setting, tmp_path / "away").live()
     metrics = served.run()
-    served.finish({**served.describe_run(), **metrics})
+    write_results(served, {**served.describe_run(), **metrics})
     assert served.compute.precision == "bfloat16"
     evaluation = evaluate(tmp_path / "away" / "server", tested)
     assert evaluation["metrics"] == {key: metrics[key] for key in evaluation["metrics"]}
@@ -62,7 +63,7 @@ def test_evaluates_in_float32() -> None:
     """Local models, ensemble, upper bound and student, during and after training."""
     engine = EngineConfig(batching="one-by-one", precision="bfloat16")
     centralized = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, centralized_model=centralized))
+    experiment = Simulation(digits_setting("fedkd", {}, engine=engine, centralized_model=centralized))
     experiment.run()
     assert experiment.centralized_node is not None
     models = {node.name: node.model for node in experiment.nodes}

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedstill.node.audit_entries import ALL_RUNS, RELEASES, Entry, is_about_data
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.security_events import read_security_events
+from fedstill.node.folder_log import read_security_events
 
 
 def entries(folder: Path, *parts: str) -> list[dict[str, Any]]:

@@ -131,7 +131,11 @@ class Deployed:
     """A node whose response is z + x, or z x, with its gate, handler and masks."""
 
     def __init__(
-        self, masks: SumMasks, z: torch.Tensor, weighting: SumWeighting = "sum", multiplies: bool = False
+        self,
+        masks: SumMasks,
+        z: torch.Tensor,
+        weighting: SumWeighting | None = "sum",
+        multiplies: bool = False,
     ) -> None:
         def predict(node: NodeView, x: torch.Tensor) -> dict[str, torch.Tensor]:
             self.calls += 1
@@ -144,7 +148,7 @@ class Deployed:
             predict,
             sends={"x": INPUTS},
             releases={"z": LOGITS},
-            sums={"z": weighting},
+            sums={} if weighting is None else {"z": weighting},
             differentiable=("x",),
         )
         self.side = NodeSide({"predict": query}, setting=SETTING)

@@ -29,9 +29,10 @@ from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
 from fedstill.federation import remote, transport
 from fedstill.federation.transport import LinkError
-from fedstill.node import initial_training, node_service, session
+from fedstill.node import local_training, node_service, session
 from fedstill.runs import deployment
 from fedstill.runs.remote_run import RemoteRun
+from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec, read_toml, to_toml
 from tests.support.audit_logs import releases
@@ -79,7 +80,7 @@ def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunSpec:
 def be_node(folder: Path, delay: float) -> None:
     """Serve a node's folder; ``delay`` seconds each message."""
     session.SECONDS_BETWEEN_SAVES = 0.05
-    initial_training.STEPS_PER_CHUNK = 5
+    local_training.STEPS_PER_CHUNK = 5
     _log(folder / LOG)
     node = node_service.NodeService(folder)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
@@ -117,7 +118,7 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
     try:
         served = RemoteRun(read_toml(config), Sockets(nodes), run_name)
         metrics = served.run(folder)
-        served.finish({**served.describe_run(), **metrics}, keep_state=True)
+        write_results(served, {**served.describe_run(), **metrics}, keep_state=True)
     except FedstillError as error:
         (folder / STOPPED).write_text(f"{type(error).__name__}: {error}")
 

@@ -11,21 +11,30 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from fedstill.core import private_files
-from fedstill.core.config_tables import read_table, to_table
-from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
+from fedstill.core.compute import Compute
+from fedstill.core.config_tables import flatten, read_table, to_table
+from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.run_writer import read_object
+from fedstill.core.table_schema import Schema
+from fedstill.core.text_format import format_bytes, format_count, to_printable_line
+from fedstill.data.data_spec import DataSpec
+from fedstill.node.admission import owner_refusals, refuse
 from fedstill.node.audit_entries import APPROVED, REJECTED, WAITS
+from fedstill.node.folder_log import SecurityEvents, process_user_name
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
-from fedstill.node.security_events import SecurityEvents, process_user_name
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import METHODS, build_node_side
+from fedstill.protocol.queries import NodeSetting, placeholder_public
 from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"
@@ -133,7 +142,7 @@ class ApprovalRequests:
         rule = f"run {group_digits(sha256)} is rejected by its owner"
         if state == WAITS:
             rule = f"run {group_digits(sha256)} waits until its owner approves it"
-        raise QueryRefused(self._file.name, query, f"approve: {rule}")
+        refuse(self._file.name, query, f"approve: {rule}")
 
     def _store_waiting(
         self, description: RunDescription, run: str, server: str, previous: ApprovalRequest | None
@@ -150,7 +159,7 @@ class ApprovalRequests:
         if is_full or len(description.text) > MAX_DESCRIPTION_BYTES:
             limit = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
             rule = f"approve: {limit} are waiting already, or this one is too large"
-            raise QueryRefused(self._file.name, "join", rule)
+            refuse(self._file.name, "join", rule)
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
         new = ApprovalRequest(description.text, run, server, time)
         if previous is not None:  # other runs may depend on the earlier approval
@@ -300,3 +309,83 @@ def find_request(
         value = "not given" if server is None else server
         raise ArgumentError("--server", value, f"the request's server: {servers}")
     return matches[0]
+
+
+# --- texts for the owner ----------------------------------------------------------------------------
+
+
+def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
+    """Return the facts of a request as texts by topic."""
+    description, run = request.run_description, request.run_description.table
+    method, spec, public = dict(run["method"]), run["spec"], run["public"]
+    planned_queries = []
+    for name, planned in description.queries.items():
+        times = format_count(planned["times"], "time") if planned["times"] else "any number of times"
+        rows = f", up to {planned['rows']} inputs" if planned["rows"] else ""
+        size = f", up to {format_bytes(planned['bytes'])} each" if planned["bytes"] else ""
+        kinds = ", ".join(dict.fromkeys(planned["releases"].values())) or "nothing"
+        planned_queries.append(f"{name}: {times}{rows}; {kinds} leave{size}")
+    max_queries = description.max_queries
+    queries = format_count(max_queries, "query") if max_queries else "queries not limited by the plan"
+    bytes_text = (
+        format_bytes(description.max_bytes) if description.max_bytes else "bytes not limited by the plan"
+    )
+    student, min_nodes = run["student"] or "to be chosen", run["min_nodes"]
+    quorum = (
+        f"continues with {format_count(min_nodes, 'node')} or more"
+        if min_nodes
+        else "does not state the number of nodes"
+    )
+    shape = " x ".join(map(str, spec["shape"]))
+    schema = read_table(Schema, spec["schema"])
+    classes = to_printable_line(", ".join(map(to_printable_line, spec["classes"])), 2000)
+    columns = [
+        f"{to_printable_line(column.name)}: {to_printable_line(column.allowed_values)}"
+        for column in schema.columns
+    ]
+    target_text = f"; target {to_printable_line(schema.target)}" if schema else ""
+    public_text = f"{to_printable_line(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
+    return {
+        "state": request.state,
+        "run": f"{request.run}, requested {request.requested_at}",
+        "server": request.server_name,
+        "method": to_printable_line(
+            ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in flatten(method).items())]), 2000
+        ),
+        "asks": planned_queries,
+        "at most": f"{queries}, {bytes_text}",
+        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{target_text}",
+        **({"columns": columns} if schema else {"classes": classes}),
+        "public": public_text if public["fingerprint"] else "none",
+        "seen by it": "sums of all nodes' responses (secure aggregation, experimental)"
+        if run["secure_aggregation"]
+        else "each node's responses",
+        "server says": f"student {student}; {quorum}",
+    }
+
+
+def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str, str]:
+    """Return the queries that ``node.toml`` refuses despite an approval, and their rules; without refusals
+    by budget or model.
+    """
+    table = request.run_description.table
+    spec, method = read_table(DataSpec, table["spec"], "spec."), dict(table["method"])
+    config = read_table(METHODS[method.pop("name")], method, "method.")
+    task = spec.make_task()
+    setting = NodeSetting(
+        task,
+        LocalConfig(),
+        Compute(),
+        placeholder_public(task, spec.shape),
+        secure_aggregation=bool(table["secure_aggregation"]),
+    )
+    return owner_refusals(file, True, build_node_side(config, setting).queries)
+
+
+def describe_security_event(event: Mapping[str, Any]) -> str:
+    """Return subject and reason of a security event."""
+    subject = " ".join(str(event[name]) for name in ("run", "query", "number") if name in event)
+    if event.get("server"):
+        subject = f"{subject} of {event['server']}"
+    sha256 = group_digits(str(event.get("description", ""))[:16])
+    return "; ".join(to_printable_line(part) for part in (subject, str(event["reason"]), sha256) if part)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.node.model_size_limits import wrap_with_parameter_limit
+from fedstill.node.limits import wrap_with_parameter_limit
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query

@@ -18,8 +18,8 @@ from fedstill.federation import offline_files
 from fedstill.federation.offline_files import write_queries
 from fedstill.federation.signed_files import load_or_create_key
 from fedstill.node import owner_folder
+from fedstill.node.folder_check import readable_files_warning
 from fedstill.node.node_service import NodeService
-from fedstill.node.permission_check import readable_files_warning
 from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.spec import read_toml

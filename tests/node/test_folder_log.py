@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.node import audit_log_inspection, owner_folder, security_events
+from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import NODE_DATA, SECURITY_EVENTS, Entry, parse_entry_fields
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.security_events import SecurityEvents, read_security_events
+from fedstill.node.folder_log import SecurityEvents, read_security_events
 from tests.support.audit_logs import edit, entries
 from tests.support.audit_logs import security_events as events_in
 
@@ -145,7 +145,7 @@ def test_events_hold_no_hash_of_releases(folder: Path, command: Main) -> None:
 
 
 def test_server_cannot_fill_log_with_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security_events, "MAX_REFUSALS", 4)
+    monkeypatch.setattr(folder_log, "MAX_REFUSALS", 4)
     with closing(SecurityEvents(folder)) as events:
         for number in (0, 0, 1, 2, 3, 4, 5):
             events.record_refusal("aa", f"rule {number}", run="one")
@@ -164,11 +164,11 @@ def test_full_disk_share_stops_server_events_only(folder: Path) -> None:
             events.record_refusal("aa", f"rule {number} {'x' * 900}", run="one")
         refused = len(events_in(folder))
         assert 5 < refused < 150
-        assert audit_log_inspection.log_size_bytes(folder / FILE) < most + 20_000
+        assert folder_log.log_size_bytes(folder / FILE) < most + 20_000
         events.write("approved", "owner", "it is sound", run="one")
         assert len(events_in(folder)) == refused + 1
     with closing(SecurityEvents(folder)) as events:
-        while audit_log_inspection.log_size_bytes(folder / FILE) < most:
+        while folder_log.log_size_bytes(folder / FILE) < most:
             events.write("approved", "owner", "x" * 900)
         count = len(events_in(folder))
         events.record_refusal("aa", "of another process", run="one")

@@ -1,4 +1,4 @@
-"""Memory of a run at a node: estimates and limits.
+"""Limits of a node's computations: memory, time, and parameters of the networks that a plan creates.
 
 The memory of a plan or query is estimated on torch's meta device, before anything is allocated. Other code,
 for example the owner's, is stopped by the limit of the process.
@@ -6,18 +6,25 @@ for example the owner's, is stopped by the limit of the process.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
+from fedstill.core import timing
 from fedstill.core.dataset import Form
+from fedstill.core.errors import MemoryLimitExceeded, QueryRefused
 from fedstill.data.data_spec import (
     COPIES,
     DataSpec,
@@ -27,6 +34,8 @@ from fedstill.data.data_spec import (
 )
 from fedstill.models import FORWARD_ERRORS, example_inputs
 from fedstill.models.module_utils import in_mode
+from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
+from fedstill.protocol.queries import NodeFunction, NodeSide, Query
 
 DEFAULT_SHARE = 0.75  # of a machine's memory, by default
 COPIES_IN_TRAINING = 4  # per parameter: weight, gradient and two moments of Adam
@@ -181,3 +190,99 @@ def _describe_model(spec: DataSpec) -> str:
     sizes = " x ".join(map(str, spec.shape))
     tokens = f", {spec.vocabulary} token ids" if spec.vocabulary else ""
     return f"its model for inputs of {sizes}{tokens} and {len(spec.classes)} classes"
+
+
+logger = logging.getLogger("fedstill.node")
+
+JOIN = "join"
+
+
+# --- time and memory of one message -----------------------------------------------------------------
+
+
+@contextmanager
+def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
+    """Refuse a computation that takes more than ``seconds`` (0: no limit), or more memory than there is.
+
+    Raises:
+        QueryRefused: with the policy's rule. A server may know which of its own requests was too large, but
+            not the amount of data or memory.
+    """
+    refusal = QueryRefused(node, query, f"max_seconds: {seconds}, and it takes longer")
+    try:
+        with timing.time_limit(seconds, lambda: refusal):
+            yield
+    except Exception as error:
+        if isinstance(error, QueryRefused) or not (
+            isinstance(error, MemoryLimitExceeded) or is_out_of_memory(error)
+        ):
+            raise
+        subject = error.what if isinstance(error, MemoryLimitExceeded) else "it"
+        if query == JOIN:  # the size of the parts would reveal the number of records
+            logger.error("refused by max_memory: %s", error)
+            subject = "the run"
+        rule = f"max_memory: {subject} would take more than the node's owner allows"
+        raise QueryRefused(node, query, rule) from error
+
+
+# --- parameters of networks that a server plans -----------------------------------------------------
+
+
+class _ParameterLimit(TorchFunctionMode):
+    """Refuses layers beyond a number of parameters, in this thread, before they are allocated.
+
+    All layers of torch allocate with ``torch.empty``, which is called here on the meta device first.
+    """
+
+    def __init__(self, limit: int, node: str, query: str) -> None:
+        super().__init__()
+        self.limit, self.node, self.query, self.created = limit, node, query, 0.0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        arguments = dict(kwargs or {})
+        if func is torch.empty:
+            self.created += _count_elements(*args, **arguments)
+            if self.created > self.limit:
+                rule = f"max_parameters: {self.limit}, and the plan's networks have more"
+                raise QueryRefused(self.node, self.query, rule)
+        return func(*args, **arguments)
+
+
+def _count_elements(*args: Any, **given: Any) -> float:
+    """Return the number of elements of a ``torch.empty`` call; inf if it overflows."""
+    try:
+        return torch.empty(*args, **{**given, "device": "meta"}).numel()
+    except (RuntimeError, TypeError, OverflowError, ValueError):  # an overflow; its type depends on its size
+        return float("inf")
+
+
+def wrap_with_parameter_limit(side: NodeSide, limit: int, node: str) -> NodeSide:
+    """Return a method's node side that cannot create networks of more than ``limit`` parameters; 0: no
+    limit.
+
+    The returned side refuses with :class:`QueryRefused` where networks are created: in its preparation, and
+    in each query that brings one.
+    """
+
+    def limiting(query: str) -> AbstractContextManager[object]:
+        return _ParameterLimit(limit, node, query) if limit else nullcontext()
+
+    def prepare(node: Any) -> None:
+        with limiting("join"):
+            side.prepare(node)
+
+    def guard(query: Query) -> NodeFunction:
+        def function(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
+            with limiting(query.name):
+                return query.function(*args, **inputs)
+
+        return function if GENERATOR_PARAMETERS in query.sends.values() else query.function
+
+    queries = {name: replace(declared, function=guard(declared)) for name, declared in side.queries.items()}
+    return replace(side, queries=queries, prepare=prepare)
