@@ -28,7 +28,7 @@ from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol import run_plan
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.run_plan import PROTOCOL
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from fedstill.tasks.config import TASKS
 from fedstill.tasks.task import ENSEMBLES
 from fedstill.track.tracker import TRACKERS

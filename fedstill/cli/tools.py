@@ -146,7 +146,7 @@ def _method_facts(name: str) -> dict[str, str]:
     from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.comparison_records import NEED_TITLES
-    from fedstill.report.result import MAIN_MODELS
+    from fedstill.report.records import MAIN_MODELS
     from fedstill.runs.spec import from_dict
 
     method = METHODS[name]()

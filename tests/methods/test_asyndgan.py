@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import NodeFault
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
-from tests.methods.map_world import (
+from tests.support.map_world import (
     ASYN,
     RECONSTRUCTION,
     TASK,
@@ -23,7 +23,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import change_responses, resumed
+from tests.support.small_world import change_responses, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -25,8 +25,8 @@ from fedstill.models.predictors import Predictor
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.methods import small_world
-from tests.methods.small_world import (
+from tests.support import small_world
+from tests.support.small_world import (
     CLASSES,
     SEED,
     SHAPE,

@@ -16,8 +16,8 @@ from fedstill.methods.co_dream import CoDream
 from fedstill.models.norm_layers import outputs_and_batch_norm_loss
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, disagreeing, made, make_nodes, same
+from tests.support import small_world
+from tests.support.small_world import SEED, SHAPE, World, disagreeing, made, make_nodes, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -30,8 +30,8 @@ from fedstill.runs.build import Setting
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
-from tests.run_settings import make_setting
-from tests.settings import SETTING
+from tests.support.runs import make_setting
+from tests.support.small_world import SETTING
 
 AGE = SchemaColumn(name="age", range=(0.0, 200.0))
 DOSE = SchemaColumn(name="dose", range=(0.0, 8.0), missing=True)

@@ -20,7 +20,7 @@ from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual_loss
 from fedstill.protocol.needs import unmet_need
 from fedstill.tasks.classification import Classification
-from tests.methods.map_world import (
+from tests.support.map_world import (
     FIOD,
     RECONSTRUCTION,
     SHAPE,
@@ -32,7 +32,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import SEED, change_responses, changed, resumed
+from tests.support.small_world import SEED, change_responses, changed, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

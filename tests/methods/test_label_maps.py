@@ -17,8 +17,8 @@ from fedstill.methods._server import Server
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from tests.methods.map_world import TASK, World, blobs, sent_order, up, world
-from tests.methods.small_world import change_responses
+from tests.support.map_world import TASK, World, blobs, sent_order, up, world
+from tests.support.small_world import change_responses
 
 
 def at(one: World, **changes: Any) -> Server:

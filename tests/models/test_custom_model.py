@@ -29,7 +29,7 @@ from fedstill.models.model_config import CustomModel, ModelConfig, read_model_co
 from fedstill.models.predictors import Endpoint
 from fedstill.node.refusals import public_text
 from fedstill.tasks import TASKS
-from tests.predictors import serving, write_onnx
+from tests.support.models import serving, write_onnx
 
 AGE = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
 WARD = SchemaColumn(name="ward", type="category", categories=("a", "b", "c"))

@@ -26,8 +26,8 @@ from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
-from tests.audited import edit, entries, security_events
-from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
+from tests.support.audit_logs import edit, entries, security_events
+from tests.support.node_services import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 EACH, LISTED = 'approve = "each run"\n', 'approve = "listed"\n'
 KNOWN, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32

@@ -34,9 +34,9 @@ from fedstill.protocol.secure_aggregation import (
 )
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 from fedstill.tasks.classification import Classification
-from tests.node.test_node_service import CLASSES, MAP, B, Clinic
-from tests.node.test_node_service import gradients as valid_gradients
-from tests.node.test_secure_aggregation import Party
+from tests.support.kits import Party
+from tests.support.node_services import CLASSES, MAP, B, Clinic
+from tests.support.node_services import gradients as valid_gradients
 
 NAMES = ("a", "b", "c")
 SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())

@@ -25,7 +25,7 @@ from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.protocol.method import METHODS
 from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.regression import RegressionConfig
-from tests.models.test_vgg import weights
+from tests.support.models import weights
 
 
 class Own(nn.Module):

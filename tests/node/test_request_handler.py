@@ -30,7 +30,7 @@ from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
 from fedstill.tasks.classification import Classification
-from tests.node.test_gate import Journal
+from tests.support.node_services import Journal
 
 Tensors = Mapping[str, torch.Tensor]
 B = 2

@@ -24,8 +24,8 @@ from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.regression import Regression
 from fedstill.tasks.segmentation import Segmentation
 from fedstill.tasks.survival import Survival
-from tests.federation.test_remote import Away, tiny
-from tests.student.test_evaluate import config
+from tests.support.data_files import config
+from tests.support.links import Away, tiny
 
 Row = dict[str, str]
 
