@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fedstill.runs import run
-from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.spec import RunSpec, from_dict
 
 SHAPES = ((64, 1, 8, 8), (64, 3, 32, 32), (1024, 3, 32, 32))
 ENGINES = ("in-process", "flare", "flare-poc")
@@ -50,7 +50,7 @@ def configuration(
     queries: int,
     forms: tuple[str, str],
     sums: bool,
-) -> RunConfig:
+) -> RunSpec:
     """A run of as many queries, with next to no training around them."""
     return from_dict(
         {
@@ -80,7 +80,7 @@ def configuration(
     )
 
 
-def measured(config: RunConfig, out: Path) -> dict[str, float]:
+def measured(config: RunSpec, out: Path) -> dict[str, float]:
     """Seconds and bytes of one query and what share of the run the link took."""
     start = time.perf_counter()
     result = run.run(config, out, command="benchmarks/link.py", progress=False)

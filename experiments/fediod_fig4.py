@@ -50,8 +50,8 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import presets
 from fedstill.runs.build import Setting, input_shape
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import RunSpec, from_dict
 
 PRESETS = Path(__file__).parent / "presets"  # packs of data are next to them
 JUDGE = LocalConfig(batch=64, lr=0.002, augment="shift-flip")
@@ -101,9 +101,9 @@ def divided(
         "evaluation": {"centralized": False, "every": 0, "samples": 0, "best": False},
         "seed": seed,
     }
-    config = from_dict(merge_tables(RunConfig, presets.read(named, RunConfig), changes))
+    config = from_dict(merge_tables(RunSpec, presets.read(named, RunSpec), changes))
     given = build_simulation(config)[0].setting
-    method = given.method
+    method = given.spec.method
     if given.public is None or given.public.labels is None or not isinstance(method, FedIOD):
         raise ArgumentError("base", base, "a run of FedIOD on images with labels")
 
@@ -115,14 +115,16 @@ def divided(
     test = given.test.subset(some)
     setting = replace(
         given,
-        parts=[replace(part, inputs=to_gray(part.inputs)) for part in given.parts],
+        nodes=[
+            replace(node, data=replace(node.data, inputs=to_gray(node.data.inputs))) for node in given.nodes
+        ],
         test=replace(test, inputs=to_gray(test.inputs)),
         public=None,
         mean=given.mean[:channels],
         std=given.std[:channels],
     )
     judge = trained("judge", TensorData(to_gray(given.public.inputs), given.public.labels), setting, epochs)
-    outputs = local_training.predict(judge, setting.test.inputs, Compute(setting.engine))
+    outputs = local_training.predict(judge, setting.test.inputs, Compute(setting.spec.engine))
     accuracy = setting.task.compute_metrics(outputs, setting.test.targets)["accuracy"]
     models = (config.nodes.models[0], config.student.model)
     return Federation(setting, method, models, judge, accuracy)
@@ -130,11 +132,11 @@ def divided(
 
 def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.Module:
     """A small ResNet-8 trained on some data."""
-    local, compute = replace(JUDGE, epochs=epochs), Compute(setting.engine)
+    local, compute = replace(JUDGE, epochs=epochs), Compute(setting.spec.engine)
     model = compute.to_device(
-        build("resnet8:8", input_shape(setting), setting.task.classes, setting.seed, name)
+        build("resnet8:8", input_shape(setting), setting.task.classes, setting.spec.seed, name)
     )
-    node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
+    node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.spec.seed)
     local_training.attach_optimizers([node], local)
     local_training.train([node], setting.task, local, compute)
     return model.eval()
@@ -146,8 +148,11 @@ def distilled(
     """FedIOD with some nodes' models, and the last inputs that its server sent."""
     setting = federation.setting
     shape, classes = input_shape(setting), setting.task.classes
-    student = build(federation.models[1], shape, classes, setting.seed, "student")
-    experiment = ObservedSimulation(replace(setting, method=method, models=teachers, student=student))
+    student = build(federation.models[1], shape, classes, setting.spec.seed, "student")
+    nodes = [replace(node, model=model) for node, model in zip(setting.nodes, teachers, strict=True)]
+    experiment = ObservedSimulation(
+        replace(setting, spec=replace(setting.spec, method=method), nodes=nodes, student=student)
+    )
     sent: deque[torch.Tensor] = deque(maxlen=-(-count // method.batch))
     first = experiment.nodes[0].name
 
@@ -203,7 +208,7 @@ def reproduce(
     began = time.monotonic()
     federation = divided(base, root, alpha=1.0, held_out=held_out, seed=seed, gray=True, epochs=judge_epochs)
     setting, shape = federation.setting, input_shape(federation.setting)
-    nodes = len(setting.parts)
+    nodes = len(setting.nodes)
     if not 2 <= images <= TESTED // nodes:
         raise ArgumentError("images", images, f"from 2 to {TESTED // nodes}")
     space = penultimate_extractor(

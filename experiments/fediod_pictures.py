@@ -53,10 +53,10 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
 
 def predicted(setting: Setting, model: str, folder: Path) -> torch.Tensor:
     """What a run's central model gives on all test inputs."""
-    student = build(model, input_shape(setting), setting.task.classes, setting.seed, "student")
+    student = build(model, input_shape(setting), setting.task.classes, setting.spec.seed, "student")
     student.load_state_dict(load_file(folder / "student.safetensors"))
     return local_training.predict(
-        student.eval(), setting.task.observe(setting.test.inputs), Compute(setting.engine)
+        student.eval(), setting.task.observe(setting.test.inputs), Compute(setting.spec.engine)
     )
 
 

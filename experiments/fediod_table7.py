@@ -72,7 +72,7 @@ def reproduce(
     setting, printed = federation.setting, replace(federation.method, **AS_PRINTED, **WEIGHTS)
     if not 2 <= images <= (most := printed.steps * printed.batch):
         raise ArgumentError("images", images, f"from 2 to {most}, as many as are sent")
-    local = Simulation(replace(setting, method=Standalone()))
+    local = Simulation(replace(setting, spec=replace(setting.spec, method=Standalone())))
     local.run()
     teachers = {node.name: node.model.eval().requires_grad_(False) for node in local.nodes}
     print(f"judge: {federation.accuracy:.1f} % on test images; {time.monotonic() - began:.0f} s", flush=True)

@@ -24,7 +24,7 @@ import plots
 from fedstill.attacks.gradient_inversion import GradientInversion, run_inversion
 from fedstill.attacks.transcript import ReplayedRun
 from fedstill.core.errors import FedstillError
-from fedstill.runs.config import from_dict
+from fedstill.runs.spec import from_dict
 
 METHODS = ("fedavg", "fedper", "lg-fedavg", "fedcg", "fedmd-cg")
 ATTACKS = {"lenet5": ("dlg", "layers"), "sigmoid-lenet": ("dlg",)}

@@ -31,7 +31,7 @@ from fedstill.privacy.accounting import calibrate_noise
 from fedstill.privacy.dpsgd import clipped_sum_and_loss
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.runs.build import split_data
-from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.spec import RunSpec, from_dict
 
 Options = argparse.Namespace
 PIECE = 250  # images whose features are computed at once
@@ -59,7 +59,7 @@ def learned(
 
 
 @torch.no_grad()
-def percent(config: RunConfig, data: DataSet, o: Options) -> dict[float, list[float]]:
+def percent(config: RunSpec, data: DataSet, o: Options) -> dict[float, list[float]]:
     """Of one seed, by epsilon: the nodes' mean accuracy, and that of both ensembles."""
     parts, _ = split_data(config, data)
     classes, task = len(data.classes), config.task.make(data.classes)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,15 @@ from fedstill.core.errors import ArgumentError, DataError, RunFolderError, calle
 from fedstill.core.name_normalization import TEXT_DTYPE_KINDS, normalize_class_names
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, write_text
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data import in_memory_data
-from fedstill.data.in_memory_data import extract_inputs_and_targets, to_input_tensor, to_target_tensor
+from fedstill.data.in_memory_data import (
+    InMemoryData,
+    InMemorySplit,
+    extract_inputs_and_targets,
+    to_input_tensor,
+    to_target_tensor,
+)
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
@@ -38,10 +46,11 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.terminal import run_summary
-from fedstill.runs.build import Setting
-from fedstill.runs.distil_arguments import check_arguments
+from fedstill.runs.build import Setting, make_nodes
 from fedstill.runs.run import progress_bars, require_empty_folder, write_simulation_result
 from fedstill.runs.simulation import Simulation
+from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentConfig
+from fedstill.runs.student_file import network_name
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.track import Tracker
 from fedstill.track.tracker_group import TrackerGroup
@@ -99,7 +108,7 @@ def distil(
     seed: int = 0,
     public: Examples | torch.Tensor | None = None,
     vocabulary: int = 0,
-    schema: Schema | str | Path | None = None,
+    schema: TableSchema | str | Path | None = None,
     perceptual: str | Path = "",
     every: int | None = None,
     link: LinkConfig | None = None,
@@ -222,13 +231,13 @@ def distil(
     # NumPy numbers as Python numbers, which can be written as JSON.
     seed, every = int(seed), None if every is None else int(every)
     mean, std = tuple(map(float, mean)), tuple(map(float, std))
-    config = TASKS[task]() if isinstance(task, str) else task
+    task_config = TASKS[task]() if isinstance(task, str) else task
     if not isinstance(classes, Sequence):
         by_node = {f"data[{index}]": examples for index, examples in enumerate(data)}
         in_memory_data.require_same_class_order({**by_node, "test": test})
     table_schema = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
     given_names = _class_names(classes, table_schema)
-    learning_task = config.make(given_names if isinstance(classes, Sequence) else int(classes))
+    learning_task = task_config.make(given_names if isinstance(classes, Sequence) else int(classes))
     if table_schema and len(table_schema.classes) != learning_task.classes:
         expected = f"{len(table_schema.classes)}, as the schema has {', '.join(table_schema.classes)}"
         raise ArgumentError("classes", learning_task.classes, expected)
@@ -241,33 +250,41 @@ def distil(
     )
     shape = tuple(test_data.inputs.shape[1:])
     interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
+    parts = [to_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)]
+    modules = [_convert_model(model, interface, index, seed) for index, model in enumerate(models)]
+    nodes = make_nodes(parts, modules, names, policies, privacies)
+    spec = RunSpec(
+        seed=seed,
+        task=task_config,
+        data=InMemoryData(),
+        split=InMemorySplit(nodes=len(nodes)),
+        nodes=NodesConfig(
+            models=tuple(type(module).__name__ for module in modules),
+            local=local or LocalConfig(),
+            perceptual=str(perceptual),
+        ),
+        method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
+        student=StudentConfig(model=network_name(student, learning_task, shape, vocabulary)),
+        engine=engine or EngineConfig(),
+        link=link or LinkConfig(),
+        evaluation=EvaluationConfig(every=every, centralized=False),
+    )
     setting = Setting(
+        spec=spec,
         task=learning_task,
-        parts=[to_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)],
-        models=[_convert_model(model, interface, index, seed) for index, model in enumerate(models)],
+        nodes=nodes,
         student=student,
         test=test_data,
-        method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
-        names=names,
-        policies=policies,
-        privacies=privacies,
-        local=local or LocalConfig(),
-        engine=engine or EngineConfig(),
+        public=_convert_public(public, to_tensors, learning_task),
+        classes=given_names,
         mean=mean,
         std=std,
-        seed=seed,
-        every=every,
-        public=_convert_public(public, to_tensors, learning_task),
-        link=link or LinkConfig(),
-        classes=given_names,
         vocabulary=vocabulary,
         schema=table_schema,
-        perceptual=str(perceptual),
-        learns=config,
     )
     if track and out is None:
         raise ArgumentError("track", list(map(str, track)), "() unless out= is given, where trackers write")
-    listeners = TrackerGroup(track, {"method": setting.method, "local": setting.local, "seed": seed})
+    listeners = TrackerGroup(track, {"method": spec.method, "local": spec.nodes.local, "seed": seed})
     simulation = Simulation(setting)
     simulation.listeners = listeners
     folder = None if out is None else parse_folder(out)
@@ -282,7 +299,7 @@ def distil(
     return Outcome(student if simulation.has_student else None, results, folder)
 
 
-def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...]:
+def _class_names(classes: int | Sequence[str], schema: TableSchema) -> tuple[str, ...]:
     """Return the normalized class names, or an empty tuple if ``classes`` is a number.
 
     Raises:
@@ -337,20 +354,34 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
 
 def _fingerprint(setting: Setting) -> dict[str, str]:
     """Return the arguments that must be equal to resume a run, as texts by name."""
-    compared_names = (
-        "method local engine names policies privacies mean std seed every link classes vocabulary perceptual"
-    )
-    data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
+    spec, nodes = setting.spec, setting.nodes
+    data = {f"data[{index}]": node.data for index, node in enumerate(nodes)} | {"test": setting.test}
     public = {} if setting.public is None else {"x": setting.public.inputs}
     if setting.public is not None and setting.public.labels is not None:
         public["y"] = setting.public.labels
+    compared = {
+        "method": spec.method,
+        "local": spec.nodes.local,
+        "engine": spec.engine,
+        "names": [node.name for node in nodes],
+        "policies": [node.policy for node in nodes],
+        "privacies": [node.privacy for node in nodes],
+        "mean": setting.mean,
+        "std": setting.std,
+        "seed": spec.seed,
+        "every": spec.evaluation.every,
+        "link": spec.link,
+        "classes": setting.classes,
+        "vocabulary": setting.vocabulary,
+        "perceptual": spec.nodes.perceptual,
+    }
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
-        **{name: repr(getattr(setting, name)) for name in compared_names.split()},
+        **{name: repr(value) for name, value in compared.items()},
         "schema": repr(to_table(setting.schema)),  # its repr is abbreviated
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
-        "models": " ".join(str(model) for model in setting.models),
+        "models": " ".join(str(node.model) for node in nodes),
         "student": str(setting.student),
     }
 
@@ -373,7 +404,7 @@ def _convert_examples(
     task: Task,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
-    schema: Schema = NO_SCHEMA,
+    schema: TableSchema = NO_SCHEMA,
     classes: Sequence[str] = (),
 ) -> TensorData:
     """Convert a user's examples to tensors.
@@ -433,3 +464,110 @@ def _convert_targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tenso
     if labels.is_floating_point() and (labels != labels.round()).any():
         raise DataError(f"{what} has labels that are not integers (expected class indices)")
     return labels.long()
+
+
+# --- type checks of the arguments ---------------------------------------------------------------------------
+
+
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse an argument of an invalid type.
+
+    Args:
+        given: arguments by name; arguments without a check are ignored.
+
+    Raises:
+        ArgumentError: naming the first invalid argument, its value and the expected type.
+
+    >>> check_arguments({"seed": "x"})
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.ArgumentError: invalid seed = 'x' (expected an integer from 0 up)
+    """
+    for name, value in given.items():
+        if name in CHECKS:
+            expected, fits = CHECKS[name]
+            if not fits(value):
+                raise ArgumentError(name, _plain_value_or_class_name(value), expected)
+
+
+def _plain_value_or_class_name(value: object) -> object:
+    """Return plain values unchanged, and other objects by the name of their class."""
+    items = value if isinstance(value, list | tuple) else [value]
+    plain = all(each is None or isinstance(each, str | int | float | dict) for each in items)
+    return value if plain else type(value).__name__
+
+
+def _is_integer(value: object, minimum: int = 0) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= minimum
+
+
+def _as_sequence(value: object) -> Sequence[object] | None:
+    """Return a list, tuple or other sequence; None for other values."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+
+
+def _is_list(value: object) -> bool:
+    return _as_sequence(value) is not None
+
+
+def _is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    def check(value: object) -> bool:
+        items = _as_sequence(value)
+        return items is not None and all(map(fits, items))
+
+    return check
+
+
+def _is_none_or(kind: type) -> Callable[[object], bool]:
+    return lambda value: value is None or isinstance(value, kind)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real)
+
+
+def _is_class_count_or_list(value: object) -> bool:
+    return _is_integer(value, 1) or bool(_as_sequence(value))
+
+
+def _is_list_over_nodes(value: object) -> bool:
+    """Return whether a value is a sequence over nodes, and not one node's pair of tensors."""
+    items = _as_sequence(value)
+    return items is not None and not (items and all(isinstance(each, torch.Tensor) for each in items))
+
+
+NUMBERS = "a tuple of numbers, one for each channel"
+CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "data": ("a list with the examples of each node", _is_list_over_nodes),
+    "models": ("a list with the model of each node", _is_list),
+    "classes": ("the number of classes, >= 1, or a list of their names", _is_class_count_or_list),
+    "task": ("the name of a task, or its config", lambda value: isinstance(value, str | TaskConfig)),
+    "local": ("a fedstill.LocalConfig", _is_none_or(LocalConfig)),
+    "engine": ("a fedstill.EngineConfig", _is_none_or(EngineConfig)),
+    "names": ("a list of names", _is_list_of(_is_name)),
+    "policies": (
+        "a list of fedstill.PolicyConfig, one for each node",
+        _is_list_of(lambda each: isinstance(each, PolicyConfig)),
+    ),
+    "privacies": (
+        "a list of mechanisms such as fedstill.DPSGD(...), one for each node",
+        _is_list_of(lambda each: isinstance(each, PrivacyConfig)),
+    ),
+    "mean": (NUMBERS, _is_list_of(_is_number)),
+    "std": (NUMBERS, _is_list_of(_is_number)),
+    "seed": ("an integer from 0 up", _is_integer),
+    "vocabulary": ("an integer from 0 up", _is_integer),
+    "schema": (
+        "a fedstill.TableSchema, or the path of a file",
+        lambda value: value is None or isinstance(value, str | PathLike | TableSchema),
+    ),
+    "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
+    "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),
+    "link": ("a fedstill.LinkConfig", _is_none_or(LinkConfig)),
+    "track": ("a list of trackers", _is_list),
+    "progress": ("True or False", lambda value: isinstance(value, bool)),
+}

@@ -30,7 +30,7 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.terminal import comparison_summary
 from fedstill.runs import run
-from fedstill.runs.config import RunConfig, from_dict, load, to_dict
+from fedstill.runs.spec import RunSpec, from_dict, load, to_dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ def run_preset(
         >>> result["accuracy"]  # doctest: +SKIP
         91.7
     """
-    config = from_dict(merge_tables(RunConfig, to_dict(load(str(target))), unflatten(options or {})))
+    config = from_dict(merge_tables(RunSpec, to_dict(load(str(target))), unflatten(options or {})))
     folder = parse_folder(out)
     again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
     run.run_or_resume(config, folder, command=again, progress=progress, report=write_report)

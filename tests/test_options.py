@@ -25,11 +25,11 @@ from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import Registrable
 from fedstill.core.toml import parse
 from fedstill.data.config import DATA
-from fedstill.data.splits import SPLITS
+from fedstill.data.partitioners import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
-from fedstill.runs.config import RunConfig
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TASKS
 
 KEPT = Path(__file__).with_name("options.toml")
@@ -45,7 +45,7 @@ CHANGING = {  # dataclasses that are state, outside of the methods' own
 def defaults() -> dict[str, Any]:
     """Return all options with their defaults: of runs, nodes, and registered components."""
     tables: dict[str, Any] = {
-        "run": to_table(RunConfig(method=METHODS["fedavg"]())),
+        "run": to_table(RunSpec(method=METHODS["fedavg"]())),
         "node": to_table(NodeFile(name="clinic")),
     }
     for registry in REGISTRIES:

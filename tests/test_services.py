@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.cli import arguments
 from fedstill.cli import main as cli
-from fedstill.cli.commands import COMMANDS, CommandGroup
 
 ROOT = Path(__file__).parents[1]
 DOCKER, SYSTEMD = ROOT / "examples" / "docker", ROOT / "examples" / "systemd"
@@ -37,11 +35,7 @@ def takes(words: list[str]) -> None:
     """Fail if fedstill does not take a command; ``run`` is tried by itself, below."""
     if words[0] in ("run", "attack"):
         return
-    group = COMMANDS[words[0]]
-    assert isinstance(group, CommandGroup)
-    command = group.commands[words[1]]
-    name, rest = " ".join(words[:2]), words[2:]
-    arguments.parse(name, arguments._matching_usage(command.usage, rest), rest)
+    cli.bind(words)
 
 
 def test_containers_run_existing_commands(compose: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.pycode import ModuleAnalyzer
 from sphinx.pycode.ast import _UnparseVisitor
 from sphinx.util.docutils import SphinxDirective
 
@@ -23,14 +22,14 @@ from fedstill.attacks.attack import ATTACKS
 from fedstill.cli.main import main
 from fedstill.core import options
 from fedstill.core.config_tables import describe_type, to_table
-from fedstill.core.options import CheckedOptions
+from fedstill.core.options import CheckedOptions, field_docs
 from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
-from fedstill.data.splits import SPLITS
+from fedstill.data.partitioners import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
-from fedstill.runs.config import RunConfig
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TASKS
 
 # Sphinx's own cannot read {**more} in a decorator, and then has no text of any field of that file.
@@ -82,7 +81,7 @@ class Options(SphinxDirective):
         elif what == "node":
             parts = [listed(NodeFile(name="clinic"), "", keys=True)]
         else:
-            parts = [listed(RunConfig(method=METHODS["fedavg"]()), "--")]
+            parts = [listed(RunSpec(method=METHODS["fedavg"]()), "--")]
         return self.parse_text_to_nodes("\n\n".join(parts), allow_section_headings=True)
 
 
@@ -111,22 +110,20 @@ def listed(config: Any, prefix: str, keys: bool = False) -> str:
 
 def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
     """An option after the other."""
-    hints = get_type_hints(type(config), include_extras=True)
+    hints, docs = get_type_hints(type(config), include_extras=True), field_docs(type(config))
     for field in fields(config):
         name, hint, value = f"{prefix}{field.name}", hints[field.name], getattr(config, field.name)
         if isinstance(value, Registrable):
             if value.key:
                 allowed = f"{value.registry.choices_text}, or module:Name"
-                yield row(
-                    f"{name}.{value.key}", allowed, value.registered_name, meaning(type(config), field.name)
-                )
+                yield row(f"{name}.{value.key}", allowed, value.registered_name, docs.get(field.name, ""))
             if keys or "method" not in name:  # options of each are under its own heading
                 yield from common(value, f"{name}.", keys)
         elif is_dataclass(value):
             yield from rows(value, f"{name}.", keys)
         elif not any(map(is_kind, get_args(hint))):  # lists of tables are left to files
             default = "" if needed(field) else to_table(value)
-            yield row(name, limits(hint), default, meaning(type(config), field.name))
+            yield row(name, limits(hint), default, docs.get(field.name, ""))
 
 
 def common(chosen: Registrable, prefix: str, keys: bool) -> Iterator[str]:
@@ -183,15 +180,6 @@ def bare(hint: Any) -> Any:
     if type(None) in get_args(hint):
         return bare(next(part for part in get_args(hint) if part is not type(None))) | None
     return hint
-
-
-def meaning(kind: type, name: str) -> str:
-    """The text under a field, of the class that has it."""
-    for each in kind.__mro__:
-        docs = ModuleAnalyzer.for_module(each.__module__).find_attr_docs() if is_dataclass(each) else {}
-        if found := docs.get((each.__qualname__, name)):
-            return " ".join(" ".join(found).split())
-    return ""
 
 
 def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any) -> bool | None:

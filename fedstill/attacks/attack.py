@@ -16,7 +16,7 @@ from fedstill.core.options import check_fields
 from fedstill.core.registry import Registrable, Registry
 from fedstill.node.node import Node
 from fedstill.protocol.queries import NodeSide
-from fedstill.runs.config import RunConfig
+from fedstill.runs.spec import RunSpec
 
 __all__ = [
     "ATTACKS",
@@ -52,7 +52,7 @@ class Target:
     seed: int = 0
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> RunSpec:
         """Configuration of the run, which is public."""
         return self.replay.config
 

@@ -38,6 +38,7 @@ from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.protocol.local_config import Span
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
 from fedstill.protocol.queries import NodeSide
+from fedstill.runs.build import SimulatedNode
 
 PART_OF_KIND: Mapping[str, ModelPart] = {
     PARAMETERS: "all",
@@ -281,20 +282,18 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
     if round >= run.method.total_steps:
         raise ArgumentError("inversion.round", round, f"0 .. {run.method.total_steps - 1}, as in the run")
     victim_data = _sample_victim_data(replayed.parts, count, images, seed)
-    other_data = list(replayed.parts) if round else []
     names = [f"victim-{index}" for index in range(len(victim_data))]
     shape, classes = replayed.input_shape, len(replayed.data.classes)
     victim_models = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
-    nodes = len(other_data) + len(victim_data)
     method: Any = run.method
     full_participation = {"participation": 1.0} if hasattr(method, "participation") else {}
+    victim_nodes = [
+        SimulatedNode(name=name, data=part, model=model, policy=run.nodes.policy, privacy=run.nodes.privacy)
+        for name, part, model in zip(names, victim_data, victim_models, strict=True)
+    ]
     experiment = replayed.experiment(
-        parts=[*other_data, *victim_data],
-        models=[*setting.models[: len(other_data)], *victim_models],
-        names=[*(f"node-{index}" for index in range(len(other_data))), *names],
-        policies=[run.nodes.policy] * nodes,
-        privacies=[run.nodes.privacy] * nodes,
-        method=replace(method, **full_participation),
+        nodes=[*(setting.nodes if round else ()), *victim_nodes],
+        spec=replace(run, method=replace(method, **full_participation)),
     )
     releases = _collect_releases(experiment, names, round)
     schedule = Schedule.from_config(run.nodes.local, images, Span(round, round + 1, run.method.total_steps))

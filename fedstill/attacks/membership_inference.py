@@ -44,7 +44,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, format_option
 from fedstill.core.options import NonNegativeInt
 from fedstill.core.seeds import derive, numpy_generator, torch_generator
-from fedstill.data import splits
+from fedstill.data import partitioners
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
@@ -410,7 +410,7 @@ def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows
 def private_records(experiment: Simulation, node: Node) -> TensorData:
     """Return a node's own records, without labeled public data that a method adds."""
     names = [other_node.name for other_node in experiment.nodes]
-    return experiment.setting.parts[names.index(node.name)]
+    return experiment.setting.nodes[names.index(node.name)].data
 
 
 def concatenate(parts: Sequence[TensorData]) -> TensorData:
@@ -475,7 +475,7 @@ def shadow_federation(
     part, run = candidates.records.subset(rows), replayed.config
     generator = numpy_generator(seed, "split")
     try:
-        indices = splits.split(part.targets, len(replayed.data.classes), run.split, generator)
+        indices = partitioners.split(part.targets, len(replayed.data.classes), run.split, generator)
     except FedstillError as error:
         if isinstance(error, ArgumentError) and error.name == "split.column":
             expected = "alone, where data are split by a column"

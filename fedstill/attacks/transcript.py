@@ -33,8 +33,8 @@ from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
 from fedstill.runs.build import Setting, build_setting, split_data
-from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.simulation import Simulation
+from fedstill.runs.spec import RunSpec, load_toml
 
 STUDENT_TOLERANCE = 1e-2  # relative distance, above the accumulated rounding of other engines
 
@@ -163,13 +163,13 @@ class ReplayedRun:
         public: public data.
     """
 
-    config: RunConfig
+    config: RunSpec
     data: DataSet
     parts: Sequence[TensorData]
     public: PublicData | None
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> ReplayedRun:
+    def from_config(cls, config: RunSpec) -> ReplayedRun:
         """Load the data of a run's configuration.
 
         Raises:
@@ -326,7 +326,7 @@ class ObservedSimulation(Simulation):
         self.audit.open(None)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        tapped = _ObservedEngine(self.nodes, groups, self.side, self.compute, self.setting.link)
+        tapped = _ObservedEngine(self.nodes, groups, self.side, self.compute, self.setting.spec.link)
         tapped.on_release = lambda release: self.on_release(release)
         return tapped
 
@@ -343,11 +343,13 @@ class _ObservedEngine(InProcess):
         return responses
 
     def collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
-        gradients = super().collect_gradients(number, query, pulls, encoding)
+        gradients = super().collect_gradients(number, query, output_gradients, encoding)
         for node, tensors in self._releases_visible_to_server(query, gradients).items():
-            sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
+            sent = (
+                output_gradients[node] if node in output_gradients else next(iter(output_gradients.values()))
+            )  # of a sum, the same to all
             self._notify(node, tensors, query, number, GRADIENT, sent)
         return gradients
 

@@ -1,8 +1,9 @@
 """The command line.
 
-``main`` is the entry point, and ``commands`` the table of all commands with their help. ``arguments`` parses
-words by a command's usage, ``options`` reads options of a configuration, and ``console`` prints tables. The
-other modules hold the functions of the commands.
+``main`` is the entry point, with the list of all commands. A command is a function whose parameters are its
+arguments and whose docstring is its help (cyclopts); each group of commands has a module. ``arguments`` has
+types of arguments that several commands share, ``options`` reads options of a configuration, and ``console``
+prints tables.
 """
 
 import os

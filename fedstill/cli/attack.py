@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet
 from fedstill.cli.console import print_json
+from fedstill.cli.options import group, list_options, override
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, reject_run_of_python_objects
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,11 +22,30 @@ if TYPE_CHECKING:
     from fedstill.attacks.config import LeakageConfig
 
 
-def main(args: ParsedArgs) -> None:
-    """Attack a finished run, print the table and rewrite the run's report."""
-    quick, quiet, folder = "--quick" in args, "--quiet" in args, Path(args.positionals[0])
+def attack(
+    run: Path, /, *, quick: bool = False, quiet: Quiet = False, as_json: AsJson = False, call: CalledAs
+) -> None:
+    """Attack a finished run with what left its nodes: membership inference, inversion and more.
+
+    example: fedstill attack runs/demo --quick
+
+    The run is repeated from its config.toml to observe every release, and the
+    repetition is checked against the run's audit log. Results go to
+    RUN/leakage.json, images to RUN/leakage.safetensors, and both to
+    RUN/report.html. Images show private records: consider who receives the report.
+
+    options of the attacks (--help-all lists all with defaults):
+      --attacks NAME ...   attacks to run (default: all; `fedstill list attacks`)
+      --ATTACK.NAME VALUE  option of one attack
+      --seed N             seed of the attacks
+
+    Args:
+        run: folder of a finished run on this machine
+        quick: fewer shadow models and restarts: a first look, which underestimates leakage
+    """
+    folder = run
     _check(folder)  # before torch is imported, which takes seconds
-    config = configured(args.overrides, quick)
+    config = configured(call.overrides, quick)
     if (expected_time := duration(folder, len(config.attacks), quick)) and not quiet:
         print(expected_time, file=sys.stderr)
 
@@ -35,9 +55,9 @@ def main(args: ParsedArgs) -> None:
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
-    found = run_attacks(folder, config, command=args.command, progress=not quiet)
+    found = run_attacks(folder, config, command=call.command, progress=not quiet)
     report = write_report(folder)
-    if "--json" in args:
+    if as_json:
         print_json(found)
         return
     print_leakage(read_received_dataclass(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
@@ -45,6 +65,8 @@ def main(args: ParsedArgs) -> None:
 
 
 def _check(folder: Path) -> None:
+    from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, reject_run_of_python_objects
+
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder} (expected the folder of a finished run)")
     if (folder / "compare.toml").exists():
@@ -82,25 +104,23 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
     return f"{', '.join(parts)}."
 
 
-def configured(words: list[str], quick: bool = False) -> LeakageConfig:
+def configured(words: Sequence[str], quick: bool = False) -> LeakageConfig:
     """Return the attacks that the options choose, with their options."""
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.cli.options import override
 
-    chosen, spelled = _chosen(words, quick)
+    chosen, spelled = _parse_attacks(words, quick)
     got = override(chosen, spelled, "fedstill attack RUN")
     attacks = (getattr(got, _attack_option_prefix(name)) for name in chosen.attacks)
     return LeakageConfig(tuple(attacks), got.seed)
 
 
-def _chosen(words: list[str], quick: bool) -> tuple[Any, list[str]]:
+def _parse_attacks(words: Sequence[str], quick: bool) -> tuple[Any, list[str]]:
     """Return the chosen attacks as one configuration with a field for each, and the options for it."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.cli.options import group
 
     config = LeakageConfig.quick() if quick else LeakageConfig()
-    given = group(words)
+    given = group(list(words))
     for option in given:
         if option.name == "attacks":
             start = {each.registered_name: each for each in config.attacks}
@@ -122,12 +142,11 @@ def _chosen(words: list[str], quick: bool) -> tuple[Any, list[str]]:
     return now, [_with_canonical_attack_name(word) for word in words]
 
 
-def all_options(name: str, args: ParsedArgs) -> str:
+def list_attack_options(call: Call) -> str:
     """Return every option of the attacks."""
     from fedstill.attacks.attack import ATTACKS
-    from fedstill.cli.options import list_options
 
-    listed = list_options(*_chosen(args.overrides, "--quick" in args))
+    listed = list_options(*_parse_attacks(call.overrides, "--quick" in call.words))
     return f"all options of the attacks ({', '.join(ATTACKS)}):\n\n{listed}"
 
 

@@ -11,9 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs, number
+from fedstill.cli.arguments import AsJson, group
 from fedstill.cli.console import columns, plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.options import Fraction, NonNegativeInt
 from fedstill.core.text_format import format_bytes, format_count, json_text, shorten_numbers
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
     from fedstill.node.audit_log import AuditLog
     from fedstill.privacy.config import Accountant, PrivacyConfig
+
+commands = group(
+    "audit",
+    """Show, verify and export a node's audit log: every release and its privacy cost.
+
+PATH is a node's folder, a run's folder, or the .sqlite file of a log.""",
+)
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
 SECRET = ("content_hash", "history_hash", "release_hash", "hash")  # fields that depend on the records
@@ -38,7 +46,7 @@ class _LogFile:
 
 
 def _find_log(path: Path) -> _LogFile:
-    from fedstill.node import audit_log_inspection, owner_folder
+    from fedstill.node import folder_log, owner_folder
     from fedstill.node.audit_log import FILE
 
     folder = path if path.is_dir() else path.parent
@@ -46,12 +54,12 @@ def _find_log(path: Path) -> _LogFile:
     if (folder / owner_folder.FILE).is_file():
         file = owner_folder.read_node_file(folder)
         mine = file.privacy.unit(file.data.group)
-        log = _LogFile(audit_log_inspection.audit_path(file, folder), folder, file.privacy, mine)
+        log = _LogFile(folder_log.audit_path(file, folder), folder, file.privacy, mine)
     elif path.is_dir() and not log.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
     if not path.is_dir() and log.file.resolve() != path.resolve():
         log = _LogFile(path)
-    if not log.file.exists() and audit_log_inspection.missing_log_fault(log.file, log.folder) is None:
+    if not log.file.exists() and folder_log.missing_log_fault(log.file, log.folder) is None:
         if log.folder is None:
             raise FedstillError(f"file not found: {log.file} (expected an audit log, or a folder with one)")
         raise FedstillError(f"no audit log: {log.file} does not exist, as nothing was released yet")
@@ -60,10 +68,10 @@ def _find_log(path: Path) -> _LogFile:
 
 @contextmanager
 def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
-    from fedstill.node import audit_log_inspection
+    from fedstill.node import folder_log
     from fedstill.node.audit_log import AuditLog
 
-    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
+    lost = folder_log.missing_log_fault(log.file, log.folder)
     if lost is not None and not write:
         raise FedstillError(f"{log.file} {lost}: put it back, or `fedstill audit accept` starts a new one")
     if lost is None and not log.file.with_name(f"{log.file.name}.head").exists():
@@ -77,25 +85,37 @@ def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
         audit.close()
 
 
-def show(args: ParsedArgs) -> None:
+@commands.command
+def show(
+    path: Path, /, *, last: NonNegativeInt = 20, delta: Fraction | None = None, as_json: AsJson = False
+) -> None:
+    """Show the last releases, the total epsilon, and what is left of the privacy budgets.
+
+    example: fedstill audit show clinic --last 5
+
+    Args:
+        path: a node's folder, a run's folder, or the .sqlite file of a log
+        last: number of entries (default: 20; 0 shows all)
+        delta: delta of the totals (default: the node's, or 1e-5)
+    """
     from fedstill.node.audit_entries import is_about_data
 
-    log = _find_log(Path(args.positionals[0]))
-    allowed = "an integer from 0 (all) up"
-    most = number("--last", args.get("--last") or "20", int, lambda value: value >= 0, allowed)
-    own = 1e-5 if log.privacy is None else log.privacy.delta
-    within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"
-    at = number("--delta", args.get("--delta") or str(own), float, within, allowed)
+    log, most = _find_log(path), last
+    at = delta or (1e-5 if log.privacy is None else log.privacy.delta)
 
     console = plain()
     with _open_log(log) as audit:
         everything = list(audit.entries())
         entries = list(filter(is_about_data, everything))
-        if "--json" in args:
+        if as_json:
             status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.fault}
             shown = [_without_secrets(entry) for entry in entries[-most:]]
             print_json(
-                {**status, "entries": shown, "totals": totals(audit, entries, at, log.privacy, log.mine)}
+                {
+                    **status,
+                    "entries": shown,
+                    "totals": totals(audit, entries, at, log.privacy, log.mine),
+                }
             )
             return
         console.print(f"audit log {log.file}", soft_wrap=True)
@@ -108,29 +128,50 @@ def show(args: ParsedArgs) -> None:
         print_totals(console, audit, entries, at, log.privacy, log.mine)
 
 
-def verify(args: ParsedArgs) -> None:
-    log, count, trouble = _find_log(Path(args.positionals[0])), None, None
+@commands.command
+def verify(path: Path, /, *, as_json: AsJson = False) -> None:
+    """Verify that the log is complete and unchanged. The exit code is 2 if not.
+
+    example: fedstill audit verify clinic
+
+    Args:
+        path: a node's folder, a run's folder, or the .sqlite file of a log
+    """
+    log, count, trouble = _find_log(path), None, None
     try:
         with _open_log(log) as audit:
             count = sum(1 for _ in audit.entries())
             audit.verify()
     except FedstillError as error:
         trouble = error
-    if "--json" in args:
+    if as_json:
         status = {"sound": trouble is None, "trouble": None if trouble is None else str(trouble)}
         print_json({"log": str(log.file), **status, "entries": count})
     if trouble is not None:
         raise trouble
-    if "--json" not in args:
+    if not as_json:
         shown = "1 entry" if count == 1 else f"{count} entries"
         print(f"{log.file}: {shown}: hashes, totals and head agree")
 
 
-def export(args: ParsedArgs) -> None:
+@commands.command
+def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
+    """Export releases, charges and refused queries as JSON lines.
+
+    example: fedstill audit export clinic --out clinic.jsonl
+
+    Keep a file with --whole private: with the node's secret its fingerprints
+    confirm guesses of your records.
+
+    Args:
+        path: a node's folder, a run's folder, or the .sqlite file of a log
+        out: file to write, NAME.jsonl
+        whole: also security events, and fingerprints to check entries by
+    """
     from fedstill.core.private_files import private_opener
     from fedstill.node.audit_entries import is_about_data
 
-    log, to, whole = _find_log(Path(args.positionals[0])), args.path("--out"), "--whole" in args
+    log, to = _find_log(path), out
     if to.suffix != ".jsonl":
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
@@ -149,15 +190,24 @@ def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in (*SECRET, *SECURITY)}
 
 
-def accept(args: ParsedArgs) -> None:
-    from fedstill.node import audit_log_inspection
+@commands.command
+def accept(path: Path, /, *, because: str) -> None:
+    """Accept a damaged log as its owner. Known privacy costs are charged again.
 
-    log = _find_log(Path(args.positionals[0]))
-    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
+    example: fedstill audit accept clinic --because 'restored from backup'
+
+    Args:
+        path: a node's folder, a run's folder, or the .sqlite file of a log
+        because: reason, kept in the log
+    """
+    from fedstill.node import folder_log
+
+    log = _find_log(path)
+    lost = folder_log.missing_log_fault(log.file, log.folder)
     with _open_log(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.fault or lost
-        audit.accept(args.options["--because"][-1], is_lost=lost is not None)
+        audit.accept(because, is_lost=lost is not None)
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Accepted: {trouble}.")
     for entry in again:
@@ -353,7 +403,7 @@ def totals(
     left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, RELEASES
-    from fedstill.node.spent_budget import compute_spent_budget
+    from fedstill.node.overview import compute_spent_budget
 
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)

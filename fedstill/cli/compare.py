@@ -10,62 +10,93 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from fedstill.cli.arguments import ParsedArgs, leave, number
-from fedstill.cli.console import print_json
-from fedstill.cli.run import changed, in_full, out_folder, resumable
+from fedstill.cli.arguments import AsJson, Call, CalledAs, MethodName, Quiet, UsageError
+from fedstill.cli.console import leave, print_json
+from fedstill.cli.options import group, list_options
+from fedstill.cli.run import changed, check_nothing_else, in_full, out_folder, resumable
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, similar_names
+from fedstill.core.options import PositiveInt
 
 if TYPE_CHECKING:
     from fedstill.compare.comparison import Comparison
     from fedstill.protocol.method import Method
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 
-def compare(args: ParsedArgs) -> None:
-    """Run a comparison, or go on with one.
+def compare(
+    *names: MethodName,
+    seeds: PositiveInt | None = None,
+    base: str | None = None,
+    data: str | None = None,
+    only: tuple[str, ...] = (),
+    leakage: bool = False,
+    out: Path | None = None,
+    resume: Path | None = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    call: CalledAs,
+) -> None:
+    """Run several methods on the same data, split and seeds, with confidence intervals.
 
-    Leaves with 1 where some method was refused or stopped, though the others ran; where none can run, that is
-    an error before any run.
+    example: fedstill compare standalone fedavg fedkd fediod --seeds 3
+
+    options of a configuration (--help-all lists all with defaults):
+      --METHOD.NAME VALUE  option of one method, as --fediod.steps 200
+      --OPTION VALUE       option of `fedstill run` for all methods, as --nodes 10
+
+    The exit code is 1 if a method was refused or failed.
+
+    Args:
+        names: methods or presets, or one FILE.toml that describes a comparison
+        seeds: run each method with seeds 0 to N-1 (default: 1)
+        base: take data, split, models and local training from a preset or file (default: digits)
+        data: short for --data.name
+        only: run only these methods or settings now
+        leakage: attack each run (see `fedstill attack`), also in a finished comparison
+        out: folder of the results (default: runs/compare, or runs/NAME for NAME.toml)
+        resume: folder of a stopped comparison to resume
     """
-    folder = args.path("--resume")
-    comparison = _comparison_from_args(args) if folder is None else None
+    if resume is None:
+        planned = plan_comparison(
+            names, call, seeds=seeds, base=base, data=data, leakage=leakage, quiet=quiet
+        )
+    else:
+        check_nothing_else(call, "fedstill compare", names, ("--only", "--quiet", "--json"))
+        planned = None
 
     from fedstill.compare import comparison_runner
     from fedstill.compare.comparison import read_comparison_folder
     from fedstill.report import write_report
 
-    only = args.options.get("--only", [])
-    how: dict[str, Any] = {
-        "report": write_report,
-        "only": only,
-        "quiet": "--quiet" in args,
-        "bars": args.show_progress,
-    }
-    if comparison is None:
-        comparison = read_comparison_folder(folder)
-    else:
-        folder = out_folder(args, f"runs/{comparison.name}", "comparison")
+    folder = resume or out_folder(out, f"runs/{planned.name if planned else ''}", "comparison")
     with resumable(folder, "compare"):
-        comparison_runner.compare(comparison, folder, command=args.command, **how)
-    (_print_json if "--json" in args else _show_comparison)(folder, only)
+        comparison_runner.compare(
+            planned or read_comparison_folder(folder),
+            folder,
+            command=call.command,
+            report=write_report,
+            only=list(only),
+            quiet=quiet,
+            bars=not quiet,
+        )
+    (_print_json if as_json else _show_comparison)(folder, only)
 
 
-def all_options(name: str, args: ParsedArgs) -> str:
+def list_comparison_options(call: Call) -> str:
     """Return the run options that all methods share, with the base's values, and those of each method."""
     from fedstill.compare.comparison import base_run, is_file_listing_methods, methods_by_label
-    from fedstill.runs.config import from_dict
+    from fedstill.runs.spec import from_dict
 
-    names = args.positionals
-    base = base_run(names, args.get("--base"))
+    names = call.positionals
+    base = base_run(names, call.value("--base"))
     planned = any(is_file_listing_methods(each) for each in names)
     tables = {} if planned or not names else methods_by_label(names, {})
     methods = {label: from_dict({"method": table}).method for label, table in tables.items()}
-    return shared_options(base, args.overrides, methods)
+    return shared_options(base, call.overrides, methods)
 
 
-def shared_options(base: RunConfig, words: Sequence[str], methods: Mapping[str, Method] | None = None) -> str:
+def shared_options(base: RunSpec, words: Sequence[str], methods: Mapping[str, Method] | None = None) -> str:
     """Return the run options that all methods of a comparison share, and those of each method by label."""
-    from fedstill.cli.options import list_options
     from fedstill.compare.comparison import PER_RUN_KEYS
 
     shared = [part for part in dataclasses.fields(base) if part.name not in PER_RUN_KEYS]
@@ -82,9 +113,19 @@ def shared_options(base: RunConfig, words: Sequence[str], methods: Mapping[str, 
     return f"all options of `fedstill run` that hold for all methods, and their values:\n\n{listed}"
 
 
-def _comparison_from_args(args: ParsedArgs) -> Comparison:
-    names, base, data = args.positionals, args.get("--base"), args.get("--data")
-    seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
+def plan_comparison(
+    names: Sequence[str],
+    call: Call,
+    *,
+    seeds: int | None = None,
+    base: str | None = None,
+    data: str | None = None,
+    leakage: bool = False,
+    quiet: bool = False,
+) -> Comparison:
+    """Return the comparison that a call describes."""
+    if not names:
+        raise UsageError("fedstill compare", missing="METHOD|PRESET|FILE.toml")
 
     from fedstill.compare.comparison import (
         base_run,
@@ -93,21 +134,20 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
         read_comparison,
     )
 
-    leakage = "--leakage" in args
     prog = f"fedstill compare {' '.join(names)}"
     planned = any(is_file_listing_methods(name) for name in names)
     run = base_run(names, base)  # which also says where modules are looked for
     options, shared = (
-        ({}, args.overrides) if planned else _split_off_method_options(args.overrides, names, run, prog)
+        ({}, call.overrides) if planned else _split_off_method_options(call.overrides, names, run, prog)
     )
     words = [*map(in_full, shared), *([] if data is None else ["--data.name", data])]
-    changes = changes_of(words, run, args, prog)
+    changes = changes_of(words, run, call, prog)
     if not planned:
         many = seeds or 1
         plan = plan_comparison(
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
-        if "--quiet" not in args:
+        if not quiet:
             run = plan.run_config(plan.planned_runs()[0])
             _print_ignored_settings([name for name in names if name != base], run, based=base is not None)
         return plan
@@ -116,16 +156,16 @@ def _comparison_from_args(args: ParsedArgs) -> Comparison:
     return read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
-def _print_ignored_settings(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
+def _print_ignored_settings(names: Sequence[str], run: RunSpec, *, based: bool) -> None:
     """Say of a run's file, and of a preset whose data are others, that its method alone is taken."""
     from fedstill.compare.comparison import table_at
     from fedstill.runs import presets
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
     data = run.data.registered_name
     for name in names:
         if name.endswith(".toml") or name in presets.names():
-            own = table_at(presets.read(name, RunConfig), "data").get("name", data)
+            own = table_at(presets.read(name, RunSpec), "data").get("name", data)
             if own != data or (name.endswith(".toml") and not based):
                 apart = f", not on its {own}" if own != data else ""
                 cure = "" if based else f"; --base {name} takes all else from it, too"
@@ -134,12 +174,11 @@ def _print_ignored_settings(names: Sequence[str], run: RunConfig, *, based: bool
 
 
 def _split_off_method_options(
-    words: list[str], names: Sequence[str], base: RunConfig, prog: str
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    words: Sequence[str], names: Sequence[str], base: RunSpec, prog: str
+) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
     """Options of one method, as ``--fediod.steps 200``, by label; and the other words."""
-    from fedstill.cli.options import group
     from fedstill.compare.comparison import methods_by_label
-    from fedstill.runs.config import from_dict, to_dict
+    from fedstill.runs.spec import from_dict, to_dict
 
     own: dict[str, list[str]] = {}
     shared: list[str] = []
@@ -175,12 +214,11 @@ def _split_off_method_options(
     return found, shared
 
 
-def changes_of(words: list[str], base: RunConfig, args: ParsedArgs, prog: str) -> dict[str, Any]:
+def changes_of(words: Sequence[str], base: RunSpec, call: Call, prog: str) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
-    from fedstill.cli.options import group
     from fedstill.compare.comparison import PER_RUN_KEYS
-    from fedstill.runs.config import to_dict
+    from fedstill.runs.spec import to_dict
 
     given = group(words)
     for option in given:
@@ -193,8 +231,8 @@ def changes_of(words: list[str], base: RunConfig, args: ParsedArgs, prog: str) -
             )
         if first in PER_RUN_KEYS or first in ATTACKS:
             see = "the options of attacks belong to the table [leakage] of a comparison's file"
-            raise UnknownName("option", option.option, args.known, see=see if first in ATTACKS else "")
-    run = to_dict(changed(base, words, prog, args.known))
+            raise UnknownName("option", option.option, call.known, see=see if first in ATTACKS else "")
+    run = to_dict(changed(base, words, prog, call.known))
     return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
 
 

@@ -1,11 +1,14 @@
-"""Tables for a terminal in 80 columns, and tab-separated lines for a pipe."""
+"""Tables for a terminal in 80 columns, tab-separated lines for a pipe, and the last line of an error."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedstill.core.errors import FedstillError
 from fedstill.core.text_format import json_text
 
 if TYPE_CHECKING:
@@ -79,3 +82,19 @@ def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[
         table.add_row(f"  {first}", *rest)
     console.print(table)
     console.print()
+
+
+def leave(message: str, code: int) -> NoReturn:
+    """Exit with a code and one line on standard error."""
+    print(f"fedstill: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
+    """Exit with the faults of a node."""
+    if len(faults) == 1:
+        raise FedstillError(faults[0])
+    print(f"fedstill: {len(faults)} faults in {folder}:", file=sys.stderr)
+    for fault in faults:
+        print(f"  {' '.join(fault.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,54 +1,97 @@
-"""``fedstill node``: set up and run a node, and decide which runs it takes part in.
-
-``fedstill node check`` has a module of its own, :mod:`fedstill.cli.node_check`, which imports torch.
-"""
+"""``fedstill node``: set up, check and run a node, and decide which runs it takes part in."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fedstill.cli.arguments import ParsedArgs
-from fedstill.cli.console import plain, print_facts, print_json, print_table
+from cyclopts import Parameter
+
+from fedstill.cli.arguments import AsJson, group
+from fedstill.cli.console import leave_faulty, plain, print_facts, print_json, print_table
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.hashing import group_digits
 from fedstill.core.text_format import to_printable_line
 
 if TYPE_CHECKING:
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
 
-def init(args: ParsedArgs) -> None:
-    folder, name = args.positionals[0], args.get("--name")
+LAST = 50  # lines of the log that are shown
+Sha256 = Annotated[str, Parameter(name="HASH")]
+Fingerprint = Annotated[
+    str | None, Parameter(help='the server, if several request the same run; "none": one without proof')
+]
+Because = Annotated[str, Parameter(help="reason, kept in the audit log")]
 
+commands = group(
+    "node",
+    "Set up, check and run a node. A node is a folder that belongs to the owner of its data.",
+)
+
+
+@commands.command
+def init(folder: Path, /, *, name: str | None = None) -> None:
+    """Create a node's folder: node.toml with every option explained, and its secret.
+
+    example: fedstill node init clinic --name north
+
+    If only the secret is missing, a new one is written. Runs that have begun
+    cannot resume then.
+
+    Args:
+        folder: folder of the node
+        name: name of the node (default: the folder's name)
+    """
     from fedstill.core.startup_kit import KIT_FOLDER
     from fedstill.node import owner_folder
 
-    if not owner_folder.init_folder(Path(folder), name):
-        path = Path(folder) / owner_folder.SECRET
+    if not owner_folder.init_folder(folder, name):
+        path = folder / owner_folder.SECRET
         print(f"Wrote {path} again (only you may read it); {owner_folder.FILE} is as it was.")
         print("Noise has a new key: runs that have begun here cannot resume; new ones can start.")
         return
-    file, secret = Path(folder) / owner_folder.FILE, Path(folder) / owner_folder.SECRET
+    file, secret = folder / owner_folder.FILE, folder / owner_folder.SECRET
     print(f"Wrote {file} and {secret} (only you may read it).")
     print("Next:")
     print("  1. set in node.toml: data, model, and what may leave")
-    kit = Path(folder) / KIT_FOLDER
+    kit = folder / KIT_FOLDER
     print(f"  2. copy the startup kit that you were given to {kit}; or set online = false to use files")
     print(f"  3. fedstill node check {folder}")
 
 
-def start(args: ParsedArgs) -> None:
-    from fedstill.federation import flare_site
-    from fedstill.node import owner_folder
+@commands.command
+def check(folder: Path, run: str | None = None, /, *, as_json: AsJson = False) -> None:
+    """Check a node's configuration, and show the queries that it would refuse. Trains nothing.
 
-    folder = Path(args.positionals[0])
-    found = owner_folder.check_folder(folder, quick=True)
+    example: fedstill node check clinic digits-fedkd
+
+    Args:
+        folder: folder of the node
+        run: a preset, or a run's FILE.toml, to check against (default: each method)
+    """
+    from fedstill.cli.node_check import check_node
+
+    check_node(folder, run, as_json)
+
+
+@commands.command
+def start(folder: Path, /) -> None:
+    """Join the federation of the startup kit in FOLDER/kit, until Ctrl+C.
+
+    example: fedstill node start clinic
+
+    Args:
+        folder: folder of the node
+    """
+    from fedstill.federation import flare_site
+    from fedstill.node import folder_check
+
+    found = folder_check.check_folder(folder, quick=True)
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:
@@ -63,13 +106,20 @@ def start(args: ParsedArgs) -> None:
     sys.exit(flare_site.run(here))
 
 
-def status(args: ParsedArgs) -> None:
+@commands.command
+def status(folder: Path, /, *, as_json: AsJson = False) -> None:
+    """Show whether the node runs and reaches its server. The exit code is 1 if not.
+
+    example: fedstill node status clinic
+
+    Args:
+        folder: folder of the node
+    """
     from fedstill.federation import flare_site
 
-    folder = Path(args.positionals[0])
     here = flare_site.node(folder)
     number = flare_site.process_id(here)
-    if "--json" in args:
+    if as_json:
         target = None if number is None else here.target
         responses = target is not None and flare_site.is_reachable(target)
         print_json({"process": number, "server": target, "answers": responses, "log": str(here.log_file)})
@@ -86,19 +136,23 @@ def status(args: ParsedArgs) -> None:
     sys.exit(0 if reached else 1)
 
 
-LAST = 50  # lines of the log that are shown
+@commands.command
+def requests(folder: Path, sha256: Sha256 | None = None, /, *, as_json: AsJson = False) -> None:
+    """List the runs that wait for your approval, with their servers and queries.
 
+    example: fedstill node requests clinic
 
-def requests(args: ParsedArgs) -> None:
-    """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
-    from fedstill.node.request_text import describe_request
-    from fedstill.node.requests import find_requests_by_hash
+    Args:
+        folder: folder of the node
+        sha256: print the canonical description of this run, to the byte; HASH is its SHA-256
+    """
+    from fedstill.node.approvals import describe_request, find_requests_by_hash
 
-    known = _requests(Path(args.positionals[0])).list_all()
-    if args.positionals[1:]:
-        sys.stdout.write(find_requests_by_hash(known, args.positionals[1])[0].description)
+    known = _requests(folder).list_all()
+    if sha256 is not None:
+        sys.stdout.write(find_requests_by_hash(known, sha256)[0].description)
         return
-    if "--json" in args:
+    if as_json:
         print_json(
             [
                 {"sha256": each.sha256, **asdict(each), "description": json.loads(each.description)}
@@ -114,38 +168,63 @@ def requests(args: ParsedArgs) -> None:
         print_facts(console, describe_request(request))
 
 
-def approve(args: ParsedArgs) -> None:
-    """Let a run in."""
-    _decide(args, True)
+@commands.command
+def approve(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = "") -> None:
+    """Approve a run of one server.
+
+    example: fedstill node approve clinic 3f2a-91c0 --because 'study 12'
+
+    Args:
+        folder: folder of the node
+        sha256: SHA-256 of the run; compare it with the server's operators by phone
+    """
+    _decide(folder, sha256, True, server, because)
 
 
-def reject(args: ParsedArgs) -> None:
-    """Let it in no more."""
-    _decide(args, False)
+@commands.command
+def reject(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = "") -> None:
+    """Reject a run, also one that is in progress.
+
+    example: fedstill node reject clinic 3f2a-91c0
+
+    Args:
+        folder: folder of the node
+        sha256: SHA-256 of the run
+    """
+    _decide(folder, sha256, False, server, because)
 
 
-def log(args: ParsedArgs) -> None:
-    """The security events in the audit log, and whether it is as it was written; exit code 2 if it is not."""
-    from fedstill.node import audit_log_inspection, owner_folder
-    from fedstill.node.request_text import describe_security_event
-    from fedstill.node.security_events import read_security_events
+@commands.command
+def log(folder: Path, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None:
+    """Show the security events in the audit log: joins, refusals and approvals.
 
-    folder = Path(args.positionals[0])
+    example: fedstill node log clinic
+
+    The exit code is 2 if an entry of the audit log was changed or is missing.
+
+    Args:
+        folder: folder of the node
+        noted: hash of an entry that you noted elsewhere; must be part of the log
+    """
+    from fedstill.node import folder_log, owner_folder
+    from fedstill.node.approvals import describe_security_event
+    from fedstill.node.folder_log import read_security_events
+
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     file = owner_folder.read_node_file(folder)
-    path = audit_log_inspection.audit_path(file, folder)
-    noted, number, last_hash = args.positionals[1] if args.positionals[1:] else "", None, ""
+    path = folder_log.audit_path(file, folder)
+    number, last_hash = None, ""
     events: list[dict[str, Any]] = []
-    fault = audit_log_inspection.missing_log_fault(path, folder)
+    fault = folder_log.missing_log_fault(path, folder)
     if path.exists():
-        with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
+        with closing(folder_log.open_audit(file, folder, read_only=True)) as audit:
             events, fault, last_hash = list(read_security_events(audit)), audit.fault, audit.last_hash
             number = audit.find_hash(noted) if noted else None
     if fault is None and noted and number is None:
         causes = "the folder was restored from before it, or this is another log"
         fault = f"no entry has the hash that you noted; {causes}"
-    if "--json" in args:
+    if as_json:
         print_json({"fault": fault, "hash": last_hash, "events": events})
         sys.exit(2 if fault else 0)
     rows = []
@@ -164,31 +243,19 @@ def log(args: ParsedArgs) -> None:
         print(f"Entry {number} has the hash that you noted.")
 
 
-def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
-    """Exit with the faults of a node."""
-    if len(faults) == 1:
-        raise FedstillError(faults[0])
-    print(f"fedstill: {len(faults)} faults in {folder}:", file=sys.stderr)
-    for fault in faults:
-        print(f"  {' '.join(fault.split())}", file=sys.stderr)
-    sys.exit(2)
-
-
 def _requests(folder: Path) -> ApprovalRequests:
     from fedstill.node import owner_folder
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
     return ApprovalRequests(folder, owner_folder.read_node_file(folder))
 
 
-def _decide(args: ParsedArgs, approved: bool) -> None:
+def _decide(folder: Path, sha256: str, approved: bool, server: str | None, because: str) -> None:
     from fedstill.core.registry import searching_in
     from fedstill.node import owner_folder
-    from fedstill.node.request_text import always_refused_queries
+    from fedstill.node.approvals import always_refused_queries
 
-    folder = Path(args.positionals[0])
-    because, server = args.get("--because") or "", args.get("--server")
-    request = _requests(folder).decide(args.positionals[1], approved, because, server=server)
+    request = _requests(folder).decide(sha256, approved, because, server=server)
     print(f"Run {request.run} of {request.server_name}, {group_digits(request.sha256)}: {request.state}.")
     if approved:
         print("The server can start or resume it now.")

@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs
-from fedstill.cli.console import columns, plain, print_facts, print_json, print_table
-from fedstill.cli.node import leave_faulty
+from fedstill.cli.console import columns, leave_faulty, plain, print_facts, print_json, print_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, QueryRefused
 from fedstill.core.table_schema import schema_difference
 from fedstill.core.text_format import to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node import audit_log_inspection
-from fedstill.node.audit_log_inspection import TotalSpent
+from fedstill.node import folder_log
+from fedstill.node.admission import owner_refusals
+from fedstill.node.folder_check import FolderCheck
+from fedstill.node.folder_log import TotalSpent
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_folder import FolderCheck
 from fedstill.node.privacy_forecast import forecast, refusal_reason
 from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
@@ -47,13 +46,13 @@ if TYPE_CHECKING:
     from fedstill.core.dataset import TensorData
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import PublicData
+    from fedstill.node.folder_check import FolderCheck
     from fedstill.node.node_file import NodeFile
-    from fedstill.node.owner_folder import FolderCheck
     from fedstill.node.policy import PolicyConfig
     from fedstill.node.run_mechanism import PrivacyMechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.queries import Query
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
 
@@ -63,24 +62,22 @@ class CheckedRun:
     """Run that a node is checked objection, as far as it is known on the node's machine."""
 
     target: str
-    config: RunConfig
+    config: RunSpec
     spec: DataSpec | None
     public: PublicData | None
     note: str  # why the spec is not known
 
 
-def check(args: ParsedArgs) -> None:
+def check_node(folder: Path, run: str | None, as_json: bool) -> None:
     """Print the node's facts and faults; nothing is trained."""
-    folder = Path(args.positionals[0])
+    from fedstill.node import folder_check
+    from fedstill.runs.spec import load
 
-    from fedstill.node import owner_folder
-    from fedstill.runs.config import load
-
-    asking = load_target_run(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
+    asking = load_target_run(run, load(run)) if run else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
-    found = owner_folder.check_folder(folder, known[0], task=known[1])
+    found = folder_check.check_folder(folder, known[0], task=known[1])
     if found.file is None:
-        if "--json" in args:
+        if as_json:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
         leave_faulty(folder, found.faults)
     summary = _node(folder, found.file, found)
@@ -88,7 +85,7 @@ def check(args: ParsedArgs) -> None:
         summary["run"] = _run(folder, asking, found.file, found)
     elif not found.unreported and not found.faults:  # else which methods serve is not known, or not yet
         summary["methods"] = _methods(found.file, found)
-    if "--json" in args:
+    if as_json:
         print_json({**summary, "faults": found.faults, "not checked": found.unreported})
         if not found.faults:
             sys.exit(1 if found.unreported else 0)
@@ -106,17 +103,13 @@ def check(args: ParsedArgs) -> None:
 
 def _closed_hours_note(file: NodeFile) -> str:
     """Return a note if the node refuses everything at this hour; else an empty text."""
-    from fedstill.core.errors import QueryRefused
-    from fedstill.node.admission import require_hour
+    from fedstill.node.admission import RunFacts, hours
 
-    try:
-        require_hour(file.name, file.policy, "join")
-    except QueryRefused as refusal:
-        return f"At this hour the node refuses every query: {refusal.rule}."
-    return ""
+    reason = hours(RunFacts(file.policy))
+    return "" if reason is None else f"At this hour the node refuses every query: {reason}."
 
 
-def load_target_run(target: str, config: RunConfig) -> CheckedRun:
+def load_target_run(target: str, config: RunSpec) -> CheckedRun:
     """Return a run with its data spec and public data, if its data are on this machine."""
     from fedstill.data import load as load_data
     from fedstill.data.data_spec import DataSpec
@@ -130,7 +123,7 @@ def load_target_run(target: str, config: RunConfig) -> CheckedRun:
     return CheckedRun(target, config, DataSpec.from_data(config.task, data), public, "")
 
 
-def _spec_of_schema(config: RunConfig) -> DataSpec | None:
+def _spec_of_schema(config: RunSpec) -> DataSpec | None:
     """Return the spec of a run on tables whose schema is here, though its rows are not; else None."""
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.user_data import UserFiles
@@ -145,8 +138,8 @@ def _spec_of_schema(config: RunConfig) -> DataSpec | None:
 
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
-    from fedstill.node.audit_log_inspection import audit_path
-    from fedstill.node.permission_check import readable_files_warning
+    from fedstill.node.folder_check import readable_files_warning
+    from fedstill.node.folder_log import audit_path
 
     facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
@@ -186,7 +179,6 @@ def _judge_method(
     from fedstill.core.compute import Compute
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
-    from fedstill.node import owner_folder
     from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, placeholder_public
@@ -204,7 +196,7 @@ def _judge_method(
     is_differentiable = True  # as far as is known
     if found.model is not None and found.spec is not None:
         is_differentiable = carries_gradient(found.model, found.spec.shape)
-    refused = owner_folder.rules_by_refused_query(file, is_differentiable, side.queries)
+    refused = owner_refusals(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**SumHistory(folder / SUM_HISTORY_FILE).weighting_conflicts(side, run), **refused}
@@ -287,7 +279,7 @@ def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> 
 
 def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
-    from fedstill.node.policy_faults import allowed_methods
+    from fedstill.node.folder_check import allowed_methods
     from fedstill.protocol.method import METHODS
 
     rows = []
@@ -322,7 +314,7 @@ def _reason_not_to_take_part(
     asking: CheckedRun | None,
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
-    from fedstill.node import owner_model
+    from fedstill.node import model_setup
     from fedstill.node.model_setup import architecture_hash
 
     needs = method.needs()
@@ -331,7 +323,7 @@ def _reason_not_to_take_part(
         return f"it allows at most {limit} queries, and the run sends {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
-    objection = owner_model.unfit_reason(found.model, needs, found.spec, found.compute)
+    objection = model_setup.unfit_reason(found.model, needs, found.spec, found.compute)
     student = _student(asking, found.spec) if asking and needs.same_architecture else None
     hashes = [] if student is None else [architecture_hash(student), architecture_hash(found.model)]
     if objection is None and len(set(hashes)) > 1:
@@ -339,7 +331,7 @@ def _reason_not_to_take_part(
     return objection
 
 
-def _unlisted_plugin_reason(config: RunConfig, file: NodeFile) -> str | None:
+def _unlisted_plugin_reason(config: RunSpec, file: NodeFile) -> str | None:
     """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
     for chosen in (config.method, config.task):
         if not chosen.registry.is_allowed(chosen.registered_name, file.policy.plugins):
@@ -497,7 +489,7 @@ def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None
 def _spent(file: NodeFile, folder: Path) -> TotalSpent | None:
     """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
-        return audit_log_inspection.read_total_spent(file, folder)
+        return folder_log.read_total_spent(file, folder)
     except FedstillError:
         return None
 
@@ -510,8 +502,8 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
+    from fedstill.node.folder_check import kit_faults
     from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
-    from fedstill.node.startup_kit_faults import kit_faults
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:

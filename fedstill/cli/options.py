@@ -1,27 +1,51 @@
 """Options of a command line from the fields of a frozen configuration, as a table of TOML gives them.
 
-So a command line and a file take the same values, and refuse others in the same line. tyro writes the help.
+So a command line and a file take the same values, and refuse others in the same line.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
+import dataclasses
 import shutil
-import sys
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 from itertools import zip_longest
-from types import UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedstill.cli.arguments import ALL_HELP, MissingValue
+from fedstill.core.config_tables import (
+    base_class_by_option,
+    check_option_owner,
+    describe_type,
+    merge_tables,
+    option_types,
+    read_table,
+    read_value,
+    to_table,
+)
 from fedstill.core.errors import ArgumentError, UnknownName, closest_name
 from fedstill.core.name_normalization import parse_cli_number
+from fedstill.core.options import describe_constraints, field_docs
+from fedstill.core.registry import Registrable
 
 C = TypeVar("C")
 FEW = 12  # options of a section that are named where another one was given
+ALL_HELP = "--help-all"  # help, and then every option of a configuration with its default
+
+
+class MissingValue(ArgumentError):
+    """Error of an option without its value.
+
+    >>> raise MissingValue("--seed", "an integer")
+    Traceback (most recent call last):
+    ...
+    fedstill.cli.options.MissingValue: --seed needs a value (expected an integer)
+    """
+
+    def __init__(self, option: str, expected: str) -> None:
+        self.name, self.value, self.expected = option, "", expected
+        Exception.__init__(self, f"{option} needs a value (expected {expected})")
 
 
 class Option(NamedTuple):
@@ -48,14 +72,6 @@ def override(config: C, words: list[str], prog: str, also: Sequence[str] = ()) -
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.core.config_tables import (
-        check_option_owner,
-        describe_type,
-        option_types,
-        read_table,
-        to_table,
-    )
-
     kind = type(config)
     config, given = choose(config, group(words))
     known = option_types(config)
@@ -88,8 +104,6 @@ def _unknown_option(
 
 def _choice_by_name(config: Any, option: Option) -> str:
     """Return ``--method.name fedkd`` for ``--method fedkd``; empty if no choice has this name."""
-    from fedstill.core.config_tables import base_class_by_option
-
     for name, base in base_class_by_option(config).items():
         if name.startswith(f"{option.name}."):
             value = " ".join(option.values)
@@ -119,8 +133,6 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
     A newly chosen one has its defaults, except for options that all choices share.
     """
-    from fedstill.core.config_tables import base_class_by_option, merge_tables, read_table, to_table
-
     kind, rest = type(config), list(given)
     for option in given:
         if option.name not in base_class_by_option(config):
@@ -145,51 +157,61 @@ def list_options(config: Any, words: Sequence[str] = ()) -> str:
         config: a frozen dataclass with the defaults.
         words: options, of which those that choose by name decide which options there are.
     """
-    import tyro
-
     config, _ = choose(config, group(list(words)))
-    page = _CapturedOutput()
-    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
-        tyro.cli(
-            type(config),
-            default=config,
-            args=["--help"],
-            description=_choices(config),
-            use_underscores=True,  # an option is spelled as its key in TOML
-            config=(tyro.conf.FlagConversionOff,),  # and has a value, as there
-        )
-    return page.getvalue().partition("\n\n")[2]  # without tyro's own line of usage
+    return "\n".join(_option_lines(config, "")) + "\n"
 
 
-class _CapturedOutput(io.StringIO):
-    """Text in place of standard output, with colors and boxes if standard output can show them."""
+def _option_lines(config: Any, prefix: str) -> Iterator[str]:
+    """Yield a heading for each table of a configuration, and each option with its meaning and default."""
+    hints, docs = get_type_hints(type(config), include_extras=True), field_docs(type(config))
+    values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
+    tables = {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
+    if isinstance(config, Registrable) and config.key:
+        choices = f"One of {config.registry.choices_text}. (default: {config.registered_name})"
+        yield from _option_entry(f"--{prefix}{config.key} NAME", choices)
+    for name, kind in option_types(type(config)).items():
+        if name in values:
+            shown = to_table(values[name])
+            default = " ".join(map(str, shown)) if isinstance(shown, list) else str(shown)
+            default = default.lower() if isinstance(shown, bool) else default or "empty"
+            limits = "" if get_origin(kind) is Literal else describe_constraints(hints[name])
+            meaning = f"{docs.get(name, '')} (default: {default}{f'; {limits}' if limits else ''})"
+            yield from _option_entry(f"--{prefix}{name} {_metavar(kind)}", meaning)
+    for name, table in tables.items():
+        yield ""
+        yield from _filled(f"{prefix}{name}: {docs.get(name, '')}".strip(": "), "")
+        yield from _option_lines(table, f"{prefix}{name}.")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stdout = sys.stdout
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stdout.encoding
-
-    def isatty(self) -> bool:
-        return self._stdout.isatty()
+def _option_entry(option: str, meaning: str) -> Iterator[str]:
+    yield f"  {option}"
+    yield from _filled(meaning.strip(), "      ")
 
 
-def _choices(config: Any) -> str:
-    """Return a line for each option that chooses by name."""
-    from fedstill.core.config_tables import base_class_by_option, to_table
-
-    lines = []
+def _filled(text: str, indent: str) -> list[str]:
     width = min(shutil.get_terminal_size().columns, 100)
-    for name, base in base_class_by_option(config).items():
-        now = reduce(dict.__getitem__, name.split("."), to_table(config))
-        line = f"--{name} NAME (default: {now}): {base.registry.choices_text}"
-        lines.append(textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False))
-    return "\n".join(lines)
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False
+    )
 
 
-def group(words: list[str]) -> list[Option]:
+def _metavar(kind: Any) -> str:
+    """Return the placeholder of a type in help.
+
+    >>> [_metavar(kind) for kind in (int | None, tuple[float, ...], bool, Literal["a", "b"])]
+    ['INT', 'FLOAT ...', 'true|false', 'a|b']
+    """
+    parts = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return "|".join(dict.fromkeys(_metavar(part) for part in parts if part is not NoneType))
+    if get_origin(kind) is tuple:
+        return f"{_metavar(parts[0])} ..."
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, parts))
+    return {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}.get(kind, "VALUE")
+
+
+def group(words: Sequence[str]) -> list[Option]:
     """Each option with the values behind it.
 
     Raises:
@@ -208,6 +230,18 @@ def group(words: list[str]) -> list[Option]:
         else:
             raise ArgumentError("option", word, "--NAME VALUE; one preset, file or folder only")
     return given
+
+
+def read_words(kind: Any, words: list[str], name: str) -> Any:
+    """Convert words of a command line to a type.
+
+    Raises:
+        ArgumentError: they do not say a value of the type.
+
+    >>> read_words(tuple[int, ...], ["1", "2"], "--channels"), read_words(float | None, ["none"], "--lr")
+    ((1, 2), None)
+    """
+    return read_value(kind, _value(kind, words), name)
 
 
 def _value(kind: Any, words: list[str]) -> Any:

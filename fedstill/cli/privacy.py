@@ -1,16 +1,18 @@
-"""``fedstill privacy cost`` and ``audit``: epsilon of noisy releases, and attacks on every mechanism.
-
-``fedstill privacy plan`` has a module of its own, :mod:`fedstill.cli.privacy_plan`, which imports torch.
-"""
+"""``fedstill privacy``: plan epsilon before training, convert noise to epsilon, audit the mechanisms."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fedstill.cli.arguments import ParsedArgs, number
+from annotated_types import Interval
+
+from fedstill.cli.arguments import AsJson, CalledAs, UsageError, group
 from fedstill.cli.console import print_json
-from fedstill.core.errors import FedstillError, UnknownName
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.name_normalization import parse_cli_number
+from fedstill.core.options import NonNegativeInt, PositiveInt
 from fedstill.core.text_format import format_seconds, json_text
 
 if TYPE_CHECKING:
@@ -19,25 +21,74 @@ if TYPE_CHECKING:
     from fedstill.privacy.events import PrivacyCost
 
 
-def cost(args: ParsedArgs) -> None:
-    delta = number("--delta", args.get("--delta") or "1e-5")
+Delta = Annotated[float, Interval(ge=0, lt=1)]
 
+commands = group(
+    "privacy",
+    "Plan epsilon before training, convert noise to epsilon, and audit the mechanisms.",
+)
+
+
+@commands.command
+def plan(
+    *places: str,
+    epsilon: float | None = None,
+    noise: str | None = None,
+    steps: PositiveInt | None = None,
+    as_json: AsJson = False,
+    call: CalledAs,
+) -> None:
+    """Compute the epsilon that a run will cost each node. Trains nothing.
+
+    example: fedstill privacy plan digits-fedkd-private --epsilon 3
+
+    Two of epsilon, noise and steps determine the third. Options of `fedstill run`
+    change the run (--help-all lists all). The exit code is 2 if a node would
+    refuse the run.
+
+    Args:
+        places: [NODE] RUN: a node's folder (default: all nodes of a simulation), and a preset or FILE.toml
+        epsilon: privacy budget of the run
+        noise: noise multiplier; PART=N,PART=N for several parts (training, critic, pate, gradients, outputs)
+        steps: length of the run: steps, rounds or predictions of the method, or local epochs
+    """
+    if not places:
+        raise UsageError("fedstill privacy plan", missing="RUN")
+    if places[2:]:
+        raise UsageError("fedstill privacy plan", extra=places[2])
+    from fedstill.cli.privacy_plan import print_plan
+
+    print_plan(places[-1], Path(places[0]) if places[1:] else None, epsilon, noise, steps, as_json, call)
+
+
+@commands.command
+def cost(*events: str, delta: Delta = 1e-5, as_json: AsJson = False) -> None:
+    """Convert noisy releases to epsilon.
+
+    example: fedstill privacy cost "gaussian(1.0, rate=0.01)" 1000
+
+    Args:
+        events: EVENT [TIMES] ...: noise of a release, also "laplace(50.0)", and how many times
+        delta: delta (default: 1e-5)
+    """
+    if not events:
+        raise UsageError("fedstill privacy cost", missing="EVENT")
     from fedstill.privacy.accounting import compute_epsilon
     from fedstill.privacy.budget import epsilon_text_rounded_up
     from fedstill.privacy.events import Event, PrivacyCost
 
     total: PrivacyCost = PrivacyCost()
-    queue = list(args.positionals)
+    queue = list(events)
     while queue:
         event, times = Event.parse(queue.pop(0)), 1
         if queue and "(" not in queue[0]:
-            times = number("TIMES", queue.pop(0), int, lambda value: value >= 1, "1 or more")
+            times = _parse_times(queue.pop(0))
         total[event] += times
     names: tuple[Accountant, ...] = ("pld", "rdp")
     costs = {name: compute_epsilon(total, delta, name) for name in names}
-    if "--json" in args:
-        events = {str(event): times for event, times in total.items()}
-        print_json({"events": events, "delta": delta, "epsilon": costs})
+    if as_json:
+        named = {str(event): times for event, times in total.items()}
+        print_json({"events": named, "delta": delta, "epsilon": costs})
         return
     for event, times in total.items():
         print(f"{event} x {times}")
@@ -45,6 +96,14 @@ def cost(args: ParsedArgs) -> None:
         f"epsilon {epsilon_text_rounded_up(costs['pld'])} (PLD), "
         f"{epsilon_text_rounded_up(costs['rdp'])} (RDP) at delta {delta:g}"
     )
+
+
+def _parse_times(text: str) -> int:
+    """Return how often an event is charged."""
+    times = parse_cli_number(int, text)
+    if times is None or times < 1:
+        raise ArgumentError("TIMES", text, "1 or more")
+    return int(times)
 
 
 END = """\
@@ -55,10 +114,26 @@ All at delta {delta:g}, each lower bound at {confidence:.0%}. One below the clai
 mechanism is sound, or the attack weak."""
 
 
-def audit(args: ParsedArgs) -> None:
-    """Attack one mechanism, or all of them; a claim that is refuted is an error."""
-    name, out = args.get("--mechanism"), args.path("--out")
-    seed = number("--seed", args.get("--seed") or "0", int, lambda n: n >= 0, "an integer from 0 up")
+@commands.command
+def audit(
+    *,
+    mechanism: str | None = None,
+    seed: NonNegativeInt = 0,
+    out: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack each mechanism on neighboring data sets, and compare a lower bound with its epsilon.
+
+    example: fedstill privacy audit --mechanism dp-sgd
+
+    A lower bound above the claimed epsilon is a fault, and the exit code is 2.
+
+    Args:
+        mechanism: counts, dp-sgd, critic, pate or noisy-outputs (default: all, a few minutes)
+        seed: seed of data and noise (default: 0)
+        out: write the results as JSON
+    """
+    name = mechanism
 
     from fedstill.attacks.mechanism_audits import AUDITS
 
@@ -67,10 +142,10 @@ def audit(args: ParsedArgs) -> None:
     found = []
     for one in [audit for key in AUDITS if name in (None, key) for audit in AUDITS[key]]:
         found.append(one(seed))
-        if "--json" not in args:
+        if not as_json:
             _print(found[-1], first=len(found) == 1)
     record = _as_json(found, seed)
-    if "--json" in args:
+    if as_json:
         print_json(record)
     else:
         _say(found)

@@ -7,9 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs, leave, number
-from fedstill.cli.console import print_json, print_list
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet
+from fedstill.cli.compare import changes_of, shared_options
+from fedstill.cli.console import leave, print_json, print_list
+from fedstill.cli.options import group
+from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.options import PositiveInt
 
 if TYPE_CHECKING:
     from fedstill.compare.reproduction import Reproduction, ReproductionRecord
@@ -17,61 +21,89 @@ if TYPE_CHECKING:
 ROOT = "runs/reproduce"
 
 
-def reproduce(args: ParsedArgs) -> None:
-    """List the tables and figures, or run one and write the paper's table next to ours."""
+def reproduce(
+    name: str | None = None,
+    /,
+    *,
+    scale: str = "small",
+    seeds: PositiveInt | None = None,
+    out: Path = Path(ROOT),
+    only: tuple[str, ...] = (),
+    plan: bool = False,
+    record: bool = False,
+    recorded: bool = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    call: CalledAs,
+) -> None:
+    """List the papers' tables and figures, or rerun one of them.
+
+    example: fedstill reproduce fediod-table1 --seeds 3
+
+    It takes options of `fedstill run`, as --data.root DIR (--help-all lists all).
+
+    Args:
+        name: a table or figure, or its FILE.toml
+        scale: small (default), for two CPU cores, or paper, as published, for a GPU
+        seeds: number of seeds
+        out: folder of the results (default: runs/reproduce)
+        only: run only these methods or settings
+        plan: print the configuration of all runs as TOML, and run nothing
+        record: write the metrics to the record file next to the table's file
+        recorded: print the recorded table with the paper's values, and run nothing
+    """
     from fedstill.compare.reproduction import find_reproduction
     from fedstill.report.comparison_tables import reproduction_markdown, write_table
 
-    if not args.positionals:
-        if lost := [*(option for option in args.options if option != "--json"), *args.overrides]:
+    if name is None:
+        if lost := [word for word in [*call.words, *call.overrides] if word != "--json"]:
             raise ArgumentError("fedstill reproduce", " ".join(lost), "the name of a table or figure first")
-        return _print_json() if "--json" in args else _list()
-    entry, scale = find_reproduction(args.positionals[0]), args.get("--scale") or "small"
+        return _print_json() if as_json else _list()
+    entry = find_reproduction(name)
     entry.seeds(scale)  # refuses a scale that it has not
-    if "--recorded" in args:
-        if lost := [option for option in ("--only", "--seeds", "--record") if option in args]:
-            raise ArgumentError("--recorded", " ".join(lost), "none of these, as nothing is run")
-        record = entry.record(scale)
-        if record is None:
+    if recorded:
+        if only or record or seeds is not None:
+            given = " ".join(word for word in call.words if word in ("--only", "--seeds", "--record"))
+            raise ArgumentError("--recorded", given, "none of these, as nothing is run")
+        kept = entry.record(scale)
+        if kept is None:
             leave(f"nothing is recorded of {entry.scaled_name(scale)}", 2)
-        if "--json" in args:
-            return print_json(asdict(record))
-        return print(reproduction_markdown(entry, record), end="")
-    seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
-    if "--plan" in args:
-        return print(_plan(entry, scale, seeds, _changes(entry.reproduction_with_runs, scale, args)), end="")
-    only = args.options.get("--only", [])
-    before = _existing_record(entry, scale, seeds, only) if only and "--record" in args else None
-    folder = Path(args.get("--out") or ROOT)
-    record = _run_missing_and_read_metrics(entry, scale, seeds, args, folder)
+        if as_json:
+            return print_json(asdict(kept))
+        return print(reproduction_markdown(entry, kept), end="")
+    changes = _changes(entry.reproduction_with_runs, scale, name, call)
+    if plan:
+        return print(_plan(entry, scale, seeds, changes), end="")
+    before = _existing_record(entry, scale, seeds, only) if only and record else None
+    measured = _run_missing_and_read_metrics(entry, scale, seeds, only, changes, out, call, quiet)
     if before is not None:
         asked = entry.comparison(scale).planned_runs(only)
-        record = before.with_updated_rows(record, only, {(place.setting, place.label) for place in asked})
-    table = write_table(entry, record, folder / entry.scaled_name(scale))
-    if "--record" in args:
-        record.write(entry.record_file(scale))
-    if "--json" in args:
-        return print_json(asdict(record))
+        rows = {(place.setting, place.label) for place in asked}
+        measured = before.with_updated_rows(measured, list(only), rows)
+    table = write_table(entry, measured, out / entry.scaled_name(scale))
+    if record:
+        measured.write(entry.record_file(scale))
+    if as_json:
+        return print_json(asdict(measured))
     print(table.read_text(encoding="utf-8"), end="")
     print(f"Table: {table}")
-    if "--record" in args:
+    if record:
         print(f"Record: {entry.record_file(scale)}")
     return None
 
 
-def all_options(name: str, args: ParsedArgs) -> str:
+def list_reproduction_options(call: Call) -> str:
     """Return the run's options of a table or figure (default: of any comparison)."""
-    from fedstill.cli.compare import shared_options
     from fedstill.compare.comparison import base_run
     from fedstill.compare.reproduction import find_reproduction
 
-    if not args.positionals:
-        return shared_options(base_run([]), args.overrides)
-    source = find_reproduction(args.positionals[0]).reproduction_with_runs
+    if not call.positionals:
+        return shared_options(base_run([]), call.overrides)
+    source = find_reproduction(call.positionals[0]).reproduction_with_runs
     if not source.is_comparison:
-        return f"{args.positionals[0]} compares no runs: of a run's options it takes --data.root only\n"
-    base = base_run([str(source.file)], scale=args.get("--scale") or "small")
-    return shared_options(base, args.overrides)
+        return f"{call.positionals[0]} compares no runs: of a run's options it takes --data.root only\n"
+    base = base_run([str(source.file)], scale=call.value("--scale") or "small")
+    return shared_options(base, call.overrides)
 
 
 def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str, Any]) -> str:
@@ -157,44 +189,48 @@ def _records(entry: Reproduction) -> dict[str, ReproductionRecord]:
 
 
 def _run_missing_and_read_metrics(
-    entry: Reproduction, scale: str, seeds: int | None, args: ParsedArgs, folder: Path
+    entry: Reproduction,
+    scale: str,
+    seeds: int | None,
+    only: Sequence[str],
+    changes: dict[str, Any],
+    folder: Path,
+    call: Call,
+    quiet: bool,
 ) -> ReproductionRecord:
     """Run what is missing, and return its metrics."""
-    from fedstill.cli.run import resumable
     from fedstill.compare import reproduction
     from fedstill.report import write_report
     from fedstill.report.comparison_page import write_and_collect
 
-    with resumable(folder, again=args.command):
+    with resumable(folder, again=call.command):
         return reproduction.run_reproduction(
             entry,
             scale,
             folder,
             seeds=seeds,
-            only=args.options.get("--only", []),
-            changes=_changes(entry.reproduction_with_runs, scale, args),
-            command=args.command,
+            only=list(only),
+            changes=changes,
+            command=call.command,
             report=write_report,
             metrics=write_and_collect,
-            quiet="--quiet" in args,
-            bars=args.show_progress,
+            quiet=quiet,
+            bars=not quiet,
         )
 
 
-def _changes(source: Reproduction, scale: str, args: ParsedArgs) -> dict[str, Any]:
+def _changes(source: Reproduction, scale: str, name: str, call: Call) -> dict[str, Any]:
     """Run options by dotted name; what compares no runs has one alone, where the data lie."""
-    from fedstill.cli.compare import changes_of
-    from fedstill.cli.options import group
     from fedstill.compare.comparison import base_run
 
     if source.is_comparison:
         base = base_run([str(source.file)], scale=scale)
-        return changes_of(args.overrides, base, args, f"fedstill reproduce {args.positionals[0]}")
+        return changes_of(call.overrides, base, call, f"fedstill reproduce {name}")
     changes: dict[str, Any] = {}
-    for option in group(args.overrides):
+    for option in group(call.overrides):
         if option.name != "data.root":
             see = "`fedstill reproduce --help` shows all; of a run's options it takes --data.root only"
-            raise UnknownName("option", option.option, [*args.known, "--data.root"], see=see)
+            raise UnknownName("option", option.option, [*call.known, "--data.root"], see=see)
         if len(option.values) != 1:
             raise ArgumentError(option.option, " ".join(option.values), "one folder")
         changes[option.name] = option.values[0]

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import ParsedArgs, leave
-from fedstill.cli.console import print_json
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Preset, Quiet, UsageError
+from fedstill.cli.console import leave, print_json
+from fedstill.cli.options import list_options, override
 from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import RunConfig
+    from fedstill.runs.spec import RunSpec
 
 # Options of `run` that people type often, and what they stand for.
 SHORT = {
@@ -27,47 +28,107 @@ SHORT = {
 }
 
 
-def run(args: ParsedArgs) -> None:
-    """Run one federation, or resume a stopped run."""
-    folder = args.path("--resume")
-    if folder is not None:
-        from fedstill.report import write_report
-        from fedstill.runs.run import resume
+def run(
+    preset: Preset | None = None,
+    /,
+    *,
+    out: Path | None = None,
+    resume: Path | None = None,
+    startup_kit: Path | None = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    call: CalledAs,
+) -> None:
+    """Run one federation in simulation or on deployed nodes, and write its report.
 
-        with resumable(folder):
-            kit = args.path("--startup-kit")
-            result = resume(folder, progress=args.show_progress, startup_kit=kit, report=write_report)
-    else:
-        config = configured(args.positionals[0], args, "run")
-        folder = out_folder(args, f"runs/{config.name}-seed{config.seed}")
+    example: fedstill run digits-fediod --nodes 10 --split.alpha 0.1 --seed 1
 
-        from fedstill.report import write_report
-        from fedstill.runs.run import run
+    options of a configuration used most (--help-all lists all with defaults):
+      --method.name NAME          method (`fedstill list`)
+      --method.OPTION VALUE       option of the method
+      --data NAME|PATH            built-in data set, or a file or folder
+      --nodes N                   number of nodes
+      --split.name NAME           partitioner: iid, dirichlet, shards, ...
+      --split.alpha A             Dirichlet concentration; smaller is more non-IID
+      --nodes.models NAME ...     network of each node, repeated in turn
+      --nodes.local.epochs N      epochs of local training
+      --nodes.privacy.mechanism NAME   none, dp-sgd, pate, noisy-outputs
+      --nodes.privacy.epsilon E   privacy budget of each node
+      --student.model NAME        network of the student (the global model)
+      --engine.device DEVICE      cpu, cuda, mps
+      --seed N                    seed of all random draws
 
-        with resumable(folder):
-            result = run(
-                config, folder, command=args.command, progress=args.show_progress, report=write_report
-            )
-    finish(folder, result, "--json" in args)
+    Args:
+        preset: a preset (`fedstill list presets`) or a configuration FILE.toml
+        out: folder of the results (default: runs/NAME-seedSEED)
+        resume: folder of a stopped run to resume, to the metrics of an uninterrupted run
+        startup_kit: with --engine flare, the admin's kit of a deployed federation (docs/deploy.md)
+    """
+    from fedstill.report import write_report
 
-
-def config(args: ParsedArgs) -> None:
-    """Print all settings of a run as TOML."""
-    from fedstill.runs.config import to_toml
-
-    print(to_toml(configured(args.positionals[0], args, "config")), end="")
-
-
-def report(args: ParsedArgs) -> None:
-    """Rewrite the report of a run or a comparison, or write its figures."""
-    folder = Path(args.positionals[0])
-    if (kind := args.get("--figures")) is not None:
-        _write_figures(folder, args, kind)
-        return
-    if "--out" in args:
-        raise ArgumentError(
-            "--out", args.get("--out"), "none without --figures, as a report is in its run's folder"
+    progress = not quiet
+    if resume is not None:
+        check_nothing_else(
+            call, "fedstill run", [preset] if preset else [], ("--startup-kit", "--quiet", "--json")
         )
+        from fedstill.runs.run import resume as resume_run
+
+        folder = resume
+        with resumable(folder):
+            result = resume_run(folder, progress=progress, startup_kit=startup_kit, report=write_report)
+    else:
+        if preset is None:
+            raise UsageError("fedstill run", missing="PRESET|FILE.toml")
+        config = configured(preset, call, "run", startup_kit)
+        folder = out_folder(out, f"runs/{config.name}-seed{config.seed}")
+
+        from fedstill.runs.run import run as run_config
+
+        with resumable(folder):
+            result = run_config(config, folder, command=call.command, progress=progress, report=write_report)
+    finish(folder, result, as_json)
+
+
+def check_nothing_else(call: Call, command: str, positionals: Sequence[str], allowed: Sequence[str]) -> None:
+    """Refuse what a resumed run or comparison cannot change."""
+    if positionals:
+        raise UsageError(f"{command} --resume", extra=positionals[0])
+    for word in [*call.words, *call.overrides]:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in ("--resume", *allowed):
+            raise UnknownName("option", option, allowed, see="a resumed run keeps its options")
+
+
+def config(preset: Preset, /, *, call: CalledAs) -> None:
+    """Print the complete configuration of a run as TOML.
+
+    example: fedstill config digits-fedkd --nodes 10 > mine.toml
+
+    `fedstill run mine.toml` runs it. `fedstill config PRESET --help-all` lists every option.
+
+    Args:
+        preset: a preset (`fedstill list presets`) or a configuration FILE.toml
+    """
+    from fedstill.runs.spec import to_toml
+
+    print(to_toml(configured(preset, call, "config")), end="")
+
+
+def report(folder: Path, /, *, figures: str | None = None, out: Path | None = None) -> None:
+    """Rewrite the HTML report of a run or comparison, or write its figures as files.
+
+    example: fedstill report runs/demo --figures pdf
+
+    Args:
+        folder: folder of a run or a comparison
+        figures: write the figures as pdf, svg or png files instead of the report
+        out: folder of the figures (default: FOLDER/figures)
+    """
+    if figures is not None:
+        _write_figures(folder, out, figures)
+        return
+    if out is not None:
+        raise ArgumentError("--out", str(out), "none without --figures, as a report is in its run's folder")
     if (folder / "compare.toml").exists():
         from fedstill.compare.comparison import read_comparison_folder
         from fedstill.report.comparison_page import write_comparison
@@ -79,24 +140,24 @@ def report(args: ParsedArgs) -> None:
     print(f"Report: {write_report(folder)}")
 
 
-def _write_figures(folder: Path, args: ParsedArgs, kind: Any) -> None:
+def _write_figures(folder: Path, out: Path | None, kind: Any) -> None:
     from fedstill.figures import write
     from fedstill.report.figures import FORMATS
 
     if kind not in FORMATS:
         raise ArgumentError("--figures", kind, f"one of {', '.join(FORMATS)}")
-    for path in write(folder, args.path("--out"), kind):
+    for path in write(folder, out, kind):
         print(path)
 
 
-def out_folder(args: ParsedArgs, default: str, what: str = "run") -> Path:
+def out_folder(out: Path | None, default: str, what: str = "run") -> Path:
     """Return the results' folder; a default is the first without a finished run, and is printed."""
-    folder: Path = args.path("--out", default)
-    if "--out" not in args:
-        number = 2
-        while what == "run" and (folder / "result.json").exists():
-            folder, number = Path(f"{default}-{number}"), number + 1
-        print(f"The {what}'s folder is {folder}; --out DIR chooses another.", file=sys.stderr)
+    if out is not None:
+        return out
+    folder, number = Path(default), 2
+    while what == "run" and (folder / "result.json").exists():
+        folder, number = Path(f"{default}-{number}"), number + 1
+    print(f"The {what}'s folder is {folder}; --out DIR chooses another.", file=sys.stderr)
     return folder
 
 
@@ -131,15 +192,16 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
     print(f"Report: {report}")
 
 
-def configured(target: str, args: ParsedArgs, command: str) -> RunConfig:
-    """The run that a preset or file and the options behind it describe."""
-    words = [in_full(word) for word in args.overrides]
-    return changed(_loaded(target, command), words, f"fedstill {command} {target}", args.known)
+def configured(target: str, call: Call, command: str, startup_kit: Path | None = None) -> RunSpec:
+    """Return the run that a preset or file and the options of a call describe."""
+    kit = [] if startup_kit is None else ["--engine.startup_kit", str(startup_kit)]
+    words = [*map(in_full, call.overrides), *kit]
+    return changed(_loaded(target, command), words, f"fedstill {command} {target}", call.known)
 
 
-def _loaded(target: str, command: str) -> RunConfig:
+def _loaded(target: str, command: str) -> RunSpec:
     """Return the run of a preset or file."""
-    from fedstill.runs.config import load
+    from fedstill.runs.spec import load
 
     try:
         return load(target)
@@ -152,16 +214,14 @@ def _loaded(target: str, command: str) -> RunConfig:
         raise ArgumentError(f"fedstill {command}", target, allowed) from error
 
 
-def all_options(name: str, args: ParsedArgs) -> str:
+def list_run_options(call: Call) -> str:
     """Return every option of a run with its value in the last preset or file (default: demo)."""
-    target = args.positionals[-1] if args.positionals else "demo"
-    return run_options(_loaded(target, name), args.overrides, f"with the values of {target}")
+    target = call.positionals[-1] if call.positionals else "demo"
+    return run_options(_loaded(target, "run"), call.overrides, f"with the values of {target}")
 
 
-def run_options(config: RunConfig, words: Sequence[str], note: str) -> str:
+def run_options(config: RunSpec, words: Sequence[str], note: str) -> str:
     """Return every option of a run under a head."""
-    from fedstill.cli.options import list_options
-
     listed = list_options(dataclasses.replace(config, paper=()), [in_full(word) for word in words])
     return f"all options of `fedstill run`, {note}:\n\n{listed}"
 
@@ -172,10 +232,8 @@ def in_full(word: str) -> str:
     return f"{SHORT.get(name, name)}{equals}{value}"
 
 
-def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
+def changed(config: RunSpec, words: Sequence[str], prog: str, also: Sequence[str] = ()) -> RunSpec:
     """The same run with options from the command line."""
-    from fedstill.cli.options import override
-
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
-    made = override(plain, words, prog, [*also, *SHORT])
+    made = override(plain, list(words), prog, [*also, *SHORT])
     return dataclasses.replace(made, paper=config.paper)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from fedstill.cli.arguments import ParsedArgs, number
+from annotated_types import Interval
+
+from fedstill.cli.arguments import AsJson, group
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, DeployError, closest_name
 from fedstill.core.name_normalization import is_run_name
@@ -17,27 +19,27 @@ from fedstill.core.text_format import format_seconds, json_text
 if TYPE_CHECKING:
     from fedstill.federation.admin import ServerStatus
 
-PORT = 8002
 MOST_RUNS = 10  # that are shown
+Port = Annotated[int, Interval(ge=1, le=65535), "1 to 65535"]
+
+commands = group("server", "Create a federation on NVIDIA FLARE and run its server.")
 
 
-def revoke(args: ParsedArgs) -> None:
-    """Exclude a node."""
-    _set_admission(args, command="revoke", done="is excluded", nothing="was revoked already")
+@commands.command
+def init(folder: Path, /, *, host: str, nodes: tuple[str, ...], port: Port = 8002) -> None:
+    """Create a federation: certificates, and a startup kit for each node.
 
+    example: fedstill server init federation --host fl.example.org --nodes north south
 
-def readmit(args: ParsedArgs) -> None:
-    """Admit a revoked node again."""
-    _set_admission(args, command="readmit", done="is admitted again", nothing="was not revoked")
-
-
-def init(args: ParsedArgs) -> None:
+    Args:
+        folder: folder of the federation, which is created
+        host: name or IPv4 address at which the nodes reach the server
+        nodes: names of the nodes: letters, digits, - and _
+        port: the one port that the server opens (default: 8002)
+    """
     from fedstill.federation import provision
 
-    folder, host, nodes = Path(args.positionals[0]), args.options["--host"][-1], args.options["--nodes"]
-    in_range, allowed = (lambda value: 0 <= value < 100_000), "1 to 65535"
-    port = number("--port", args.get("--port") or str(PORT), int, in_range, allowed)
-    port = provision.provision(folder, host, nodes, port=port)
+    port = provision.provision(folder, host, list(nodes), port=port)
     admin = folder / "admin"
     until = StartupKit(admin).valid_until
     print(f"A federation of {len(nodes)} nodes, in {folder}.")
@@ -57,10 +59,17 @@ def init(args: ParsedArgs) -> None:
     print(f"Next: fedstill server start {folder}")
 
 
-def start(args: ParsedArgs) -> None:
+@commands.command
+def start(folder: Path, /) -> None:
+    """Run the server until Ctrl+C.
+
+    example: fedstill server start federation
+
+    Args:
+        folder: folder of the federation
+    """
     from fedstill.federation import flare_site, provision
 
-    folder = Path(args.positionals[0])
     federation = provision.read_federation(folder)
     this = flare_site.server(folder)
     this.kit.require_valid()
@@ -71,15 +80,22 @@ def start(args: ParsedArgs) -> None:
     sys.exit(flare_site.run(this))
 
 
-def status(args: ParsedArgs) -> None:
+@commands.command
+def status(folder: Path, /, *, as_json: AsJson = False) -> None:
+    """Show connected nodes and the outcome of runs. The exit code is 1 if the server does not run.
+
+    example: fedstill server status federation
+
+    Args:
+        folder: folder of the federation
+    """
     from fedstill.federation.admin import ServerMonitor
 
-    folder = Path(args.positionals[0])
     with closing(ServerMonitor(folder)) as watch:
         server = watch.read_status()
     if server.error:
         raise DeployError(server.error)
-    if "--json" in args:
+    if as_json:
         runs = [
             {
                 "run": run.folder.name,
@@ -115,40 +131,87 @@ def _say(server: ServerStatus, folder: Path) -> None:
         print(f"  and {len(server.runs) - MOST_RUNS} older, in {folder / 'runs'}")
 
 
-def stop(args: ParsedArgs) -> None:
+@commands.command
+def stop(folder: Path, /) -> None:
+    """Stop the server and the runs on it.
+
+    example: fedstill server stop federation
+
+    Args:
+        folder: folder of the federation
+    """
     from fedstill.federation import flare_site
 
-    folder = Path(args.positionals[0])
     print("Stopped." if flare_site.stop(flare_site.server(folder)) else "It did not run.")
 
 
-def add(args: ParsedArgs) -> None:
+@commands.command
+def add(folder: Path, /, *, nodes: tuple[str, ...]) -> None:
+    """Create startup kits for more nodes, or with new certificates for known ones.
+
+    example: fedstill server add federation --nodes west
+
+    Args:
+        folder: folder of the federation
+        nodes: names of the nodes
+    """
     from fedstill.federation import provision
 
-    folder, nodes = Path(args.positionals[0]), args.options["--nodes"]
-    provision.add_nodes(folder, nodes)
+    provision.add_nodes(folder, list(nodes))
     for node in nodes:
         until = StartupKit(folder / "nodes" / node).valid_until
         print(f"{folder / 'nodes' / node}  to the owner of {node}; valid until {until:%Y-%m-%d}")
     print(f"Then delete {folder / 'nodes'} here.")
 
 
-def renew(args: ParsedArgs) -> None:
+@commands.command
+def renew(folder: Path, /) -> None:
+    """Renew the certificates of the server and the admin.
+
+    example: fedstill server renew federation
+
+    Args:
+        folder: folder of the federation
+    """
     from fedstill.federation import provision
 
-    folder = Path(args.positionals[0])
     provision.renew_certificates(folder)
     until = StartupKit(folder / "server").valid_until
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"Restart the server to use them: fedstill server stop {folder}")
 
 
-def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -> None:
+@commands.command
+def revoke(folder: Path, node: str, /) -> None:
+    """Exclude a node from the federation.
+
+    example: fedstill server revoke federation west
+
+    Args:
+        folder: folder of the federation
+        node: name of the node
+    """
+    _set_admission(folder, node, command="revoke", done="is excluded", nothing="was revoked already")
+
+
+@commands.command
+def readmit(folder: Path, node: str, /) -> None:
+    """Admit a revoked node again.
+
+    example: fedstill server readmit federation west
+
+    Args:
+        folder: folder of the federation
+        node: name of the node
+    """
+    _set_admission(folder, node, command="readmit", done="is admitted again", nothing="was not revoked")
+
+
+def _set_admission(folder: Path, node: str, *, command: str, done: str, nothing: str) -> None:
     from fedstill.core.run_writer import write_text
     from fedstill.federation import flare_site, provision
     from fedstill.federation.admin import STOPPED, Admin
 
-    folder, node = Path(args.positionals[0]), args.positionals[1]
     if flare_site.process_id(flare_site.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)

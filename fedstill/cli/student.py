@@ -4,43 +4,99 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from fedstill.cli.arguments import ParsedArgs, number
+from cyclopts import Parameter
+
+from fedstill.cli.arguments import AsJson
 from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError
+from fedstill.core.options import NonNegativeInt
 from fedstill.core.text_format import format_count
 
-if TYPE_CHECKING:
+Label = Annotated[str, Parameter(help="column of labels in a CSV file (default: label)")]
+Image = Annotated[str, Parameter(help="column of image files in a CSV file (default: pixels in columns)")]
+Fit = Annotated[bool, Parameter(help="resize images, and convert their channels, to the student's input")]
+Channels = Annotated[tuple[int, ...], Parameter(help="channels of the images to use")]
+Model = Annotated[
+    str | None,
+    Parameter(help="the student's network as package.module:factory, if it is not part of fedstill"),
+]
+
+
+def predict(
+    run: Path,
+    data: Path,
+    /,
+    *,
+    out: Path | None = None,
+    label: Label = "label",
+    image: Image = "",
+    fit: Fit = False,
+    channels: Channels = (),
+    model: Model = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the student's predictions for new data as a CSV file.
+
+    example: fedstill predict runs/demo new-images/ --out predictions.csv
+
+    Args:
+        run: folder of a run
+        data: folder of images, CSV, Parquet or npz file
+        out: CSV file to write (default: DATA-predictions.csv in the current folder)
+    """
     from fedstill.data.new_data import EvaluationDataOptions
-
-
-def predict(args: ParsedArgs) -> None:
-    """Write the student's predictions as a CSV file."""
-    from fedstill.student.predict import predict
+    from fedstill.student.predict import predict as write_predictions
     from fedstill.student.student_model import load
 
-    run, data = args.positionals
-    options = reading(args)
-    out = args.path("--out", f"{Path(data).stem}-predictions.csv")
-    if out.exists() and "--out" not in args:
-        raise FedstillError(f"{out} exists: --out names another file, or this one to replace it")
-    student = load(run, args.get("--model"))
-    count = predict(student, data, replace(options, words=student.about.words), out)
-    if "--json" in args:
-        print_json({"answers": count, "file": str(out)})
+    file = out or Path(f"{data.stem}-predictions.csv")
+    if out is None and file.exists():
+        raise FedstillError(f"{file} exists: --out names another file, or this one to replace it")
+    student = load(run, model)
+    options = EvaluationDataOptions(fit=fit, label=label, image=image, channels=channels)
+    count = write_predictions(student, str(data), replace(options, words=student.about.words), file)
+    if as_json:
+        print_json({"answers": count, "file": str(file)})
         return
-    place = "" if "--out" in args else " (in the current folder)"
-    print(f"{format_count(count, 'response')}: {out}{place}")
+    place = " (in the current folder)" if out is None else ""
+    print(f"{format_count(count, 'response')}: {file}{place}")
 
 
-def evaluate(args: ParsedArgs) -> None:
-    """All figures of the student's task on other data."""
-    from fedstill.student.evaluate import evaluate
+def evaluate(
+    run: Path,
+    /,
+    *,
+    data: str,
+    root: str = "",
+    sites: tuple[str, ...] = (),
+    label: Label = "label",
+    image: Image = "",
+    fit: Fit = False,
+    channels: Channels = (),
+    slices: NonNegativeInt = 0,
+    model: Model = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate the student on other labeled data, in total and by site.
 
-    run, data = args.positionals[0], str(args.get("--data"))
-    found = evaluate(run, data, reading(args), args.get("--model"))
-    if "--json" in args:
+    example: fedstill evaluate runs/demo --data hospital-d.csv --label diagnosis
+
+    Args:
+        run: folder of a run
+        data: built-in data set, file or folder
+        root: folder of the built-in data sets
+        sites: evaluate on these sites only
+        slices: slices of each NIfTI volume
+    """
+    from fedstill.data.new_data import EvaluationDataOptions
+    from fedstill.student.evaluate import evaluate as evaluate_student
+
+    options = EvaluationDataOptions(
+        root=root, fit=fit, label=label, image=image, channels=channels, slices=slices, sites=sites
+    )
+    found = evaluate_student(run, data, options, model)
+    if as_json:
         print_json(found)
         return
     from fedstill.core.safe_console import SafeConsole
@@ -55,24 +111,40 @@ def evaluate(args: ParsedArgs) -> None:
         print(f"Note: {note}")
 
 
-def export(args: ParsedArgs) -> None:
-    """The student in another tool's form, with its preprocessing, compared; and its card."""
+def export(
+    run: Path,
+    /,
+    *,
+    kind: Annotated[str, Parameter(name="--format")],
+    out: Path | None = None,
+    model: Model = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export the student with its preprocessing to ONNX, TorchScript or Hugging Face.
+
+    example: fedstill export runs/demo --format onnx --out student.onnx
+
+    Args:
+        run: folder of a run
+        kind: onnx, torchscript or huggingface
+        out: file or folder to write (default: in the run's folder)
+    """
     from fedstill.report.model_card import CARD_FILE, model_card
-    from fedstill.student.export import export, export_format_by_name
+    from fedstill.student.export import export as export_student
+    from fedstill.student.export import export_format_by_name
     from fedstill.student.student_model import load
 
-    run, kind = Path(args.positionals[0]), str(args.get("--format"))
     default_name = export_format_by_name(kind).name  # before the run is read: a wrong format is seen at once
-    student = load(run, args.get("--model"))
+    student = load(run, model)
     folder = run if run.is_dir() else run.parent
-    out = args.path("--out", folder / default_name)
-    apart = export(student, kind, out)
+    out = out or folder / default_name
+    apart = export_student(student, kind, out)
     card = None
     if (folder / "result.json").exists():
         use = export_format_by_name(kind).use.format(file=out.name, inputs=student.preprocessing.input_name)
         card = out / CARD_FILE if out.is_dir() else out.with_name(f"{out.name}.md")
         card.write_text(model_card(folder, student.preprocessing.description, use), encoding="utf-8")
-    if "--json" in args:
+    if as_json:
         summary = {"file": str(out), "apart": apart, "takes": student.preprocessing.description}
         print_json({**summary, "card": None if card is None else str(card)})
         return
@@ -80,19 +152,3 @@ def export(args: ParsedArgs) -> None:
     print(f"It takes {student.preprocessing.description}; the preprocessing is inside.")
     if card is not None:
         print(f"Model card: {card}")
-
-
-def reading(args: ParsedArgs) -> EvaluationDataOptions:
-    """Return how data are read, by the options."""
-    from fedstill.data.new_data import EvaluationDataOptions
-
-    channels = tuple(number("--channels", each, int) for each in args.options.get("--channels", ()))
-    return EvaluationDataOptions(
-        root=args.get("--root") or "",
-        fit="--fit" in args,
-        label=args.get("--label") or "label",
-        image=args.get("--image") or "",
-        channels=channels,
-        slices=number("--slices", args.get("--slices") or "0", int, lambda count: count >= 0),
-        sites=tuple(args.options.get("--sites", ())),
-    )

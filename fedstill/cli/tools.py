@@ -16,10 +16,11 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedstill.cli.arguments import ParsedArgs, number
-from fedstill.cli.commands import COMMANDS, CommandGroup
+from annotated_types import Interval
+
+from fedstill.cli.arguments import AsJson, MethodName, UsageError, group
 from fedstill.cli.console import plain, print_facts, print_json, print_list
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, UnknownName
 from fedstill.core.registry import first_line
@@ -46,14 +47,19 @@ MORE_NEEDS: Mapping[str, str] = {
 }
 
 
-def names(args: ParsedArgs) -> None:
-    """List all names, those of one kind, or describe one method."""
+def list_names(name: MethodName | None = None, /, *, as_json: AsJson = False) -> None:
+    """List methods, tasks, data sets, models, attacks and presets, or describe one method.
+
+    example: fedstill list fedkd
+
+    Args:
+        name: a method, or methods, presets, tasks, data, splits, models, ensembles, mechanisms, attacks
+    """
     from fedstill.protocol.method import METHODS
 
-    name = args.positionals[0] if args.positionals else None
     if not (name is None or name in kinds() or name in METHODS):
         raise UnknownName("method", name, [*METHODS, *kinds()], see="`fedstill list` shows all")
-    if "--json" in args:
+    if as_json:
         print_json(_as_json(name))
     elif name is None:
         _print_all_names()
@@ -96,7 +102,7 @@ def _registries() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     """Return all methods with title and paper (or their import error), and the registries of other kinds."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
-    from fedstill.data.splits import SPLITS
+    from fedstill.data.partitioners import SPLITS
     from fedstill.models import MODELS
     from fedstill.privacy.config import MECHANISMS
     from fedstill.protocol.method import METHODS
@@ -140,8 +146,8 @@ def _method_facts(name: str) -> dict[str, str]:
     from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.comparison_records import NEED_TITLES
-    from fedstill.report.result import MAIN_MODELS
-    from fedstill.runs.config import from_dict
+    from fedstill.report.records import MAIN_MODELS
+    from fedstill.runs.spec import from_dict
 
     method = METHODS[name]()
     needs, tasks = vars(method.needs()), _refusals_by_task([METHODS[name]])[0]
@@ -224,14 +230,18 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "vision": ("torchvision's networks as custom models", ("torchvision",)),
 }
+Port = Annotated[int, Interval(ge=0, le=65535), "1 to 65535"]
 MISSING = "not installed"
 VERSIONED = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics", "dp-accounting")
 
 
-def doctor(args: ParsedArgs) -> None:
-    """Print versions, devices, folders and missing extras."""
+def doctor(*, as_json: AsJson = False) -> None:
+    """Show installed versions and devices, and which extras are missing.
+
+    example: fedstill doctor
+    """
     report = installation_facts()
-    if "--json" in args:
+    if as_json:
         print_json(report)
         return
     versions = ", ".join(f"{name} {value}" for name, value in report["versions"].items())
@@ -324,10 +334,15 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def dashboard(args: ParsedArgs) -> None:
-    """Serve the page until Ctrl+C."""
-    folder, in_range = Path(args.positionals[0]), lambda value: 0 <= value < 65536
-    port = number("--port", args.get("--port") or "0", int, in_range, "1 to 65535")
+def dashboard(folder: Path, /, *, port: Port = 0) -> None:
+    """Serve a live page of a node, a server or runs to a browser on this machine.
+
+    example: fedstill dashboard runs
+
+    Args:
+        folder: folder of a node, a server, a run, or several runs
+        port: port on this machine (default: a free one)
+    """
     if not folder.is_dir():
         raise ArgumentError(
             "fedstill dashboard", str(folder), "the folder of a node, a server, a run or several"
@@ -398,15 +413,26 @@ def _runs(folder: Path, path: str, nonce: str) -> str | None:
     )
 
 
+data = group("data", "Draft the schema of a table.")
 MAX_CATEGORIES = 8  # categories of a column that are printed
 
 
-def schema(args: ParsedArgs) -> None:
-    """Draft it from the rows of one file, or of several of the same columns; write it next to the first."""
-    files, target = [Path(place) for place in args.positionals], args.get("--target")
-    if target is None:
-        raise ArgumentError("--target", "", "the column that is to be learned")
-    out = args.path("--out", files[0].parent / "schema.toml")
+@data.command
+def schema(*files: Path, target: str, event: str = "", out: Path | None = None) -> None:
+    """Draft the schema of a CSV or Parquet table, for you to correct.
+
+    example: fedstill data schema north.csv south.csv --target diagnosis
+
+    Args:
+        files: tables with the same columns
+        target: column to predict
+        event: survival: column that says whether the event was observed
+        out: schema to write (default: schema.toml next to the first table)
+    """
+    if not files:
+        raise UsageError("fedstill data schema", missing="FILES")
+    default = files[0].parent / "schema.toml"
+    out = out or default
     if out.exists():
         raise ArgumentError("--out", str(out), "a file that does not exist")
 
@@ -424,7 +450,7 @@ def schema(args: ParsedArgs) -> None:
             raise DataError(f"{file}: has other columns than {files[0]} (expected the same)")
     together = {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
     places = [where(row) for (table, where) in read for row in range(len(next(iter(table.values()))))]
-    made, left_out = draft_schema(together, target, args.get("--event") or "", places.__getitem__)
+    made, left_out = draft_schema(together, target, event, places.__getitem__)
     write_text(out, schema_text(made))
     rows = format_count(len(together[target]), "row")
     print(f"{out}: {format_count(len(made.columns), 'column')}, from {rows}.")
@@ -446,62 +472,27 @@ def schema(args: ParsedArgs) -> None:
     print("Its ranges and categories are those of these rows: widen them to all that can be, at every node.")
     preset = "wine-fediod" if made.target_column.categories else "diabetes-fediod"
     task = " --task.name survival" if made.event else ""
-    schema_option = "" if out == files[0].parent / "schema.toml" else f" --data.schema {out}"
-    data, split = files[0], ""
+    schema_option = "" if out == default else f" --data.schema {out}"
+    source, split = files[0], ""
     if len(files) > 1:
-        data, split = files[0].parent, " --split.name column --split.column site --split.nodes 0"
-    print(f"Try: fedstill run {preset}{task} --data {data}{schema_option}{split} --name mine")
+        source, split = files[0].parent, " --split.name column --split.column site --split.nodes 0"
+    print(f"Try: fedstill run {preset}{task} --data {source}{schema_option}{split} --name mine")
 
 
-BASH = """\
-_fedstill() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}}
-    COMPREPLY=()
-    if [[ $COMP_CWORD -eq 1 ]]; then COMPREPLY=($(compgen -W "{commands}" -- "$word")); return; fi
-    case "${{COMP_WORDS[1]}}" in
-{cases}
-    esac
-}}
-complete -o default -F _fedstill fedstill
-"""
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print a completion script for bash, zsh or fish.
 
+    example: eval "$(fedstill completion bash)"
 
-def completion(args: ParsedArgs) -> None:
-    """Print the script of a shell, for ``eval "$(fedstill completion bash)"``; for fish, ``... | source``."""
-    shell = args.positionals[0]
-    if shell not in ("bash", "zsh", "fish"):
-        raise ArgumentError("fedstill completion", shell, "bash, zsh or fish")
-    by_command = completions()
-    commands = " ".join(by_command)
-    if shell == "fish":
-        print("complete -c fedstill -n __fish_use_subcommand -a", f'"{commands}"')
-        for command, words in by_command.items():
-            print(f'complete -c fedstill -n "__fish_seen_subcommand_from {command}" -a "{" ".join(words)}"')
-        return
-    cases = "\n".join(
-        f'    {command}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;'
-        for command, words in by_command.items()
-    )
-    print((ZSH if shell == "zsh" else "") + BASH.format(commands=commands, cases=cases), end="")
+    zsh: eval "$(fedstill completion zsh)", after compinit.
+    fish: fedstill completion fish | source
 
+    Args:
+        shell: bash, zsh or fish
+    """
+    from fedstill.cli.main import make_app
 
-def completions() -> dict[str, list[str]]:
-    """Return, by command, the words that can follow: subcommands, presets, methods and options."""
-    from fedstill.protocol.method import METHODS
-    from fedstill.runs import presets
-
-    names = {
-        "run": presets.names(),
-        "config": presets.names(),
-        "compare": list(METHODS),
-        "list": [*METHODS, *kinds()],
-    }
-    found = {}
-    for name, command in COMMANDS.items():
-        subcommands = command.commands if isinstance(command, CommandGroup) else {}
-        each = subcommands.values() if isinstance(command, CommandGroup) else [command]
-        usages = " ".join(form for one in each for form in one.usage)
-        options = dict.fromkeys(re.findall(r"--[a-z-]+", usages))
-        found[name] = [*subcommands, *names.get(name, ()), *options]
-    return found
+    script = make_app().generate_completion(shell=shell)
+    if shell == "zsh" and (function := re.search(r"^(\w+)\(\)", script, re.MULTILINE)):
+        script += f"\n(( $+functions[compdef] )) && compdef {function[1]} fedstill"  # for eval
+    print(script)

@@ -34,7 +34,7 @@ from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, placeholder_public
 from fedstill.runs import presets
-from fedstill.runs.config import PaperMetric, RunConfig, check_paper_metrics, from_dict, to_dict
+from fedstill.runs.spec import PaperMetric, RunSpec, check_paper_metrics, from_dict, to_dict
 
 ONLY_SETTING = ""  # name of the only setting, if a comparison names none
 # Published metrics besides those of the task: bytes of a run, all nodes, both directions.
@@ -113,7 +113,7 @@ class Comparison:
             for label in [name for name in self.methods if name in only] or self.methods
         ]
 
-    def run_config(self, planned: ComparisonRun) -> RunConfig:
+    def run_config(self, planned: ComparisonRun) -> RunSpec:
         """Return the configuration of one run.
 
         Unless the plan sets ``outputs_only``, nodes release outputs only and no label maps, except for
@@ -177,7 +177,7 @@ class Comparison:
         return None
 
 
-def method_queries_by_name(config: RunConfig) -> Mapping[str, Query]:
+def method_queries_by_name(config: RunSpec) -> Mapping[str, Query]:
     """Return the queries of a run's method, by name."""
     task = config.task.minimal_task()
     setting = NodeSetting(
@@ -191,7 +191,7 @@ def method_queries_by_name(config: RunConfig) -> Mapping[str, Query]:
     return queries
 
 
-def released_kinds(config: RunConfig) -> tuple[PayloadKind, ...]:
+def released_kinds(config: RunSpec) -> tuple[PayloadKind, ...]:
     """Return the payload kinds that leave a node in a run, in alphabetical order."""
     queries = method_queries_by_name(config).values()
     return tuple(sorted({kind for query in queries for kind in query.released_kinds().values()}))
@@ -201,7 +201,7 @@ def merge_run_tables(*tables: Mapping[str, Any]) -> Table:
     """Merge tables of a run. Later tables override earlier ones. The result is a copy."""
     merged: Table = {}
     for table in tables:
-        merged = merge_tables(RunConfig, merged, table)
+        merged = merge_tables(RunSpec, merged, table)
     return copy.deepcopy(merged)
 
 
@@ -269,13 +269,13 @@ def _complete_method(label: str, name: str, options: Table) -> Table:
         raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it becomes a folder name")
     base: Table = {}
     if "extends" in options:
-        base = table_at(presets.read(str(options["extends"]), RunConfig), "method")
+        base = table_at(presets.read(str(options["extends"]), RunSpec), "method")
         options = {key: value for key, value in options.items() if key != "extends"}
     elif "name" not in options:
         if name in METHODS:
             base = {"name": name}
         elif name.endswith(".toml") or name in presets.names():
-            base = table_at(presets.read(name, RunConfig), "method")
+            base = table_at(presets.read(name, RunSpec), "method")
         else:
             known_names = [*METHODS, *presets.names()]
             module = Path(name).stem if name.endswith(".py") else name
@@ -488,7 +488,7 @@ PRESET_KEYS = ("method", "seed", "name")  # keys of a preset that are ignored in
 PER_RUN_KEYS = (*PRESET_KEYS, "paper")  # keys that a comparison sets for each run
 
 
-def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_SCALE) -> RunConfig:
+def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_SCALE) -> RunSpec:
     """Return the run that the methods of a comparison share, with some method.
 
     Args:
@@ -505,13 +505,11 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
         expanded = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
         table, _ = _fill_base_preset(table_at(expanded, "base"), file.parent)
     elif base is not None:
-        table = {
-            key: value for key, value in presets.read(base, RunConfig).items() if key not in PER_RUN_KEYS
-        }
+        table = {key: value for key, value in presets.read(base, RunSpec).items() if key not in PER_RUN_KEYS}
     return from_dict({**table, "method": {"name": next(iter(METHODS))}})
 
 
-def shared_options(run: RunConfig) -> list[str]:
+def shared_options(run: RunSpec) -> list[str]:
     """Return the options that all methods of a comparison share, by dotted name."""
     return [name for name in option_types(run) if name.split(".")[0] not in PER_RUN_KEYS]
 
@@ -557,7 +555,7 @@ def plan_comparison(
             f"{label}.{name}" for label, method_options in options.items() for name in method_options
         ]
     if base is not None:
-        preset = presets.read(base, RunConfig)
+        preset = presets.read(base, RunSpec)
         table["base"] = {key: value for key, value in preset.items() if key not in PRESET_KEYS}
     return _build_comparison(table, "compare", changes or {})
 
@@ -671,7 +669,7 @@ def _build_comparison(
     names = resolve_paths(header.methods, folder)
     table = {**table, "options": resolve_extends(table_at(table, "options"), folder)}
     base, paper = _fill_base_preset(table_at(table, "base"), folder)
-    files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
+    files = [presets.read(name, RunSpec) for name in names if name.endswith(".toml")]
     folders = [folder for plugins in (base, *files) for folder in plugins.get("plugins", [])]
     base["plugins"] = list(dict.fromkeys(folders))
     changed_tables = _unflatten_shared(changes)
@@ -716,7 +714,7 @@ def _fill_base_preset(table: Table, folder: Path | None) -> tuple[Table, tuple[P
 
     Keys of the preset's own method are left out.
     """
-    table = presets.filled(table, RunConfig, folder)
+    table = presets.filled(table, RunSpec, folder)
     add_search_folders(table.get("plugins", []))
     published = read_table(_FileHeader, {"name": "", "paper": table.get("paper", [])}).paper
     return {key: value for key, value in table.items() if key not in PER_RUN_KEYS}, published
@@ -739,7 +737,7 @@ def _parse_settings(value: object) -> dict[str, Table]:
     expected = "a list of tables with different names"
     if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
         raise ArgumentError("settings", value, expected)
-    known = ["name", "options", *(field.name for field in dataclasses.fields(RunConfig))]
+    known = ["name", "options", *(field.name for field in dataclasses.fields(RunSpec))]
     for key in (key for part in value for key in part if key not in known):
         raise UnknownName("key of a table of settings", key, known)
     by_name = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in value}

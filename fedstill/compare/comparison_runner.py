@@ -32,8 +32,8 @@ from fedstill.core.text_format import format_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import build_simulation, digest_examples
+from fedstill.runs.spec import RunSpec
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
 
@@ -169,7 +169,7 @@ def read_command(out: Path) -> str:
     return toml.read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
-def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
+def _run(config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
     command = shlex.join(["fedstill", "run", str(folder / "config.toml")])
     run.run_or_resume(config, folder, command=command, progress=bars, trained=trained, report=report)
 

@@ -42,8 +42,8 @@ from fedstill.core.text_format import json_text
 from fedstill.core.toml import Table
 from fedstill.data.public import BUILTIN_SOURCES, NONE
 from fedstill.runs import presets
-from fedstill.runs.config import PaperMetric, RunConfig
 from fedstill.runs.run import machine
+from fedstill.runs.spec import PaperMetric, RunSpec
 
 PACKAGE = Path(__file__).parents[1]
 NonEmptyText = Annotated[str, MinLen(1), "some words"]
@@ -207,7 +207,7 @@ class Reproduction:
         if not source.is_comparison:
             return source.about.data
         whole = expand_short_forms(source.table)
-        base = presets.filled(whole.get("base", {}), RunConfig, source.file.parent)
+        base = presets.filled(whole.get("base", {}), RunSpec, source.file.parent)
         parts = [base, *whole.get("settings", [])]
         names = [part.get(key, {}).get("name", NONE) for part in parts for key in ("data", "public")]
         return tuple(name for name in dict.fromkeys(names) if name not in BUILTIN_SOURCES)

@@ -53,7 +53,27 @@ CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(CheckedOptions):
+class ComputeConfig(CheckedOptions):
+    """Device, precision and threads of computations."""
+
+    section: ClassVar[str] = "compute"
+
+    device: str = "cpu"
+    """The torch device, for example cpu or cuda."""
+    precision: Literal["float32", "bfloat16", "auto"] = "auto"
+    """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto uses bfloat16 if
+    it is faster on the processor and the network is convolutional on images of 16 x 16 or more, else float32.
+    It can be several times faster, but the last digits differ by machine. A method that loses accuracy in
+    bfloat16, as FedIOD does on label maps, uses float32. Evaluation always uses float32."""
+    channels_last: bool = True
+    """Keep images with channels last in memory, which makes convolutions and pooling faster."""
+    threads: Annotated[int, Ge(0), "0 (torch's default) or more"] = 0
+    """CPU threads, and nodes that are computed in parallel; 0: torch's default, but one thread for small
+    convolutional networks on images below 16 x 16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(ComputeConfig):
     """Options for computing the federation. Except for precision, they change only speed and last digits.
 
     Raises:
@@ -74,18 +94,6 @@ class EngineConfig(CheckedOptions):
     """How the local backend computes nodes. stacked computes nodes of equal architecture in one call,
     one-by-one computes each node separately. auto stacks small networks on a GPU, except while they only
     train, and many networks without convolutions on a CPU."""
-    device: str = "cpu"
-    """The torch device, for example cpu or cuda."""
-    precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto uses bfloat16 if
-    it is faster on the processor and the network is convolutional on images of 16 x 16 or more, else float32.
-    It can be several times faster, but the last digits differ by machine. A method that loses accuracy in
-    bfloat16, as FedIOD does on label maps, uses float32. Evaluation always uses float32."""
-    channels_last: bool = True
-    """Keep images with channels last in memory, which makes convolutions and pooling faster."""
-    threads: Annotated[int, Ge(0), "0 (torch's default) or more"] = 0
-    """CPU threads, and nodes that are computed in parallel; 0: torch's default, but one thread for small
-    convolutional networks on images below 16 x 16."""
     watch_random: bool = False
     """Find networks and methods that use torch's global generator outside of layers such as torch.nn.Dropout.
     The first computation of each architecture is watched, and if it uses the generator, nodes are computed
@@ -219,7 +227,7 @@ class Compute:
 
         torch's group norm (2.13, CPU) is slow with channels-last memory in bfloat16, and its backward pass
         ends the process if its input needs no gradient, as behind a frozen layer. The group norm of
-        :mod:`fedstill.models.normalization` accepts any layout. Some convolutions write beyond their memory
+        :mod:`fedstill.models.norm_layers` accepts any layout. Some convolutions write beyond their memory
         (:func:`has_out_of_bounds_gradient`).
         """
         norms = any(

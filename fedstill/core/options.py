@@ -182,6 +182,22 @@ def check_fields(config: object, section: str) -> None:
             raise ArgumentError(f"{section}.{name}" if section else name, shown, describe_constraints(kind))
 
 
+def check_value(kind: Any, value: object, name: str) -> None:
+    """Check that a value is one that a type allows.
+
+    Raises:
+        ArgumentError: with the name, the value and the valid values.
+
+    >>> check_value(PositiveInt | None, 0, "--seeds")
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.ArgumentError: invalid --seeds = 0 (expected 1 or more, or none)
+    """
+    expected = describe_constraints(kind)
+    if expected and not _make_validator(kind)(value):
+        raise ArgumentError(name, value, expected)
+
+
 def describe_constraints(kind: Any) -> str:
     """Describe the values that the constraints of a type allow; empty: no constraints.
 

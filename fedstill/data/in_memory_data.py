@@ -7,15 +7,16 @@ Each example is a pair ``(input, target)`` or a mapping such as ``{"image": ...,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils import data as torch_data
 
-from fedstill.core.dataset import Column, as_tensor, normalize
+from fedstill.core.dataset import Column, DataSet, as_tensor, normalize
 from fedstill.core.errors import DataError
 from fedstill.core.name_normalization import (
     TEXT_DTYPE_KINDS,
@@ -24,11 +25,35 @@ from fedstill.core.name_normalization import (
     to_name,
     unknown_name_text,
 )
-from fedstill.data.config import MEAN, STD
+from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.images import has_pil_images, is_pil_image, to_array
+from fedstill.data.partitioners import SplitConfig, SplitItems
 from fedstill.data.raw_images import as_image_array, encode_labels
 from fedstill.data.text_data import IDS, MASK, set_padding_to_zero
-from fedstill.tasks import Task
+from fedstill.tasks import Targets, Task, TaskConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemoryData(DataConfig):
+    """Data of a run that are Python objects, which no file can name."""
+
+    targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """Refuse to read: the caller has the examples."""
+        raise DataError("the data are objects of the Python program that started the run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemorySplit(SplitConfig):
+    """Split of a run whose caller gives each node its examples."""
+
+    about_template: ClassVar[str] = "as given"
+
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Refuse to split: the caller has done so."""
+        raise DataError("the nodes' data are objects of the Python program that started the run")
+
 
 INPUT_KEYS = ("image", "images", "img", "pixel_values", IDS, "inputs", "input", "x")
 TARGET_KEYS = ("label", "labels", "mask", "masks", "annotation", "targets", "target", "y")

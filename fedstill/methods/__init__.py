@@ -14,8 +14,8 @@ from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.methods._label_histogram import (
-    HistogramState,
     LabelHistogram,
+    LabelHistogramState,
     Tensors,
     count_labels_query,
     count_samples_query,
@@ -25,7 +25,7 @@ from fedstill.node.local_training import predict
 from fedstill.node.node import Node
 from fedstill.node.node_view import NodeView
 from fedstill.protocol import payload_kinds
-from fedstill.protocol.local_config import Span, cosine_lr, set_lr
+from fedstill.protocol.local_config import Span, SpanOfRound, cosine_lr, set_lr
 from fedstill.protocol.method import Method, QueryCall
 from fedstill.protocol.needs import Needs
 from fedstill.protocol.payload_kinds import PayloadKind
@@ -33,8 +33,8 @@ from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 
 __all__ = [
     "ArgumentError",
-    "HistogramState",
     "LabelHistogram",
+    "LabelHistogramState",
     "Method",
     "Needs",
     "Node",
@@ -49,6 +49,7 @@ __all__ = [
     "Responses",
     "Server",
     "Span",
+    "SpanOfRound",
     "TensorData",
     "Tensors",
     "adam",

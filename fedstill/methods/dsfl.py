@@ -34,12 +34,13 @@ from fedstill.methods import (
     Responses,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     count_labels_query,
 )
 from fedstill.methods._public_data import make_student_optimizer, require_public, sample_rows, train_student
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.tasks.formulas import entropy
+from fedstill.tasks.logit_formulas import entropy
 
 NEVER = -1  # no round yet
 TAU = 1.0  # KL to t_g: the cross-entropy to it less its entropy, which no model moves
@@ -103,7 +104,7 @@ class DSFL(Method):
             times=self.rounds,
             rows=self.subset if setting.public is None else min(self.subset, len(setting.public)),
             depends_on_records=(),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             stackable=True,
         )
         kept = {"kept": INDICES} if self.cache_rounds else {}

@@ -29,6 +29,7 @@ from fedstill.methods import (
     QueryDetails,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     predict,
 )
@@ -82,7 +83,7 @@ class FD(Method):
             times=self.rounds,
             rows=setting.task.classes,
             depends_on_records=("F",),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             stackable=True,
             details=QueryDetails(
                 extra_loss="the distance to the other nodes' mean output for an example's class"

@@ -34,6 +34,7 @@ from fedstill.methods import (
     Responses,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     count_labels_query,
 )
@@ -111,11 +112,14 @@ class FedMD(Method):
         """Part of the local training before the first round."""
         return Span(0, self.initial_rounds, self.initial_rounds + self.rounds)
 
+    def transfer_span(self, sent: Tensors) -> Span:
+        """Return the part of the local training in query ``transfer``."""
+        return self.training_before_rounds
+
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         most = self.subset if setting.public is None else min(self.subset, len(setting.public))
 
-        def revisit_span(sent: Tensors) -> Span:
-            return Span.part(int(sent["round"]), self.rounds, offset=self.initial_rounds)
+        revisit_span = SpanOfRound(self.rounds, offset=self.initial_rounds)
 
         if self.weights == "counts":
             yield count_labels_query(setting)
@@ -124,7 +128,7 @@ class FedMD(Method):
                 self.transfer,
                 times=1,
                 depends_on_records=(),
-                span=lambda sent: self.training_before_rounds,
+                span=self.transfer_span,
                 stackable=True,
                 details=QueryDetails(reads_values=True),
             )

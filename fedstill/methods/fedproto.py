@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
-    HistogramState,
+    LabelHistogramState,
     Method,
     Needs,
     NodeSetting,
@@ -30,6 +30,7 @@ from fedstill.methods import (
     Responses,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     count_labels_query,
     predict,
@@ -48,7 +49,7 @@ PROTOTYPES = PayloadKind(
 
 
 @dataclass(kw_only=True)
-class FedProtoState(HistogramState):
+class FedProtoState(LabelHistogramState):
     """Server state, with the nodes' label counts."""
 
     C: torch.Tensor  # global prototypes (classes, p), 0: none yet
@@ -91,7 +92,7 @@ class FedProto(Method):
             sends={"C": PROTOTYPES, "round": SCHEDULE},
             releases={"C": PROTOTYPES},
             times=self.rounds,
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             stackable=True,
             details=QueryDetails(
                 extra_loss="the distance of features to the prototype of an example's class"

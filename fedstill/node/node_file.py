@@ -6,10 +6,8 @@ import re
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
-
+from fedstill.core.compute import ComputeConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.data.node_data import NodeDataConfig
@@ -31,26 +29,6 @@ class NodeModelConfig(ModelConfig):
 
 NAME_RULE = "1 to 64 letters, digits, '-' and '_'"
 PATH_OPTIONS = ("data.path", "data.schema", "model.weights", "model.perceptual", "privacy.audit_log")
-
-
-@dataclass(frozen=True)
-class ComputeConfig(CheckedOptions):
-    """Device and precision of a node's computations."""
-
-    section: ClassVar[str] = "compute"
-
-    device: str = "cpu"
-    """A torch device, for example cpu or cuda."""
-
-    precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """bfloat16 is faster if the processor supports it and the network gains from it (auto measures that);
-    the last digits differ."""
-
-    channels_last: bool = True
-    """Keep images in channels-last memory format, which is faster for convolutions."""
-
-    threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
-    """CPU threads; 0: torch's default."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -48,6 +49,27 @@ class Span(NamedTuple):
 
 
 FULL_TRAINING = Span(0, 1, 1)
+
+
+@dataclass(frozen=True)
+class SpanOfRound:
+    """Span of the round that a query names, for :attr:`fedstill.protocol.queries.Query.span`.
+
+    Args:
+        rounds: number of rounds, which divide the local training among them.
+        offset: parts of a round's length before the first round.
+        name: name of the sent tensor with the round's number.
+
+    >>> SpanOfRound(5)({"round": torch.tensor(2)})
+    Span(start=2, stop=3, parts=5)
+    """
+
+    rounds: int
+    offset: int = 0
+    name: str = "round"
+
+    def __call__(self, sent: Mapping[str, torch.Tensor]) -> Span:
+        return Span.part(int(sent[self.name]), self.rounds, self.offset)
 
 
 @dataclass(frozen=True)

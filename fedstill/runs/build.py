@@ -12,21 +12,18 @@ import torch
 from torch import nn
 
 from fedstill import models
-from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller
 from fedstill.core.name_normalization import normalize_name
 from fedstill.core.seeds import numpy_generator
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.core.version import __version__
 from fedstill.data.loading import SITE
+from fedstill.data.partitioners import ByColumn, hide_labels, split
 from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
-from fedstill.data.splits import ByColumn, hide_labels, split
 from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
 from fedstill.data.table_data import check_features
-from fedstill.data.text_data import TextData
-from fedstill.federation.link_config import LinkConfig
 from fedstill.models import custom_model
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read_model_config
@@ -34,84 +31,69 @@ from fedstill.models.module_check import needs_two_examples
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.needs import Needs, unmet_need
-from fedstill.runs.config import RunConfig, fingerprint_options
-from fedstill.tasks import Task, TaskConfig
+from fedstill.runs.spec import RunSpec, fingerprint_options
+from fedstill.tasks import Task
 
 # --- the objects of a run, and checks before training that they fit together ----------------------------
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """All objects of a run; :mod:`fedstill.runs.build` creates one from a configuration.
+@dataclass(frozen=True, kw_only=True)
+class SimulatedNode:
+    """A node of a simulation: its data and model, and what its owner decides.
 
     Args:
-        task: what is learned.
-        parts: each node's private data.
-        models: each node's model.
-        student: the server's model.
-        test: data that no node has.
-        method: the method's options, for example ``FedIOD()``.
-        centralized_model: network for the centralized upper bound, or None.
-        names: names of the nodes; default: ``node-0``, ``node-1``, ...
-        policies: policies of the nodes; default: ``PolicyConfig()`` each.
-        local: options of local training.
-        engine: device, precision, and whether models are stacked.
-        mean, std: normalization of images, per channel; default: 0.5 and 0.5.
-        seed: of all random draws.
-        every: steps between two evaluations; 0 is only at the end, None is ten evaluations.
-        samples: number of generated inputs that are saved at each evaluation.
-        test_names: name of each test example in its source; default: numbers from 0.
-        best: whether the result has a note about the best evaluation.
-        public: public data, for methods that need some.
-        link: wire formats, and rules for nodes that fail.
-        privacies: privacy mechanisms of the nodes; default: none.
-        classes: names of the task's classes or labels, for reports; default: their numbers.
-        vocabulary: number of token ids, for texts.
-        schema: columns of tables; default: any numbers.
-        perceptual: file of VGG weights at every node for perceptual losses; empty: none.
-        model_names, student_name: names of the networks in results; default: their classes.
-        split_values: value of the column by which the data were split, per node; empty: another split.
-        learns: the task's config, for the student's file; None: not written.
-        words: tokenizer of texts.
-        options: options of the configuration by dotted name, which a resumed run must keep.
+        name: its name.
+        data: its private data.
+        model: its network.
+        policy: rules of its gate for releases.
+        privacy: its privacy mechanism and budget.
+        site: value of the column by which the data were split; empty: another split.
     """
 
+    name: str
+    data: TensorData
+    model: nn.Module
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    privacy: PrivacyConfig = field(default_factory=NoPrivacy)
+    site: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The specification of a run with its objects: data and networks, made from it or given in Python.
+
+    Args:
+        spec: all options of the run.
+        task: what is learned: ``spec.task`` for these classes.
+        student: the server's network.
+        test: data that no node has.
+        nodes: the nodes of a simulation; remote nodes have their own data and models.
+        centralized_model: network for the centralized upper bound, or None.
+        public: public data, for methods that need some.
+        classes: names of the task's classes or labels, for reports; default: their numbers.
+        mean, std: normalization of images, per channel; default: 0.5 and 0.5.
+        vocabulary: number of token ids, for texts.
+        schema: columns of tables; default: any numbers.
+        test_names: name of each test example in its source; default: numbers from 0.
+    """
+
+    spec: RunSpec
     task: Task
-    parts: Sequence[TensorData]
-    models: Sequence[nn.Module]
     student: nn.Module
     test: TensorData
-    method: Method
+    nodes: Sequence[SimulatedNode] = ()
     centralized_model: nn.Module | None = None
-    names: Sequence[str] = ()
-    policies: Sequence[PolicyConfig] = ()
-    local: LocalConfig = field(default_factory=LocalConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    public: PublicData | None = None
+    classes: Sequence[str] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    seed: int = 0
-    every: int | None = None
-    samples: int = 12
-    test_names: Sequence[str] = ()
-    best: bool = False
-    public: PublicData | None = None
-    link: LinkConfig = field(default_factory=LinkConfig)
-    privacies: Sequence[PrivacyConfig] = ()
-    classes: Sequence[str] = ()
     vocabulary: int = 0
-    schema: Schema = NO_SCHEMA
-    perceptual: str = ""
-    model_names: Sequence[str] = ()
-    student_name: str = ""
-    split_values: Sequence[str] = ()
-    learns: TaskConfig | None = None
-    words: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    schema: TableSchema = NO_SCHEMA
+    test_names: Sequence[str] = ()
 
 
 def check_method(method: Method, task: Task, public: PublicData | None) -> None:
@@ -159,41 +141,61 @@ def check_student_and_server_data(setting: Setting) -> None:
             raise ArgumentError("shape of public data", public_shape, f"{shape}, as in the test data")
 
 
-def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
-    """Check the nodes of a simulation; return their names and policies.
+def make_nodes(
+    parts: Sequence[TensorData],
+    models: Sequence[nn.Module],
+    names: Sequence[str] = (),
+    policies: Sequence[PolicyConfig] = (),
+    privacies: Sequence[PrivacyConfig] = (),
+) -> list[SimulatedNode]:
+    """Return the nodes of a simulation from lists with one entry for each node; defaults for empty ones.
 
     Raises:
-        FedstillError: data, models, names, policies or privacies do not fit together.
+        ArgumentError: a list has another length.
     """
-    count = len(setting.parts)
-    names = list(setting.names) or [f"node-{index}" for index in range(count)]
-    policies = list(setting.policies) or [PolicyConfig()] * count
-    if isinstance(setting.privacies, PrivacyConfig):
+    count = len(parts)
+    if isinstance(privacies, PrivacyConfig):
         raise ArgumentError("privacies", "a PrivacyConfig", "a list of them, one for each node")
-    privacies = list(setting.privacies) or [NoPrivacy()] * count
-    by_node: dict[str, Sequence[Any]] = {"names": names, "policies": policies, "privacies": privacies}
-    for what, given in {"models": setting.models, **by_node}.items():
+    lists: dict[str, Sequence[Any]] = {
+        "models": models,
+        "names": names or [f"node-{index}" for index in range(count)],
+        "policies": policies or [PolicyConfig()] * count,
+        "privacies": privacies or [NoPrivacy()] * count,
+    }
+    for what, given in lists.items():
         if not given or len(given) != count:
             raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
-    if len(set(map(normalize_name, names))) < count:
+    return [
+        SimulatedNode(name=name, data=part, model=model, policy=policy, privacy=privacy)
+        for part, model, name, policy, privacy in zip(parts, *lists.values(), strict=True)
+    ]
+
+
+def check_nodes(setting: Setting) -> None:
+    """Check the nodes of a simulation.
+
+    Raises:
+        FedstillError: names, data or models do not fit together.
+    """
+    names = [node.name for node in setting.nodes]
+    if len(set(map(normalize_name, names))) < len(names):
         raise ArgumentError("names", names, "each name once")
     shape = input_shape(setting)
     outputs = setting.task.output_shape(shape)
-    for name, part, model in zip(names, setting.parts, setting.models, strict=True):
-        setting.task.check(part, f"data of {name}")
-        if tuple(part.inputs.shape[1:]) != shape:
-            found = tuple(part.inputs.shape[1:])
-            raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
-        check_range(setting, part, f"data of {name}")
-        models.check_module(model, shape, outputs, f"model of {name}", setting.task.form)
-    owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
+    for node in setting.nodes:
+        setting.task.check(node.data, f"data of {node.name}")
+        if tuple(node.data.inputs.shape[1:]) != shape:
+            found = tuple(node.data.inputs.shape[1:])
+            raise ArgumentError(f"input shape of {node.name}", found, f"{shape}, as in the test data")
+        check_range(setting, node.data, f"data of {node.name}")
+        models.check_module(node.model, shape, outputs, f"model of {node.name}", setting.task.form)
+    owners = [*((node.name, node.model) for node in setting.nodes), ("the student", setting.student)]
     owner_by_parameter: dict[int, str] = {}
     for owner, model in owners:
         for parameter in model.parameters():
             other = owner_by_parameter.setdefault(id(parameter), owner)
             if other != owner:
                 raise ArgumentError("models", f"{other} and {owner}", "networks that share no parameter")
-    return names, policies
 
 
 def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: Mapping[str, bool]) -> None:
@@ -229,7 +231,8 @@ def check_batch_size_for_batch_norm(setting: Setting, networks: Mapping[str, nn.
     Raises:
         ArgumentError: naming the option, or the public data.
     """
-    method, needs, public = setting.method, setting.method.needs(), setting.public
+    method, public = setting.spec.method, setting.public
+    needs = method.needs()
     sources_of_one = [f"method.{name}" for name in method.batch_options if attrgetter(name)(method) == 1]
     needed = needs.public or needs.public_labels
     if needed and method.batch_options and public is not None and len(public) == 1:
@@ -283,9 +286,7 @@ def normalization(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
 # --- objects from a configuration -----------------------------------------------------------------------
 
 
-def describe_run(
-    config: RunConfig, data: DataSet, train: int | None, split: dict[str, Any]
-) -> dict[str, Any]:
+def describe_run(spec: RunSpec, data: DataSet, train: int | None, split: dict[str, Any]) -> dict[str, Any]:
     """Describe a run for its result.
 
     Args:
@@ -294,9 +295,9 @@ def describe_run(
     """
     return {
         "fedstill": __version__,
-        "name": config.name,
+        "name": spec.name,
         "command": "",
-        "options": fingerprint_options(config),
+        "options": fingerprint_options(spec),
         "data": {
             "name": data.name,
             "classes": list(data.classes),
@@ -323,7 +324,7 @@ def describe_cases(test: TensorData) -> dict[str, Any]:
 
 
 def build_setting(
-    config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: PublicData | None
+    spec: RunSpec, data: DataSet, parts: Sequence[TensorData], public: PublicData | None
 ) -> Setting:
     """Build the setting of a simulation from data that have been split.
 
@@ -335,59 +336,47 @@ def build_setting(
     Raises:
         ArgumentError: there are more models than nodes.
     """
-    names = config.nodes.models
+    names = spec.nodes.models
     if len(names) > len(parts):
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
-    specs = [names[index % len(names)] for index in range(len(parts))]
     centralized_model = (
-        _build_initial_network(config, data, config.student.model, "student")
-        if config.evaluation.centralized
+        _build_initial_network(spec, data, spec.student.model, "student")
+        if spec.evaluation.centralized
         else None
     )
-    return replace(
-        build_server_setting(config, data, public),
-        parts=parts,
-        models=[_build_node_model(config, data, spec, index) for index, spec in enumerate(specs)],
-        centralized_model=centralized_model,
-        policies=[config.nodes.policy] * len(parts),
-        privacies=[config.nodes.privacy] * len(parts),
-        perceptual=config.nodes.perceptual,
-        model_names=specs,
-        split_values=config.split.distinct_node_values(_columns_to_split(config, data)) or (),
-    )
+    sites = spec.split.distinct_node_values(_columns_to_split(spec, data)) or [""] * len(parts)
+    nodes = [
+        SimulatedNode(
+            name=f"node-{index}",
+            data=part,
+            model=_build_node_model(spec, data, names[index % len(names)], index),
+            policy=spec.nodes.policy,
+            privacy=spec.nodes.privacy,
+            site=site,
+        )
+        for index, (part, site) in enumerate(zip(parts, sites, strict=True))
+    ]
+    return replace(build_server_setting(spec, data, public), nodes=nodes, centralized_model=centralized_model)
 
 
-def build_server_setting(config: RunConfig, data: DataSet, public: PublicData | None) -> Setting:
-    """Build the server's part of a setting. Its ``local`` are the options of training at the server."""
+def build_server_setting(spec: RunSpec, data: DataSet, public: PublicData | None) -> Setting:
+    """Build the server's part of a setting, without nodes."""
     return Setting(
-        task=config.task.make(data.classes),
-        parts=(),
-        models=(),
-        student=_build_initial_network(config, data, config.student.model, "student"),
-        test=_test_set(config, data),
-        method=config.method,
-        local=config.nodes.local,
-        engine=config.engine,
+        spec=spec,
+        task=spec.task.make(data.classes),
+        student=_build_initial_network(spec, data, spec.student.model, "student"),
+        test=_test_set(spec, data),
+        public=public,
+        classes=data.classes,
         mean=data.mean,
         std=data.std,
-        seed=config.seed,
-        every=config.evaluation.every,
-        samples=config.evaluation.samples,
-        test_names=data.test_names,
-        best=config.evaluation.best,
-        public=public,
-        link=config.link,
-        classes=data.classes,
         vocabulary=data.vocabulary,
         schema=data.schema,
-        student_name=config.student.model,
-        learns=config.task,
-        words=config.data.vocabulary if isinstance(config.data, TextData) else "",
-        options=fingerprint_options(config),
+        test_names=data.test_names,
     )
 
 
-def _test_set(config: RunConfig, data: DataSet) -> TensorData:
+def _test_set(spec: RunSpec, data: DataSet) -> TensorData:
     """Return the test set with its groups and cases, for metrics by site and by case.
 
     A site is a value of the column by which the nodes were split, or of the column "site". Cases that the
@@ -396,7 +385,7 @@ def _test_set(config: RunConfig, data: DataSet) -> TensorData:
     test, columns = data.test, data.test_columns
     if data.group_column in columns:
         test = replace(test, groups=hash_groups(columns[data.group_column].tolist()))
-    column = config.split.column if isinstance(config.split, ByColumn) else SITE
+    column = spec.split.column if isinstance(spec.split, ByColumn) else SITE
     if test.cases is not None or column not in columns or column == data.group_column:
         return test
     sites = tuple(map(str, columns[column].tolist()))
@@ -405,20 +394,18 @@ def _test_set(config: RunConfig, data: DataSet) -> TensorData:
     return replace(test, cases=CaseIndex(each, names, sites))
 
 
-def _build_initial_network(
-    config: RunConfig, data: DataSet, spec: str, *purpose: str | int
-) -> torch.nn.Module:
+def _build_initial_network(spec: RunSpec, data: DataSet, name: str, *purpose: str | int) -> torch.nn.Module:
     """Build a network with initial weights, which depend on the seed and the purpose."""
     shape = tuple(data.test.inputs.shape[1:])
-    return models.build(spec, shape, len(data.classes), config.seed, *purpose, vocabulary=data.vocabulary)
+    return models.build(name, shape, len(data.classes), spec.seed, *purpose, vocabulary=data.vocabulary)
 
 
-def _build_node_model(config: RunConfig, data: DataSet, spec: str, index: int) -> torch.nn.Module:
+def _build_node_model(spec: RunSpec, data: DataSet, name: str, index: int) -> torch.nn.Module:
     """Build a node's model."""
-    parsed, place = parse_node_model(spec), Path()
-    task, shape = config.task.make(data.classes), tuple(data.test.inputs.shape[1:])
+    parsed, place = parse_node_model(name), Path()
+    task, shape = spec.task.make(data.classes), tuple(data.test.inputs.shape[1:])
     to = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
-    return custom_model.build_model(parsed, to, place, config.seed, "model", index, option="nodes.models")
+    return custom_model.build_model(parsed, to, place, spec.seed, "model", index, option="nodes.models")
 
 
 def parse_node_model(spec: str) -> ModelConfig:
@@ -435,20 +422,20 @@ def parse_node_model(spec: str) -> ModelConfig:
     return parsed
 
 
-def split_data(config: RunConfig, data: DataSet) -> tuple[list[TensorData], PublicData | None]:
+def split_data(spec: RunSpec, data: DataSet) -> tuple[list[TensorData], PublicData | None]:
     """Split the training data over the nodes; return the nodes' parts and the public data."""
-    train, public = load_public(config.public, data, config.task)
-    columns = _columns_to_split(config, data)
-    column_name = config.split.column if isinstance(config.split, ByColumn) else ""
+    train, public = load_public(spec.public, data, spec.task)
+    columns = _columns_to_split(spec, data)
+    column_name = spec.split.column if isinstance(spec.split, ByColumn) else ""
     if column_name in data.test_columns:  # as of training data: else figures by site would leave some out
         require_no_gaps(column_name, data.test_columns[column_name], "test data")
-    generator = numpy_generator(config.seed, "split")
+    generator = numpy_generator(spec.seed, "split")
     units = columns[data.group_column] if data.group_column else None
-    indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
-    return hide_labels([train.subset(part) for part in indices], config.split.findings, generator), public
+    indices = split(train.targets, len(data.classes), spec.split, generator, columns, units)
+    return hide_labels([train.subset(part) for part in indices], spec.split.findings, generator), public
 
 
-def _columns_to_split(config: RunConfig, data: DataSet) -> dict[str, Column]:
+def _columns_to_split(spec: RunSpec, data: DataSet) -> dict[str, Column]:
     """Return the columns of the examples that are split over the nodes."""
-    rows = hold_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
+    rows = hold_out(spec.public, data)[0] if spec.public.name == HELD_OUT else slice(None)
     return {name: column[rows] for name, column in data.columns.items()}

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from fedstill.core import private_files, toml
 from fedstill.core.checkpoint import load_state
+from fedstill.core.compute import ComputeConfig
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError, DeployError, FedstillError
@@ -39,8 +40,8 @@ from fedstill.core.text_format import json_text
 from fedstill.data.config import DATA
 from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.partitioners import Dirichlet
 from fedstill.data.public import load_public
-from fedstill.data.splits import Dirichlet
 from fedstill.data.user_data import default_folders
 from fedstill.federation import flare_site, server_rules
 from fedstill.federation.admin import STOPPED, Admin, has_ended, read_stop_reason
@@ -49,14 +50,14 @@ from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, provisio
 from fedstill.models.class_map import ClassMappedModel
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
-from fedstill.node.node_file import ComputeConfig, NodeFile, NodeModelConfig
+from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.run_folder import SALT, TRAINING_STATE, checkpoint_name, checkpoints_in
+from fedstill.node.run_folder import SALT, TRAINING_STATE, checkpoint_name, checkpoint_query_numbers
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.build import parse_node_model
-from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
 from fedstill.runs.simulation import Simulation
+from fedstill.runs.spec import NodesConfig, RunSpec, read_toml, to_dict
 from fedstill.tasks import TASKS
 from fedstill.track.tracker_group import TrackerGroup
 
@@ -76,14 +77,14 @@ def check_connection(kit: Path) -> None:
         _require_connected_nodes(admin)
 
 
-def submit(config: RunConfig, out: Path, bars: ProgressBar, listeners: TrackerGroup) -> dict[str, Any]:
+def submit(spec: RunSpec, out: Path, bars: ProgressBar, listeners: TrackerGroup) -> dict[str, Any]:
     """Run at a deployed federation with the connected nodes and their data, models and policies.
 
     A resumed run continues with the nodes with which it was started: a node that has connected since does not
     take part, and one that is missing must be connected again unless a quorum is.
 
     Args:
-        config: the run; ``engine.startup_kit`` is an admin's kit.
+        spec: the run; ``engine.startup_kit`` is an admin's kit.
         out: folder of the run, into which all results are downloaded.
         bars: progress bars.
         listeners: trackers that get the metrics; the caller closes them.
@@ -95,14 +96,14 @@ def submit(config: RunConfig, out: Path, bars: ProgressBar, listeners: TrackerGr
         FedstillError: the server cannot be reached, refuses the run, or stopped it; the run can be resumed.
         RunFolderError: another process is running the run.
     """
-    if config.nodes != NodesConfig() or config.split != Dirichlet():
+    if spec.nodes != NodesConfig() or spec.split != Dirichlet():
         print("Options of nodes and split are ignored: a deployed federation has its own.", file=sys.stderr)
-    with lock_folder(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
-        run = run_name(config, out)
+    with lock_folder(out, "run"), Admin(Path(spec.engine.startup_kit)) as admin:
+        run = run_name(spec, out)
         _abort_jobs(admin, run)
         try:
-            listeners.start(out, config.method.title)
-            job, taking_part = _submit_job(admin, config, run, out)
+            listeners.start(out, spec.method.title)
+            job, taking_part = _submit_job(admin, spec, run, out)
             metrics = MetricsFollower(out / "metrics.jsonl", listeners)
             try:
                 with bars:
@@ -143,45 +144,45 @@ class MetricsFollower:
         self._listeners.log([json.loads(line) for line in lines[self.known :]])
 
 
-def _submit_job(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[str, list[str]]:
+def _submit_job(admin: Admin, spec: RunSpec, run: str, out: Path) -> tuple[str, list[str]]:
     """Submit a run's job for the nodes of the run; return its id and the nodes that take part."""
     connected = _require_connected_nodes(admin)
     names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", connected)
     absent = [name for name in names if name not in connected]
     taking_part = [name for name in names if name in connected]
-    if len(taking_part) < config.link.min_nodes(len(names)):
+    if len(taking_part) < spec.link.min_nodes(len(names)):
         raise DeployError(
             f"not connected to the server at {admin.server}: {', '.join(absent)}. The run was started with "
             f"{'this node' if len(absent) == 1 else 'these nodes'}: once enough are connected again, "
             f"{_resume_command(out)} resumes it"
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
-    _print_fingerprint(config, run, len(names))
-    job = admin.submit(write_run_job(config, run, taking_part, names, out / "job"))
+    _print_fingerprint(spec, run, len(names))
+    job = admin.submit(write_run_job(spec, run, taking_part, names, out / "job"))
     print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job, taking_part
 
 
-def _print_fingerprint(config: RunConfig, run: str, nodes: int) -> None:
+def _print_fingerprint(spec: RunSpec, run: str, nodes: int) -> None:
     """Print the SHA-256 of the run's description, which nodes' owners approve, if the data are here."""
     from fedstill.runs.remote_run import make_run_plan
 
-    config = read_toml(server_config_toml(config))  # as the server reads it
+    spec = read_toml(server_config_toml(spec))  # as the server reads it
     try:
-        data = load(config.data, config.task, train_needed=False)
-        _, public = load_public(config.public, data, config.task)
+        data = load(spec.data, spec.task, train_needed=False)
+        _, public = load_public(spec.public, data, spec.task)
     except DataError:  # the server logs it
         return
-    if note := unused_data_note(config, data):
+    if note := unused_data_note(spec, data):
         print(note, file=sys.stderr)
-    sha256 = describe(make_run_plan(config, data, public, run, nodes), public).sha256
+    sha256 = describe(make_run_plan(spec, data, public, run, nodes), public).sha256
     print(f"The run is {group_digits(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
-def unused_data_note(config: RunConfig, data: DataSet) -> str:
+def unused_data_note(spec: RunSpec, data: DataSet) -> str:
     """Return a note about training examples in the server's own data, which are not used; empty: none."""
     unused = len(data.train)
-    if not unused or config.data.registered_name in DATA.builtin:
+    if not unused or spec.data.registered_name in DATA.builtin:
         return ""
     split = "data.test_fraction, or a column `split`, says which"
     tested = f"The run is tested on {len(data.test)} examples of {data.name}"
@@ -264,7 +265,7 @@ def _collect_results(fetched: Path, out: Path, missing_error: str) -> dict[str, 
 
 
 def write_run_job(
-    config: RunConfig, run: str, connected: Sequence[str], nodes: Sequence[str], folder: Path
+    spec: RunSpec, run: str, connected: Sequence[str], nodes: Sequence[str], folder: Path
 ) -> Path:
     """Write a run's job into an empty folder.
 
@@ -275,16 +276,16 @@ def write_run_job(
         nodes: all nodes with which the run was started.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    job_args = {"config": server_config_toml(config), "run": run, "nodes": list(nodes)}
+    job_args = {"config": server_config_toml(spec), "run": run, "nodes": list(nodes)}
     return write_job(folder, connected, job_args, name=run)
 
 
-def server_config_toml(config: RunConfig) -> str:
+def server_config_toml(spec: RunSpec) -> str:
     """Return the part of a configuration that the server needs, as TOML, with absolute paths.
 
     It has no options of nodes, trackers and folders with code.
     """
-    table = to_dict(config)
+    table = to_dict(spec)
     for theirs in ("nodes", "split", "paper", "track", "plugins"):
         table.pop(theirs, None)
     table["engine"]["startup_kit"] = ""
@@ -295,12 +296,12 @@ def server_config_toml(config: RunConfig) -> str:
     return tomli_w.dumps(table)
 
 
-def run_name(config: RunConfig, out: Path) -> str:
+def run_name(spec: RunSpec, out: Path) -> str:
     """Return the name of a run at the nodes, generated once and stored in the run's folder."""
     path = out / RUN
     if path.exists():
         return str(json.loads(path.read_text(encoding="utf-8"))["run"])
-    name = f"{config.name[:80]}-{config.seed}-{secrets.token_hex(4)}"
+    name = f"{spec.name[:80]}-{spec.seed}-{secrets.token_hex(4)}"
     write_text(path, json.dumps({"run": name}) + "\n")
     return name
 
@@ -333,11 +334,11 @@ METRICS = "metrics.jsonl"
 CONNECTION_TIMEOUT = 60.0  # seconds for the processes of a rehearsal to connect
 
 
-def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: ProgressBar) -> dict[str, Any]:
+def rehearse(spec: RunSpec, simulation: Simulation, out: Path, bars: ProgressBar) -> dict[str, Any]:
     """Run a simulation's nodes as separate processes on this machine.
 
     Args:
-        config: the run, with ``engine.backend`` ``flare`` or ``flare-poc``.
+        spec: the run, with ``engine.backend`` ``flare`` or ``flare-poc``.
         simulation: built from it.
         out: folder of the run; all files of the federation are in ``out/federation``.
         bars: progress bars.
@@ -350,38 +351,38 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Progres
         RunFolderError: another process is running the run.
     """
     require_flare()
-    if config.engine.backend == "flare":
+    if spec.engine.backend == "flare":
         print("Without --startup-kit this is a simulation, in FLARE's simulator.", file=sys.stderr)
     with lock_folder(out, "run"):
         home = out / "federation"
         names = [node.name for node in simulation.nodes]
-        run = run_name(config, out)
+        run = run_name(spec, out)
         if not (home / "nodes").exists():
             part = home / "nodes.part"
             shutil.rmtree(part, ignore_errors=True)
-            write_nodes(config, simulation, part)
+            write_nodes(spec, simulation, part)
             part.rename(home / "nodes")
         started = time.monotonic()
         served = home / "runs" / run
         if not (served / "result.json").exists():
             _link_metrics(served, out)
             with follow_file(served / PROGRESS_FILE, bars):
-                if config.engine.backend == "flare":
-                    _run_simulator(config, run, names, home)
+                if spec.engine.backend == "flare":
+                    _run_simulator(spec, run, names, home)
                 else:
-                    _run_deployed(config, run, names, home)
+                    _run_deployed(spec, run, names, home)
             raise_if_stopped(served, out)
         seconds = time.monotonic() - started
         return _evaluate_checkpoints(simulation, out, served, home / "nodes", run, seconds, bars)
 
 
-def _write_server_rules(config: RunConfig, folder: Path) -> None:
+def _write_server_rules(spec: RunSpec, folder: Path) -> None:
     """Write server rules that allow the resources which the run names.
 
     Args:
         folder: of the server.
     """
-    table = toml.parse(server_config_toml(config)) | {"plugins": config.plugins}
+    table = toml.parse(server_config_toml(spec)) | {"plugins": spec.plugins}
     rules = server_rules.rules_allowing_run(table)
     write_text(folder / server_rules.FILE, tomli_w.dumps(to_table(rules)))
 
@@ -395,7 +396,7 @@ def _link_metrics(served: Path, out: Path) -> None:
 # --- a rehearsal's nodes ------------------------------------------------------------------------------
 
 
-def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None:
+def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
     """Write one folder per node like an owner's folder: node.toml, data, initial weights, secret.
 
     Args:
@@ -406,7 +407,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
         node_folder = folder / node.name
         private_files.make_folder(folder)
         node_folder.mkdir(private_files.FOLDER_MODE)
-        part = simulation.setting.parts[index]
+        part = simulation.setting.nodes[index].data
         tensors = {"inputs": part.inputs, "targets": part.targets}
         if part.groups is not None:
             tensors["groups"] = part.groups
@@ -416,30 +417,35 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             {name: each.cpu().contiguous() for name, each in tensors.items()},
             node_folder / "data.safetensors",
         )
-        model = simulation.setting.models[index]
+        model = simulation.setting.nodes[index].model
         model = (
             model[0] if isinstance(model, ClassMappedModel) else model
         )  # the node adds its class map again
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         if weights:  # a model that can only predict has none
             save_file(weights, node_folder / "model.safetensors")
-        names, features = config.nodes.models, config.nodes.perceptual
+        names, features = spec.nodes.models, spec.nodes.perceptual
         weights_option = {"weights": "model.safetensors" if weights else ""}
-        engine = config.engine
+        engine = spec.engine
         # Nodes of one machine share its cores.
         threads = engine.threads or max((os.cpu_count() or 1) // len(simulation.nodes), 1)
         file = NodeFile(
             name=node.name,
-            seed=config.seed,
+            seed=spec.seed,
             data=NodeDataConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
             model=NodeModelConfig(
                 **(vars(parse_node_model(names[index % len(names)])) | weights_option),
                 perceptual=str(Path(features).expanduser().resolve()) if features else "",
             ),
-            local=config.nodes.local,
-            policy=_policy_allowing_run(config),
-            privacy=config.nodes.privacy,
-            compute=ComputeConfig(engine.device, simulation.compute.precision, engine.channels_last, threads),
+            local=spec.nodes.local,
+            policy=_policy_allowing_run(spec),
+            privacy=spec.nodes.privacy,
+            compute=ComputeConfig(
+                device=engine.device,
+                precision=simulation.compute.precision,
+                channels_last=engine.channels_last,
+                threads=threads,
+            ),
         )
         private_files.replace_file(node_folder / "node.toml", tomli_w.dumps(to_table(file)).encode())
         secret = f"{owner_folder.REHEARSAL_PREFIX}{simulation.secret(node.name)}\n"
@@ -447,10 +453,10 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
         private_files.create_empty(node_folder / SALT)  # the simulation has none
 
 
-def _policy_allowing_run(config: RunConfig) -> PolicyConfig:
+def _policy_allowing_run(spec: RunSpec) -> PolicyConfig:
     """Return the nodes' policy, which allows the method and the task of the rehearsal."""
-    policy = config.nodes.policy
-    names = ((METHODS, method_name(config.method)), (TASKS, config.task.registered_name))
+    policy = spec.nodes.policy
+    names = ((METHODS, method_name(spec.method)), (TASKS, spec.task.registered_name))
     plugins = tuple(name for registry, name in names if not registry.is_allowed(name, policy.plugins))
     return replace(policy, plugins=(*policy.plugins, *plugins))
 
@@ -487,7 +493,7 @@ def _evaluate_checkpoints(
 
 def _checkpoint_file(folder: Path, number: int) -> Path | None:
     """Return a node's checkpoint file for a query number; its last one if it was excluded before."""
-    if earlier := [each for each in checkpoints_in(folder) if each <= number]:
+    if earlier := [each for each in checkpoint_query_numbers(folder) if each <= number]:
         return folder / checkpoint_name(max(earlier))
     learning = folder / TRAINING_STATE
     return learning if learning.exists() else None
@@ -496,12 +502,12 @@ def _checkpoint_file(folder: Path, number: int) -> Path | None:
 # --- FLARE on this machine ----------------------------------------------------------------------------
 
 
-def _run_simulator(config: RunConfig, run: str, names: Sequence[str], home: Path) -> None:
+def _run_simulator(spec: RunSpec, run: str, names: Sequence[str], home: Path) -> None:
     """Run in FLARE's simulator: a process for the server and one for each node, without certificates."""
     work = home / "simulator"
     shutil.rmtree(work, ignore_errors=True)
-    job = write_run_job(config, run, names, names, work / "job")
-    _write_server_rules(config, home)
+    job = write_run_job(spec, run, names, names, work / "job")
+    _write_server_rules(spec, home)
     environment = {
         **_process_environment(),
         SERVER_FOLDER: str(home.resolve()),
@@ -519,7 +525,7 @@ def _run_simulator(config: RunConfig, run: str, names: Sequence[str], home: Path
         raise DeployError(f"FLARE's simulator ended with {code}: see {home / 'simulator.log'}")
 
 
-def _run_deployed(config: RunConfig, run: str, names: Sequence[str], home: Path) -> None:
+def _run_deployed(spec: RunSpec, run: str, names: Sequence[str], home: Path) -> None:
     """Deploy a federation on this machine: kits, certificates, one process per site, mutual TLS.
 
     It is provisioned again each time, as its port may be taken by now.
@@ -533,7 +539,7 @@ def _run_deployed(config: RunConfig, run: str, names: Sequence[str], home: Path)
             flare_site.stop(site)  # left by a rehearsal that was killed
     shutil.rmtree(deployed, ignore_errors=True)
     provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
-    _write_server_rules(config, deployed)
+    _write_server_rules(spec, deployed)
     for node_folder in owners:
         shutil.rmtree(node_folder / KIT_FOLDER, ignore_errors=True)
         shutil.move(deployed / "nodes" / node_folder.name, node_folder / KIT_FOLDER)
@@ -550,7 +556,7 @@ def _run_deployed(config: RunConfig, run: str, names: Sequence[str], home: Path)
         admin = stack.enter_context(Admin(deployed / "admin", patience=CONNECTION_TIMEOUT))
         admin.wait_for(names, CONNECTION_TIMEOUT)
         (served / STOPPED).unlink(missing_ok=True)  # left by an earlier job
-        job = admin.submit(write_run_job(config, run, names, names, home / "job"))
+        job = admin.submit(write_run_job(spec, run, names, names, home / "job"))
         status = ""
         # FLARE ends a job's processes seconds after the run, and later if a node is missing.
         while not has_ended(served) and not status.startswith("FINISHED"):

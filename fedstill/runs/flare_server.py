@@ -24,8 +24,9 @@ from fedstill.federation import server_rules
 from fedstill.federation.admin import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment_variable
 from fedstill.federation.flare_component import subscribe_to_lost_nodes
-from fedstill.runs.config import RunConfig, read_toml
 from fedstill.runs.remote_run import RemoteRun
+from fedstill.runs.results import write_results
+from fedstill.runs.spec import RunSpec, read_toml
 
 logger = logging.getLogger("fedstill.server")
 DESCRIPTION = "description.json"  # in a run's folder: the description that nodes' owners approve
@@ -38,7 +39,7 @@ class ServerProgram:
     """The server's program of one run in FLARE's job.
 
     Args:
-        config: the run's configuration as TOML; the server's owner restricts it
+        spec: the run's configuration as TOML; the server's owner restricts it
             (:mod:`fedstill.federation.server_rules`).
         run: name of the run; an interrupted run of this name is resumed.
         nodes: all nodes with which the run was started, also those that are not in this job. Default: the
@@ -118,22 +119,22 @@ class ServerProgram:
         write_text(folder / STOPPED, json.dumps(reason) + "\n")
 
     def _run(self, folder: Path) -> None:
-        config = self._read_config(folder.parent.parent)
+        spec = self._read_config(folder.parent.parent)
         link = self._link = FlareLink(collab.clients, self.nodes)
 
         def log_progress(snapshot: ProgressSnapshot) -> None:
             logger.info("run %s: %s", self.run_name, snapshot.describe())
 
         bars = ProgressFile(folder / PROGRESS_FILE, on_update=log_progress, interval=60.0)
-        run = self._active_run = RemoteRun(config, link, self.run_name)
+        run = self._active_run = RemoteRun(spec, link, self.run_name)
         write_text(folder / DESCRIPTION, run.description.text)
         logger.info("run %s begins; it is %s", self.run_name, group_digits(run.description.sha256))
         results = run.run(folder, bars=bars)
         self._link = None  # a node whose process ends now is not lost
-        run.finish({**run.describe_run(), **results}, keep_state=True)
+        write_results(run, {**run.describe_run(), **results}, keep_state=True)
         logger.info("run %s is done", self.run_name)
 
-    def _read_config(self, folder: Path) -> RunConfig:
+    def _read_config(self, folder: Path) -> RunSpec:
         """Parse the run's configuration after checking it against the server's rules.
 
         Args:

@@ -36,8 +36,8 @@ from fedstill.runs.build import (
     normalization,
 )
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
-from fedstill.runs.results import collect_results
-from fedstill.runs.student_file import header
+from fedstill.runs.results import collect_results, progress_info, save_samples
+from fedstill.runs.spec import fingerprint_options
 from fedstill.track.tracker_group import TrackerGroup
 
 UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # title of the progress bar
@@ -62,25 +62,25 @@ class Run(ABC):
     side: NodeSide
 
     def __init__(self, setting: Setting) -> None:
-        method_name(setting.method)  # raises if it is no method
-        kind = type(setting.method)
+        method_name(setting.spec.method)  # raises if it is no method
+        kind = type(setting.spec.method)
         if missing := kind.validate_class(kind):
             raise ArgumentError("method", kind.__name__, missing)
         self.setting, self.task = setting, setting.task
-        self.method: Method = setting.method
+        self.method: Method = setting.spec.method
         self.needs = self.method.needs()
         self.audit = AuditLog(durable=False)
-        check_method(setting.method, setting.task, setting.public)
+        check_method(setting.spec.method, setting.task, setting.public)
         check_student_and_server_data(setting)
         self.shape = input_shape(setting)
-        self.compute = Compute(setting.engine).for_network(
+        self.compute = Compute(setting.spec.engine).for_network(
             self.shape, setting.student, force_float32=self.method.needs_float32
         )
         self.mean, self.std = normalization(setting)  # (C, 1, 1) each
         self.student = self._prepare_network(setting.student, "student")
         self.test = setting.test.to(self.compute.device)
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
-        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed)
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.spec.seed)
         self.notes: list[str] = []
         self.records, self.bars, self.clock = RunWriter(None), ProgressBar(False), Clock()
         self.listeners = TrackerGroup()
@@ -116,7 +116,7 @@ class Run(ABC):
             FedstillError: a node cannot take part, refuses or fails; the run can be resumed.
         """
         self.clock.start()
-        self.records = RunWriter(out, self.listeners.log, self.setting.options)
+        self.records = RunWriter(out, self.listeners.log, fingerprint_options(self.setting.spec))
         self.bars = bars or ProgressBar(False)
         with ExitStack() as at_last:
             at_last.enter_context(self.compute.limit_threads(self.shape, self.setting.student))
@@ -129,7 +129,7 @@ class Run(ABC):
             if out is not None:
                 at_last.push(self._close_trackers_on_error)
                 self.listeners.start(out, self.method.title)
-            self.bars.set_run_info(self._progress_info())
+            self.bars.set_run_info(progress_info(self))
             with self.bars:
                 saved = self.records.load()  # the last checkpoint; empty at the start
                 self.clock.load_state_dict(saved.get("clock"))
@@ -149,7 +149,11 @@ class Run(ABC):
     def _run_steps(self, server: Server) -> None:
         """Run the server's remaining steps, with evaluations and checkpoints."""
         total = server.total_steps
-        every = max(total // 10, 1) if self.setting.every is None else self.setting.every
+        every = (
+            max(total // 10, 1)
+            if self.setting.spec.evaluation.every is None
+            else self.setting.spec.evaluation.every
+        )
         if server.completed_steps < total:
             self.bars.update(UNITS[server.unit], server.completed_steps, total)
         while server.completed_steps < total:
@@ -165,7 +169,7 @@ class Run(ABC):
                 metrics, metric = self.evaluate(), self.task.metric
                 line.update(metrics)
                 note = f"{metric} {metrics[metric]:.1f} %" if metric in metrics else ""
-                self._save_samples(server)
+                save_samples(self, server)
             # 3. Log metrics and show progress.
             self.records.add_metrics(line)
             self.bars.update(UNITS[server.unit], done, total, note)
@@ -181,7 +185,7 @@ class Run(ABC):
         return results
 
     def _close_trackers_on_error(self, kind: object, *_: object) -> None:
-        """Close the trackers of a run that fails; others are closed by :meth:`finish`."""
+        """Close the trackers of a run that fails; others are closed with the result."""
         if kind is not None:
             self.listeners.close(None)
 
@@ -236,22 +240,11 @@ class Run(ABC):
     def _close(self) -> None:
         """Release the nodes."""
 
-    def _progress_info(self) -> dict[str, str]:
-        """Return title and main metric of the run, for progress displays."""
-        main_metric = self.task.metrics[0]
-        metric = {
-            "metric": main_metric.key,
-            "metric_title": main_metric.title,
-            "unit": main_metric.unit,
-            "better": main_metric.better,
-        }
-        return {"title": self.method.title, **metric}
-
     # --- shared by all runs ---------------------------------------------------------------------------
 
     def _prepare_network(self, model: torch.nn.Module, what: str) -> torch.nn.Module:
         """Return a network on the device, split in two parts if the method needs them."""
-        parted, words, seed = self.needs.split_models, self.setting.vocabulary, self.setting.seed
+        parted, words, seed = self.needs.split_models, self.setting.vocabulary, self.setting.spec.seed
         return prepare_model(model, self.compute, self.shape, seed, what, split_=parted, vocabulary=words)
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
@@ -273,49 +266,16 @@ class Run(ABC):
             mean=tuple(self.mean.flatten().tolist()),
             std=tuple(self.std.flatten().tolist()),
             compute=self.compute,
-            seed=self.setting.seed,
-            local=self.setting.local,
+            seed=self.setting.spec.seed,
+            local=self.setting.spec.nodes.local,
             public=self.public,
             architectures=kinds,
             schema=self.setting.schema,
         )
 
-    def finish(self, result: Mapping[str, Any], *, keep_state: bool = False) -> None:
-        """Write the result, the student's file and the method's own files.
-
-        Args:
-            result: content of ``result.json``.
-            keep_state: keep the checkpoint.
-        """
-        for name, text in self.method.output_files(self.server, self.server.state).items():
-            self.records.write_file(name, text)
-        student = self.setting.student if self.has_student else None
-        self.records.finish(result, student, header(self.setting), keep_state=keep_state)
-        self.listeners.close(result)
-
     def results(self) -> dict[str, Any]:
         """Return the metrics, bytes, queries and privacy costs for ``result.json``."""
         return collect_results(self)
-
-    def _save_samples(self, server: Server) -> None:
-        """Save some inputs generated by the server, with the label maps that they were generated from."""
-        count = self.setting.samples
-        images = server.preview_samples(count) if count else None
-        if images is None:
-            return
-        step_name = f"{server.completed_steps:06d}"
-        self.records.samples[step_name] = self.pixels(images.cpu())
-        maps = server.preview_maps(count)
-        if maps is not None:
-            # A copy, as safetensors refuses shared memory.
-            self.records.samples[f"{step_name}.maps"] = maps.cpu().contiguous().clone()
-
-    def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert normalized images ``(n, C, H, W)`` to uint8; return rows of a table unchanged."""
-        if self.task.form == "rows":
-            return images.contiguous()
-        # Contiguous, as safetensors requires it.
-        return (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
     def _save_checkpoint(self) -> None:
         since = time.monotonic()

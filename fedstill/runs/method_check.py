@@ -22,6 +22,7 @@ from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodCheckError
+from fedstill.data.in_memory_data import InMemoryData, InMemorySplit
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.federation.inprocess import InProcess
@@ -35,8 +36,9 @@ from fedstill.protocol.method import Method
 from fedstill.protocol.needs import unmet_need
 from fedstill.protocol.payload_kinds import INDICES, INPUTS
 from fedstill.protocol.queries import Query
-from fedstill.runs.build import Setting
+from fedstill.runs.build import Setting, make_nodes
 from fedstill.runs.simulation import Simulation
+from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentConfig
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES = (1, 8, 8), 10
@@ -157,7 +159,7 @@ class _CheckedRun(Simulation):
         super().__init__(setting)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        link = self.setting.link
+        link = self.setting.spec.link
         federation = _RecordedFederation(self.nodes, groups, self.side, self.compute, link)
         federation.sent, federation.stop_after = self.sent, self.stop_query
         return federation
@@ -266,7 +268,8 @@ def _check_determinism(subject: _Subject) -> str | None:
 
 def _check_stacked(subject: _Subject) -> str | None:
     setting = subject.make_setting()
-    stacked = _run(replace(setting, engine=replace(setting.engine, batching="stacked")))
+    engine = replace(setting.spec.engine, batching="stacked")
+    stacked = _run(replace(setting, spec=replace(setting.spec, engine=engine)))
     for key in ("bytes", "queries_by_name", "releases", "iterations"):
         if stacked.results[key] != subject.base.results[key]:
             return f"{key} are {stacked.results[key]} (expected {subject.base.results[key]})"
@@ -368,18 +371,27 @@ def _describe(error: Exception) -> str:
 def _small_setting(method: Method) -> Setting:
     needs, images = method.needs(), _images(37, 4)
     public = PublicData("made", images.inputs, images.targets)
+    spec = RunSpec(
+        data=InMemoryData(),
+        split=InMemorySplit(nodes=len(SIZES)),
+        nodes=NodesConfig(models=("mlp:12",), local=LocalConfig(epochs=2, batch=16, lr=5e-3)),
+        method=method,
+        student=StudentConfig(model="mlp:12"),
+        engine=EngineConfig(batching="one-by-one"),
+        evaluation=EvaluationConfig(centralized=False, samples=2),
+    )
+    nodes = make_nodes(
+        [_images(size, index) for index, size in enumerate(SIZES)],
+        [build("mlp:12", SHAPE, CLASSES, 0, index) for index in range(len(SIZES))],
+        policies=[PolicyConfig(outputs_only=False)] * len(SIZES),
+    )
     return Setting(
+        spec=spec,
         task=Classification(CLASSES),
-        parts=[_images(size, index) for index, size in enumerate(SIZES)],
-        models=[build("mlp:12", SHAPE, CLASSES, 0, index) for index in range(len(SIZES))],
+        nodes=nodes,
         student=build("mlp:12", SHAPE, CLASSES, 0, "student"),
         test=_images(150, 3),
-        method=method,
-        policies=[PolicyConfig(outputs_only=False)] * len(SIZES),
-        local=LocalConfig(epochs=2, batch=16, lr=5e-3),
-        engine=EngineConfig(batching="one-by-one"),
         public=public if needs.public or needs.public_labels else None,
-        samples=2,
     )
 
 

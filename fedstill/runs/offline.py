@@ -36,9 +36,10 @@ from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.runs.build import check_method
-from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import RemoteRun
+from fedstill.runs.results import write_results
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
+from fedstill.runs.spec import RunSpec, to_dict, to_toml
 from fedstill.track.tracker_group import TrackerGroup
 
 FILES = "files.json"  # in the run's folder: the files that it uses
@@ -50,7 +51,7 @@ LATER_OPTIONS = (
 )
 
 
-def build_offline_queries(config: RunConfig) -> Queries:
+def build_offline_queries(spec: RunSpec) -> Queries:
     """Return all queries of a run, without training.
 
     Raises:
@@ -58,7 +59,7 @@ def build_offline_queries(config: RunConfig) -> Queries:
         ArgumentError: the method, or one of its options, needs queries after the first responses.
         DataError: a query's tensors do not fit their kinds, or are not finite.
     """
-    method = config.method
+    method = spec.method
     if not method.one_round:
         allowed = [name for name, other in METHODS.importable_objects().items() if other.one_round]
         raise ArgumentError(
@@ -66,29 +67,29 @@ def build_offline_queries(config: RunConfig) -> Queries:
             method_name(method),
             f"a one-round method, as files are carried only once: {', '.join(allowed)}",
         )
-    if config.link.secure_aggregation:
+    if spec.link.secure_aggregation:
         raise ArgumentError(
             "link.secure_aggregation", True, "false for files: nodes that are asked by files cannot meet"
         )
-    check_no_validation(config.data)
-    data = load(config.data, config.task)
-    _, public = load_public(config.public, data, config.task)
-    spec = DataSpec.from_data(config.task, data)
-    check_method(method, spec.make_task(), public)
+    check_no_validation(spec.data)
+    data = load(spec.data, spec.task)
+    _, public = load_public(spec.public, data, spec.task)
+    data_spec = DataSpec.from_data(spec.task, data)
+    check_method(method, data_spec.make_task(), public)
     if public is not None and not method.needs().public_labels:  # labels are sent only if needed
         public = PublicData(public.name, public.inputs, None, public.note)
     plan = RunPlan(
         QUERIES,
-        to_dict(config)["method"],
-        spec,
+        to_dict(spec)["method"],
+        data_spec,
         public=public_fingerprint(public),
         public_note=("", "") if public is None else (public.name, public.note),
     )
-    queries = Queries(plan, public, tuple(method.planned_queries(public, config.seed)))
+    queries = Queries(plan, public, tuple(method.planned_queries(public, spec.seed)))
     declared, dtype = queries.query_declarations(), data.train.inputs.dtype
     for call in queries.calls:
         query = declared[call.query]
-        fault = sent_query_fault(query, call.tensors, spec.shape, spec.output_shape, dtype)
+        fault = sent_query_fault(query, call.tensors, data_spec.shape, data_spec.output_shape, dtype)
         if fault is not None:
             raise DataError(f"query {call.query!r}: {fault}")
         require_finite_inputs(call.tensors, call.query)
@@ -96,7 +97,7 @@ def build_offline_queries(config: RunConfig) -> Queries:
 
 
 def train_from_files(
-    config: RunConfig,
+    spec: RunSpec,
     queries: Path,
     responses: Sequence[Path],
     out: Path,
@@ -108,7 +109,7 @@ def train_from_files(
     """Train the student from the nodes' files of responses; an interrupted call is resumed by repeating it.
 
     Args:
-        config: the run of the queries. Options that do not affect the nodes may differ.
+        spec: the run of the queries. Options that do not affect the nodes may differ.
         queries: the file of queries.
         responses: one file per node.
         out: folder of the run.
@@ -124,8 +125,8 @@ def train_from_files(
         ArgumentError: an option differs from the one of the queries.
         RunFolderError: the folder holds other files.
     """
-    given = read_queries(queries, plugins=[method_name(config.method), config.task.registered_name])
-    _require_same_queries(config, given, queries)
+    given = read_queries(queries, plugins=[method_name(spec.method), spec.task.registered_name])
+    _require_same_queries(spec, given, queries)
     read = [read_responses(path, given, keys) for path in responses]
     files = ResponseFiles(given, read)
     file_info = {
@@ -138,10 +139,10 @@ def train_from_files(
         "responses": [_describe_responses(files.files[node]) for node in files.nodes],
         "missing": [node for node in keys or () if node not in files.nodes],
     }
-    listeners = TrackerGroup(config.track, to_dict(config))
-    _open_folder(out, {**file_info, "config": to_toml(config)})
+    listeners = TrackerGroup(spec.track, to_dict(spec))
+    _open_folder(out, {**file_info, "config": to_toml(spec)})
     full_precision = replace(
-        config, link=replace(config.link, inputs="float32", gradients="float32")
+        spec, link=replace(spec.link, inputs="float32", gradients="float32")
     )  # the form of files
     run = RemoteRun(full_precision, files, given.plan.run)
     run.listeners = listeners
@@ -149,35 +150,35 @@ def train_from_files(
     results["engine"]["backend"] = "files"
     del results["link"], results["seconds"]["local_training"], results["seconds"]["centralized"]
     result = {**run.describe_run(), **results, "files": file_info, "command": command, **machine_and_date()}
-    write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    run.finish(result)
+    write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(spec)}")
+    write_results(run, result)
     add_tracker_failure_notes(listeners, result, out)
     return result
 
 
-def check_unchanged_options(original: RunConfig, config: RunConfig) -> None:
+def check_unchanged_options(original: RunSpec, spec: RunSpec) -> None:
     """Refuse changes of options that affect queries or nodes after the queries were sent.
 
     Args:
         original: configuration from which the queries were built.
-        config: configuration of the training.
+        spec: configuration of the training.
 
     Raises:
         ArgumentError: naming the first such option, and its original value.
     """
-    method = config.method
+    method = spec.method
     changeable = (*LATER_OPTIONS, *(f"method.{name}" for name in method.server_only_options))
-    tables = to_dict(original), to_dict(config)
-    for name in option_types(config):
+    tables = to_dict(original), to_dict(spec)
+    for name in option_types(spec):
         path = name.split(".")
         before, now = (reduce(dict.__getitem__, path, table) for table in tables)
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in changeable):
             raise ArgumentError(name, now, f"{before!r}, as in the queries")
 
 
-def _require_same_queries(config: RunConfig, given: Queries, path: Path) -> None:
+def _require_same_queries(spec: RunSpec, given: Queries, path: Path) -> None:
     """Refuse a run with other queries."""
-    own_queries, method = build_offline_queries(config), config.method
+    own_queries, method = build_offline_queries(spec), spec.method
     for name, value in given.plan.method.items():
         own = own_queries.plan.method.get(name)
         if own != value and name not in method.server_only_options:

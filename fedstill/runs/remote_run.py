@@ -30,8 +30,8 @@ from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.build import build_server_setting, check_networks, describe_run
-from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
+from fedstill.runs.spec import RunSpec, to_dict
 
 LINK = (
     "messages",
@@ -43,9 +43,7 @@ LINK = (
 )  # costs that are logged during a run
 
 
-def make_run_plan(
-    config: RunConfig, data: DataSet, public: PublicData | None, name: str, nodes: int
-) -> RunPlan:
+def make_run_plan(spec: RunSpec, data: DataSet, public: PublicData | None, name: str, nodes: int) -> RunPlan:
     """Return the plan of a run that the nodes get to know.
 
     Args:
@@ -56,14 +54,14 @@ def make_run_plan(
     """
     return RunPlan(
         name,
-        to_dict(config)["method"],
-        DataSpec.from_data(config.task, data),
-        WireConfig(config.link.inputs, config.link.gradients),
+        to_dict(spec)["method"],
+        DataSpec.from_data(spec.task, data),
+        WireConfig(spec.link.inputs, spec.link.gradients),
         public_fingerprint(public),
         ("", "") if public is None else (public.name, public.note),
-        re.sub(r"[^ -~]", "?", config.student.model)[:200],
-        config.link.min_nodes(nodes),
-        config.link.secure_aggregation,
+        re.sub(r"[^ -~]", "?", spec.student.model)[:200],
+        spec.link.min_nodes(nodes),
+        spec.link.secure_aggregation,
     )
 
 
@@ -71,7 +69,7 @@ class RemoteRun(Run):
     """Run at the server, with remote nodes.
 
     Args:
-        config: the run. Its tables ``nodes`` and ``split`` are ignored, except for ``nodes.local``, the
+        spec: the run. Its tables ``nodes`` and ``split`` are ignored, except for ``nodes.local``, the
             options of training at the server.
         link: carries messages to the nodes.
         name: by which the nodes identify the run.
@@ -82,12 +80,12 @@ class RemoteRun(Run):
 
     _initial_server: Server
 
-    def __init__(self, config: RunConfig, link: Link, name: str) -> None:
-        self.config = config
-        self.data = load(config.data, config.task, train_needed=False)
-        _, public = load_public(config.public, self.data, config.task)
-        super().__init__(build_server_setting(config, self.data, public))
-        plan = make_run_plan(config, self.data, public, name, len(link.nodes))
+    def __init__(self, spec: RunSpec, link: Link, name: str) -> None:
+        self.spec = spec
+        self.data = load(spec.data, spec.task, train_needed=False)
+        _, public = load_public(spec.public, self.data, spec.task)
+        super().__init__(build_server_setting(spec, self.data, public))
+        plan = make_run_plan(spec, self.data, public, name, len(link.nodes))
         self.description = describe(plan, public)
         # The queries follow from the method alone; the nodes' data are unknown here.
         at = NodeSetting(
@@ -95,18 +93,18 @@ class RemoteRun(Run):
             LocalConfig(),
             self.compute,
             self.public,
-            secure_aggregation=config.link.secure_aggregation,
+            secure_aggregation=spec.link.secure_aggregation,
         )
         self.side = build_node_side(self.method, at)
-        self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
-        is_summed = config.link.secure_aggregation
+        self.federation = Remote(link, plan, self.side.queries, spec.link, self.audit, self.compute, public)
+        is_summed = spec.link.secure_aggregation
         self._aggregator = SecureAggregation.remote(self.federation) if is_summed else self.federation
         self.federation.on_waiting = lambda nodes: self.bars.set_waiting(nodes)
 
     def describe_run(self) -> dict[str, Any]:
         """Describe the run for its result."""
         split = {"name": "as it is", "nodes": len(self.federation.nodes)}
-        return describe_run(self.config, self.data, None, split)
+        return describe_run(self.spec, self.data, None, split)
 
     # --- parts of the loop ----------------------------------------------------------------------------
 

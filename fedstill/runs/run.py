@@ -26,8 +26,9 @@ from fedstill.core.run_writer import (
 from fedstill.core.text_format import format_count, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
-from fedstill.runs.config import RunConfig, fingerprint_options, load_toml, to_dict, to_toml
+from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import RunSpec, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.trained_model_cache import TrainedModels
 from fedstill.track.tracker_group import TrackerGroup
 
@@ -38,7 +39,7 @@ Report = Callable[[Path], object]  # writes the report of a run's folder, also o
 
 
 def run(
-    config: RunConfig,
+    spec: RunSpec,
     out: Path,
     *,
     command: str,
@@ -49,7 +50,7 @@ def run(
     """Run a configuration from the start.
 
     Args:
-        config: the run.
+        spec: the run.
         out: its folder, created after all checks.
         command: the exact command that repeats it, for the report.
         progress: show progress.
@@ -65,18 +66,18 @@ def run(
             created.
     """
     require_empty_folder(out)
-    _require_engine(config)
-    if config.engine.startup_kit:
-        config = _with_kit(config, Path(config.engine.startup_kit))
-    listeners = TrackerGroup(config.track, to_dict(config))
-    prepared = None if config.engine.startup_kit else build_simulation(config)
+    _require_engine(spec)
+    if spec.engine.startup_kit:
+        spec = _with_kit(spec, Path(spec.engine.startup_kit))
+    listeners = TrackerGroup(spec.track, to_dict(spec))
+    prepared = None if spec.engine.startup_kit else build_simulation(spec)
     make_folder(out)
-    write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    return _run_in_folder(config, prepared, out, command, progress, trained, report, listeners)
+    write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(spec)}")
+    return _run_in_folder(spec, prepared, out, command, progress, trained, report, listeners)
 
 
 def run_or_resume(
-    config: RunConfig,
+    spec: RunSpec,
     out: Path,
     *,
     command: str,
@@ -96,30 +97,30 @@ def run_or_resume(
         part = out / "config.toml.part"
         if out.is_dir() and list(out.iterdir()) == [part]:  # left by a run that was interrupted at its start
             part.unlink()
-        return run(config, out, command=command, progress=progress, trained=trained, report=report)
-    if kit := config.engine.startup_kit:  # as it is written to config.toml
-        config = replace(config, engine=replace(config.engine, startup_kit=str(Path(kit).resolve())))
-    if load_toml(out / "config.toml") != config:
+        return run(spec, out, command=command, progress=progress, trained=trained, report=report)
+    if kit := spec.engine.startup_kit:  # as it is written to config.toml
+        spec = replace(spec, engine=replace(spec.engine, startup_kit=str(Path(kit).resolve())))
+    if load_toml(out / "config.toml") != spec:
         raise RunFolderError(f"{out} holds a run with other options: choose another folder")
     return resume(out, progress=progress, trained=trained, report=report)
 
 
-def _require_engine(config: RunConfig) -> None:
-    if config.engine.backend != "local":
+def _require_engine(spec: RunSpec) -> None:
+    if spec.engine.backend != "local":
         from fedstill.federation.provision import require_flare
 
         require_flare()
 
 
-def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
+def _with_kit(spec: RunSpec, kit: Path) -> RunSpec:
     """Return the configuration with the absolute path of an admin's kit, after connecting to its
     federation."""
     from fedstill.runs.deployment import check_connection
 
-    check_no_validation(config.data)
+    check_no_validation(spec.data)
 
     check_connection(kit)
-    return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
+    return replace(spec, engine=replace(spec.engine, startup_kit=str(kit.resolve())))
 
 
 def resume(
@@ -148,25 +149,25 @@ def resume(
         if "options" in result:
             require_same_options(out, result["options"], fingerprint_options(load_toml(out / "config.toml")))
         return result
-    config = load_toml(out / "config.toml")
-    _require_engine(config)
+    spec = load_toml(out / "config.toml")
+    _require_engine(spec)
     first = toml.read_text(out / "config.toml").splitlines()[0]
     if startup_kit is not None:
-        if not config.engine.startup_kit:
+        if not spec.engine.startup_kit:
             raise ArgumentError(
                 "--startup-kit", str(startup_kit), "none, as this run was started without one"
             )
-        config = _with_kit(config, startup_kit)
-        write_text(out / "config.toml", f"{first}\n\n{to_toml(config)}")
-    listeners = TrackerGroup(config.track, to_dict(config))
-    prepared = None if config.engine.startup_kit else build_simulation(config)
+        spec = _with_kit(spec, startup_kit)
+        write_text(out / "config.toml", f"{first}\n\n{to_toml(spec)}")
+    listeners = TrackerGroup(spec.track, to_dict(spec))
+    prepared = None if spec.engine.startup_kit else build_simulation(spec)
     return _run_in_folder(
-        config, prepared, out, first.removeprefix(COMMAND), progress, trained, report, listeners
+        spec, prepared, out, first.removeprefix(COMMAND), progress, trained, report, listeners
     )
 
 
 def _run_in_folder(
-    config: RunConfig,
+    spec: RunSpec,
     prepared: tuple[Simulation, dict[str, Any]] | None,
     out: Path,
     command: str,
@@ -180,8 +181,8 @@ def _run_in_folder(
     if prepared is None:
         from fedstill.runs.deployment import submit
 
-        results = submit(config, out, bars, listeners)
-        result = {**results, "command": command, "options": fingerprint_options(config), **machine_and_date()}
+        results = submit(spec, out, bars, listeners)
+        result = {**results, "command": command, "options": fingerprint_options(spec), **machine_and_date()}
         write_text(out / "result.json", json_text(result) + "\n")
         listeners.close(result)
         add_tracker_failure_notes(listeners, result, out)
@@ -190,11 +191,11 @@ def _run_in_folder(
     simulation, about = prepared
     simulation.listeners = listeners
     about["command"] = command
-    simulation.trained = None if trained is None else TrainedModels(trained, config)
-    if config.engine.backend != "local":
+    simulation.trained = None if trained is None else TrainedModels(trained, spec)
+    if spec.engine.backend != "local":
         from fedstill.runs.deployment import rehearse
 
-        return write_simulation_result(simulation, about, rehearse(config, simulation, out, bars), out)
+        return write_simulation_result(simulation, about, rehearse(spec, simulation, out, bars), out)
     return write_simulation_result(simulation, about, simulation.run(out, bars=bars), out)
 
 
@@ -226,7 +227,7 @@ def write_simulation_result(
         Content of ``result.json``.
     """
     result = {**about, **results, **machine_and_date()}
-    simulation.finish(result)
+    write_results(simulation, result)
     add_tracker_failure_notes(simulation.listeners, result, out)
     (out / PROGRESS_FILE).unlink(missing_ok=True)
     return result

@@ -40,7 +40,6 @@ from fedstill.node.protection import (
     require_unchanged_data,
     run_uncharged_preparation,
 )
-from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
 from fedstill.protocol.method import build_node_side
@@ -56,9 +55,9 @@ from fedstill.runs.build import (
     describe_run,
     split_data,
 )
-from fedstill.runs.config import RunConfig
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.simulation_metrics import MeasuredSimulation
+from fedstill.runs.spec import RunSpec
 from fedstill.runs.trained_model_cache import TrainedModels
 
 CHUNK = 50  # local steps between two checks whether a checkpoint is due
@@ -89,24 +88,18 @@ class Simulation(MeasuredSimulation):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        names, policies = check_nodes(setting)
-        privacies = list(setting.privacies) or [NoPrivacy()] * len(names)
+        check_nodes(setting)
         self.nodes = [
             Node(
-                name,
-                part,
-                self._prepare_network(model, f"model of {name}"),
-                Gate(name, policy, self.audit),
-                setting.seed,
+                node.name,
+                node.data.to(self.compute.device),
+                self._prepare_network(node.model, f"model of {node.name}"),
+                Gate(node.name, node.policy, self.audit),
+                setting.spec.seed,
             )
-            for name, part, model, policy in zip(
-                names,
-                [part.to(self.compute.device) for part in setting.parts],
-                setting.models,
-                policies,
-                strict=True,
-            )
+            for node in setting.nodes
         ]
+        privacies = [node.privacy for node in setting.nodes]
         for node in self.nodes:
             node.gate.output_shape = self.task.output_shape(self.shape)
         student = kind_of(self.student)
@@ -123,23 +116,25 @@ class Simulation(MeasuredSimulation):
             {} if setting.centralized_model is None else {"centralized model": setting.centralized_model}
         )
         for whose, model in {**learning, **central}.items():
-            require_trainable_batch_size(model, setting.local, self.shape, self.task.form, f"the {whose}")
+            require_trainable_batch_size(
+                model, setting.spec.nodes.local, self.shape, self.task.form, f"the {whose}"
+            )
         self.kinds = self._nodes_by_architecture()
         self.at_nodes = NodeSetting(
             self.task,
-            setting.local,
+            setting.spec.nodes.local,
             self.compute,
             self.public,
             self._perceptual_features(),
             setting.schema,
-            setting.link.secure_aggregation,
+            setting.spec.link.secure_aggregation,
         )
         self.side = build_node_side(self.method, self.at_nodes)
-        if any(query.sum_fault(setting.local.optimizer) for query in self.side.queries.values()):
+        if any(query.sum_fault(setting.spec.nodes.local.optimizer) for query in self.side.queries.values()):
             expected = (
                 "sgd with link.secure_aggregation: a first step of Adam shows the sign of each gradient"
             )
-            raise ArgumentError("local.optimizer", setting.local.optimizer, expected)
+            raise ArgumentError("local.optimizer", setting.spec.nodes.local.optimizer, expected)
         self.notes += [*self.side.notes, *group_privacy_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):
             if needs_mechanism(privacy):
@@ -150,16 +145,16 @@ class Simulation(MeasuredSimulation):
         learned = {
             node.name: node.data for node in self.nodes
         }  # public data among it, where these have labels
-        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.spec.seed, learned)
         for node in self.nodes:
             require_unchanged_data(node)
             for module in node.modules.values():
                 self.compute.to_device(module)
         if self.side.initial_training is not None:
-            local_training.attach_optimizers(self.learners, setting.local)
+            local_training.attach_optimizers(self.learners, setting.spec.nodes.local)
         # A trial server checks that every node allows the method's queries, and that options, task, student
         # and public data fit together.
-        with seeded(setting.seed, "trial server"):
+        with seeded(setting.spec.seed, "trial server"):
             self.make_server([[node] for node in self.nodes], deep_copy(self.student))
         self.local_steps: dict[str, int] = {}
         self.groups: dict[str, list[list[str]]] = {}
@@ -168,7 +163,7 @@ class Simulation(MeasuredSimulation):
 
     def secret(self, name: str) -> int:
         """Return the key of a node's noise; it is no secret in a simulation, whose seed is known."""
-        return derive(self.setting.seed, name, "gate")
+        return derive(self.setting.spec.seed, name, "gate")
 
     def make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
         """Create the server in its initial state.
@@ -178,20 +173,20 @@ class Simulation(MeasuredSimulation):
         """
         chosen = self.student if student is None else student
         engine = self._federation(groups)
-        is_summed = self.setting.link.secure_aggregation
+        is_summed = self.setting.spec.link.secure_aggregation
         federation = SecureAggregation.in_process(engine, self.nodes) if is_summed else engine
         return self._make_server(federation, chosen, self.kinds)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
+        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.spec.link)
 
     def _perceptual_features(self) -> nn.Module | None:
-        if not self.setting.perceptual:
+        if not self.setting.spec.nodes.perceptual:
             return None
         from fedstill.models.vgg import load_vgg
 
         scale = [part.flatten().tolist() for part in (self.mean, self.std)]
-        return self.compute.to_device(load_vgg(Path(self.setting.perceptual), *scale))
+        return self.compute.to_device(load_vgg(Path(self.setting.spec.nodes.perceptual), *scale))
 
     def _nodes_by_architecture(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """Return the nodes' names by architecture, with an initial network of each."""
@@ -252,7 +247,7 @@ class Simulation(MeasuredSimulation):
             raise DataError(
                 "the data have changed since the run was started: restore them, or start a new run"
             )
-        models, now = saved["models"], self._model_fingerprints()
+        models, now = saved["models"], self._architecture_and_file_hashes()
         if other := [name for name in models if models[name] != now.get(name)]:
             raise ModelError(
                 f"{', '.join(other)}: the model has changed since the run was started: restore it, or start "
@@ -282,15 +277,15 @@ class Simulation(MeasuredSimulation):
         uses their labels."""
         if self.setting.centralized_model is None:
             return
-        parts = [part.to(self.compute.device) for part in self.setting.parts]
+        parts = [node.data.to(self.compute.device) for node in self.setting.nodes]
         if self.needs.public_labels and self.public is not None and self.public.labels is not None:
             parts.append(TensorData(self.public.inputs, self.public.labels))
         together = TensorData.concat(parts)
         gate = Gate("centralized", PolicyConfig(), AuditLog())
         model = self.compute.to_device(self.setting.centralized_model)
         # The name is that of its random streams: recorded metrics depend on this spelling.
-        self.centralized_node = Node("centralised", together, model, gate, self.setting.seed)
-        local_training.attach_optimizers([self.centralized_node], self.setting.local)
+        self.centralized_node = Node("centralised", together, model, gate, self.setting.spec.seed)
+        local_training.attach_optimizers([self.centralized_node], self.setting.spec.nodes.local)
         if saved.get("centralized"):
             self.centralized_node.load_state_dict(saved["centralized"])
         with self.clock.phase("centralized"):
@@ -310,7 +305,7 @@ class Simulation(MeasuredSimulation):
             "groups": self.groups,
             "nodes": {node.name: node.state_dict() for node in self.nodes},
             "data": self._data_digest,
-            "models": self._model_fingerprints(),
+            "models": self._architecture_and_file_hashes(),
             "centralized": None if self.centralized_node is None else self.centralized_node.state_dict(),
         }
 
@@ -318,10 +313,13 @@ class Simulation(MeasuredSimulation):
     def _data_digest(self) -> str:
         """Digest of training, test and public data, to detect changes when a run is resumed."""
         return chain_digest(
-            digest_examples([*self.setting.parts, self.setting.test]), public_fingerprint(self.public)
+            digest_examples([*self._private_data(), self.setting.test]), public_fingerprint(self.public)
         )
 
-    def _model_fingerprints(self) -> dict[str, str]:
+    def _private_data(self) -> list[TensorData]:
+        return [node.data for node in self.setting.nodes]
+
+    def _architecture_and_file_hashes(self) -> dict[str, str]:
         """Return fingerprints of the networks' architectures, and of files of models that can only
         predict."""
         fingerprints = {
@@ -339,7 +337,7 @@ class Simulation(MeasuredSimulation):
         for node in self.nodes:  # the nodes' models can be trained again, except for frozen parameters
             for name, parameter in node.model.named_parameters():
                 parameter.requires_grad_(name not in node.frozen["model"])
-        return {**results, "data_digest": digest_examples(self.setting.parts)}
+        return {**results, "data_digest": digest_examples(self._private_data())}
 
     # --- local training -------------------------------------------------------------------------------
 
@@ -367,7 +365,7 @@ class Simulation(MeasuredSimulation):
 
     def _train(self, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
         """Train groups from the steps that they have reached to the end of a span, several at once."""
-        local, workers = self.setting.local, self.compute.workers
+        local, workers = self.setting.spec.nodes.local, self.compute.workers
         nodes = [node for group in groups for node in group]
         last_steps = {node.name: len(span.steps(local.steps(len(node.data)))) for node in nodes}
         group_ends = [max(last_steps[node.name] for node in group) for group in groups]
@@ -430,7 +428,7 @@ class Simulation(MeasuredSimulation):
                 self._save_checkpoint()
 
     def _phase_and_steps(self, phase: str) -> tuple[str, int, int]:
-        local = self.setting.local
+        local = self.setting.spec.nodes.local
         if phase == "centralized" and self.centralized_node is not None:
             return (
                 "centralized",
@@ -455,30 +453,30 @@ class Simulation(MeasuredSimulation):
         return [group for group in groups if group]  # without groups that have been trained
 
 
-def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
+def build_simulation(spec: RunSpec) -> tuple[Simulation, dict[str, Any]]:
     """Build a simulation from a configuration, with all checks.
 
     Returns:
         The simulation, and its description for the result.
     """
-    data = load(config.data, config.task)
-    if len(data.classes) < config.task.task_class.min_classes:
-        expected = f"{config.task.task_class.min_classes} or more classes"
+    data = load(spec.data, spec.task)
+    if len(data.classes) < spec.task.task_class.min_classes:
+        expected = f"{spec.task.task_class.min_classes} or more classes"
         raise DataError(f"{data.name}: the only class is {', '.join(data.classes)} (expected {expected})")
-    task, method = config.task.make(data.classes), config.method
+    task, method = spec.task.make(data.classes), spec.method
     reason = unmet_need(method.needs(), task)
     if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "", reason)
     task.check(data.train, "training data")
-    parts, public = split_data(config, data)
-    simulation = Simulation(build_setting(config, data, parts, public))
-    if config.data.validation:
+    parts, public = split_data(spec, data)
+    simulation = Simulation(build_setting(spec, data, parts, public))
+    if spec.data.validation:
         simulation.notes.append(
             "evaluated on validation data (data.validation): the test data of this run are training examples "
             "that no node has"
         )
-    split_config, split_values = config.split, simulation.setting.split_values
-    value_info = {"values": list(split_values)} if split_values else {}
+    split_config, sites = spec.split, [node.site for node in simulation.setting.nodes]
+    value_info = {"values": sites} if any(sites) else {}
     split_info = {
         "name": split_config.registered_name,
         "about": split_config.about,
@@ -486,4 +484,4 @@ def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         "nodes": len(parts),
         **value_info,
     }
-    return simulation, describe_run(config, data, sum(map(len, parts)), split_info)
+    return simulation, describe_run(spec, data, sum(map(len, parts)), split_info)

@@ -141,17 +141,17 @@ class MeasuredSimulation(Run, ABC):
     def describe_nodes(self) -> list[dict[str, Any]]:
         """Describe each node: its model, its examples and its label counts."""
         setting = self.setting
-        names = setting.model_names or [type(node.model).__name__ for node in self.nodes]
+        names = setting.spec.nodes.models
         return [
             {
                 "name": node.name,
-                "model": name,
+                "model": names[index % len(names)],
                 "parameters": parameter_count(node.model),
-                "examples": len(part),
-                "label_counts": [round(float(count)) for count in self.task.counts(part)],
-                **({"site": setting.split_values[index]} if setting.split_values else {}),
+                "examples": len(given.data),
+                "label_counts": [round(float(count)) for count in self.task.counts(given.data)],
+                **({"site": given.site} if given.site else {}),
             }
-            for index, (node, name, part) in enumerate(zip(self.nodes, names, setting.parts, strict=True))
+            for index, (node, given) in enumerate(zip(self.nodes, setting.nodes, strict=True))
         ]
 
     def group_info(self) -> Mapping[str, Any]:

@@ -19,9 +19,11 @@ from fedstill.core.errors import ArgumentError, FedstillError, ModelError, RunFo
 from fedstill.core.registry import first_line
 from fedstill.core.version import __version__
 from fedstill.data.data_spec import DataSpec
+from fedstill.data.text_data import TextData
 from fedstill.models import MODELS, build
 from fedstill.runs.build import Setting, input_shape, normalization
-from fedstill.runs.config import load_toml
+from fedstill.runs.spec import load_toml
+from fedstill.tasks import Task
 
 FILE = "student.safetensors"
 FORMAT = "fedstill student 1"
@@ -112,31 +114,36 @@ class StudentFile:
 
 def header(setting: Setting) -> dict[str, str]:
     """Return the header of the file of a setting's student."""
-    spec = None
-    if setting.learns is not None:
-        mean, std = (tuple(values.flatten().tolist()) for values in normalization(setting))
-        class_names = setting.schema.classes if setting.schema else setting.classes
-        names = tuple(class_names or map(str, range(setting.task.classes)))
-        form = (setting.learns, names, input_shape(setting), mean, std, setting.vocabulary, setting.schema)
-        with suppress(ArgumentError):  # for example, features without a schema
-            spec = DataSpec(*form)
-    return StudentFile(setting.student_name or student_name(setting), spec, setting.words).header()
+    spec, data_spec = setting.spec, None
+    mean, std = (tuple(values.flatten().tolist()) for values in normalization(setting))
+    class_names = setting.schema.classes if setting.schema else setting.classes
+    names = tuple(class_names or map(str, range(setting.task.classes)))
+    with suppress(ArgumentError):  # for example, features without a schema
+        data_spec = DataSpec(
+            spec.task, names, input_shape(setting), mean, std, setting.vocabulary, setting.schema
+        )
+    words = spec.data.vocabulary if isinstance(spec.data, TextData) else ""
+    return StudentFile(spec.student.model, data_spec, words).header()
 
 
-def student_name(setting: Setting) -> str:
-    """Return the name of a student given as a module, as on a command line for the package's own networks."""
-    student = setting.student
-    name = MODELS.name_of(type(student))
-    shapes = {key: each.shape for key, each in student.state_dict().items()}
+def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabulary: int = 0) -> str:
+    """Return the name of a network given as a module, as on a command line for the package's own networks.
+
+    Args:
+        task: what it learns.
+        shape: of an input.
+        vocabulary: number of token ids, for texts.
+    """
+    name = MODELS.name_of(type(network))
     if name in MODELS.builtin:
-        width = len(next(student.parameters()))  # width of the first layer, as in ``name:width``
-        given = (input_shape(setting), setting.task.output_shape(input_shape(setting))[0], 0, "student")
-        for spec in (name, f"{name}:{width}"):
+        shapes = {key: each.shape for key, each in network.state_dict().items()}
+        width = len(next(network.parameters()))  # width of the first layer, as in ``name:width``
+        for known in (name, f"{name}:{width}"):
             with suppress(FedstillError):
-                made = build(spec, *given, vocabulary=setting.vocabulary).state_dict()
-                if {key: each.shape for key, each in made.items()} == shapes:
-                    return spec
-    return f"{type(student).__module__}:{type(student).__qualname__}"
+                built = build(known, shape, task.output_shape(shape)[0], 0, "student", vocabulary=vocabulary)
+                if {key: each.shape for key, each in built.state_dict().items()} == shapes:
+                    return known
+    return f"{type(network).__module__}:{type(network).__qualname__}"
 
 
 def read(
@@ -172,8 +179,8 @@ def read(
         raise RunFolderError(f"cannot read {path}: {first_line(error)}") from error
     own: tuple[str, ...] = ()
     if folder is not None and (folder / "config.toml").exists():
-        config = load_toml(folder / "config.toml")  # also registers its plugin folders
-        own = (config.student.model, config.task.registered_name)
+        spec = load_toml(folder / "config.toml")  # also registers its plugin folders
+        own = (spec.student.model, spec.task.registered_name)
     about = StudentFile.parse(metadata, str(path), own[1:])
     about.spec_or_error  # noqa: B018
     network = model if isinstance(model, nn.Module) else about.network(model or "", "".join(own[:1]))

@@ -19,7 +19,7 @@ import torch
 
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.node.node import Node
-from fedstill.runs.config import RunConfig, to_dict
+from fedstill.runs.spec import RunSpec, to_dict
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class TrainedModels:
 
     Args:
         folder: of the cache; created at first use.
-        config: the run's configuration.
+        spec: the run's configuration.
     """
 
     folder: Path
-    config: RunConfig
+    spec: RunSpec
 
     def model_file(self, groups: Sequence[Sequence[Node]], *about: object) -> Path | None:
         """Return the file of some nodes' trained models; None if they cannot be shared.
@@ -63,7 +63,7 @@ class TrainedModels:
         if not all(isinstance(value, torch.Tensor) for state in states for value in state.values()):
             return None
         config_values = {
-            key: part for key, part in to_dict(self.config).items() if key not in ("name", "method", "paper")
+            key: part for key, part in to_dict(self.spec).items() if key not in ("name", "method", "paper")
         }
         digest = hashlib.sha256(repr((config_values, about, torch.get_num_threads())).encode())
         for node, state in zip(nodes, states, strict=True):

@@ -23,10 +23,10 @@ from fedstill.core.version import __version__
 from fedstill.data.loading import load
 from fedstill.data.new_data import EvaluationDataOptions, load_labeled
 from fedstill.runs.build import describe_cases, split_data
-from fedstill.runs.config import load_toml
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
 from fedstill.runs.results import input_hashes
 from fedstill.runs.simulation import digest_examples
+from fedstill.runs.spec import load_toml
 from fedstill.runs.student_file import read
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from fedstill.attacks import mechanism_audits
 from fedstill.attacks.mechanism_audits import AuditFinding
-from fedstill.cli.arguments import dispatch
-from fedstill.cli.commands import COMMANDS
+from fedstill.cli.main import dispatch
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 SOUND = AuditFinding("pate", "noisy votes", 4.377, 1.25, 3.5, False, 2000, 3.2)
@@ -34,7 +33,7 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(*words: str) -> None:
-    dispatch(["privacy", "audit", *words], COMMANDS)
+    dispatch(["privacy", "audit", *words])
 
 
 def test_prints_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) -> None:

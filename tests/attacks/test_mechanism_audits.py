@@ -32,7 +32,7 @@ from fedstill.privacy.events import Event
 from fedstill.privacy.noise import NoiseSampler, add_noise
 from fedstill.privacy.pate import partition_records
 from fedstill.privacy.release_rules import BoundedNoisyRows, NoisyCounts, SanitizedGradients
-from fedstill.runs import config
+from fedstill.runs import spec
 
 MakeDistinguisher = Callable[..., Distinguisher]
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -111,7 +111,7 @@ def test_audit_uses_training_of_private_presets(
 
     monkeypatch.setattr(mechanism_audits, "audit_one_run", record_options)
     audit_one_run_linear(many_records=many)
-    run = config.load(preset)
+    run = spec.load(preset)
     assert isinstance(run.nodes.privacy, DPSGD)
     assert (audited["model"], audited["clip"]) == (run.nodes.models[0], run.nodes.privacy.training.clip)
     whole = {"batch": run.nodes.local.batch, "augment": run.nodes.local.augment}  # all records at once

@@ -44,6 +44,7 @@ from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
+from tests.support.runs import make_setting
 
 PLAIN = Extractor("vectors", lambda x: x)
 
@@ -311,7 +312,7 @@ def setting(method: Any = None, **changes: Any) -> Setting:
         "local": LocalConfig(epochs=1, batch=20),
         **changes,
     }
-    return Setting(**given)
+    return make_setting(**given)
 
 
 @pytest.fixture(scope="module")

@@ -1,173 +1,178 @@
-"""Words of a command are parsed by its usage."""
+"""Words of a command line become arguments of a function, overrides of a configuration, or one clear line."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclopts import App
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedstill.cli import arguments
-from fedstill.cli.arguments import MissingValue, ParsedArgs, dispatch
-from fedstill.cli.commands import COMMANDS, Command, CommandGroup
+from fedstill.cli.arguments import UsageError, split_overrides
+from fedstill.cli.main import COMMANDS, OPTION_LISTS, bind, dispatch, make_app
+from fedstill.cli.options import MissingValue
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
-LAB = {
-    "lab": CommandGroup(
-        "Works in a lab.",
-        {
-            "make": Command(
-                "tests.cli.test_arguments:record",
-                "Makes it.",
-                ("DIR FILE ... --host NAME [--nodes A B] [--port N] [--dry]", "--again DIR"),
-                "options:\n  --dry  changes nothing",
-                "fedstill lab make a b --host x",
-            ),
-            "print": Command(
-                "tests.cli.test_arguments:record",
-                "Prints it.",
-                ("PRESET [--quiet] [--OPTION VALUE ...]",),
-                all_options="tests.cli.test_arguments:record_all",
-            ),
-        },
+
+def arguments(*words: str) -> dict[str, Any]:
+    """Arguments that a command's function gets."""
+    bound: Any = bind(words)
+    given = inspect.signature(bound.func).bind(*bound.args, **bound.keywords)
+    return given.arguments
+
+
+def test_words_become_typed_arguments() -> None:
+    words = (
+        "predict",
+        "runs/a",
+        "new.csv",
+        "--out=there.csv",
+        "--channels",
+        "0",
+        "2",
+        "--fit",
+        "--label",
+        "x",
     )
-}
-calls: list[ParsedArgs] = []
-all_calls: list[tuple[str, ParsedArgs]] = []
+    assert arguments(*words) == {
+        "run": Path("runs/a"),
+        "data": Path("new.csv"),
+        "out": Path("there.csv"),
+        "channels": (0, 2),
+        "fit": True,
+        "label": "x",
+    }
 
 
-def record(args: ParsedArgs) -> None:
-    calls.append(args)
-
-
-def record_all(name: str, args: ParsedArgs) -> str:
-    all_calls.append((name, args))
-    return "every option\n"
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of this module are not imported a second time under another name."""
-    functions = {"record": record, "record_all": record_all}
-    monkeypatch.setattr(arguments, "load_function", lambda name: functions[name.partition(":")[2]])
-    calls.clear()
-    all_calls.clear()
-
-
-def parsed(*words: str) -> ParsedArgs:
-    dispatch(["lab", *words], LAB)
-    (args,) = calls
-    return args
-
-
-def test_sorts_words_by_usage() -> None:
-    args = parsed("make", "a", "--host=x", "b", "c", "--nodes", "n", "m", "--dry", "--host", "y")
-    assert (args.positionals, args.get("--host"), args.options["--nodes"]) == (
-        ["a", "b", "c"],
-        "y",
-        ["n", "m"],
-    )
-    assert ("--dry" in args, "--port" in args, args.get("--port")) == (True, False, None)
-    assert args.known == ("--host", "--nodes", "--port", "--dry")
-    assert args.command == "fedstill lab make a --host=x b c --nodes n m --dry --host y"
-
-
-def test_second_usage_is_chosen_by_its_required_option() -> None:
-    assert parsed("make", "--again", "there").positionals == []
+def test_last_of_repeated_options_holds() -> None:
+    assert arguments("audit", "show", "clinic", "--last", "3", "--last", "4")["last"] == 4
 
 
 def test_options_of_a_configuration_keep_their_values() -> None:
-    args = parsed("print", "demo", "--seed", "3", "--quiet", "--split.nodes=2")
-    assert (args.positionals, args.overrides) == (["demo"], ["--seed", "3", "--split.nodes=2"])
-    assert "--quiet" in args
+    call = arguments("run", "demo", "--seed", "3", "--quiet", "--nodes.models", "mlp", "cnn", "--out", "x y")[
+        "call"
+    ]
+    assert call.overrides == ["--seed", "3", "--nodes.models", "mlp", "cnn"]
+    assert call.words == ["demo", "--quiet", "--out", "x y"]
+    assert {"--quiet", "--out", "--resume"} <= set(call.known)
+    assert call.command == "fedstill run demo --seed 3 --quiet --nodes.models mlp cnn --out 'x y'"
+
+
+def test_words_before_options_are_the_commands_own() -> None:
+    assert split_overrides(["a", "b", "--x.y=1", "c", "--own", "d"], ["--own"]) == (
+        ["a", "b", "--own", "d"],
+        ["--x.y=1", "c"],
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        ("mak", UnknownName, "unknown command 'lab mak': did you mean 'lab make'?"),
-        ("make a --host x", ArgumentError, "fedstill lab make needs FILE (see `fedstill lab make --help`)"),
-        ("make a b", ArgumentError, "fedstill lab make needs --host NAME"),
-        ("remove", UnknownName, "unknown command 'lab remove': the commands of `fedstill lab` are make"),
-        ("make a b --host", MissingValue, "--host needs a value (expected NAME)"),
-        ("make a b --host --dry", MissingValue, "--host needs a value (expected NAME)"),
-        ("make a b --host= c", MissingValue, "--host needs a value (expected NAME)"),
-        ("make a b --host x --zzz", UnknownName, "unknown option '--zzz': fedstill lab make DIR FILE"),
-        ("make a b --host x --dry=1", ArgumentError, "invalid --dry = '1' (expected no value)"),
-        ("make a --again b", ArgumentError, "fedstill lab make --again takes no 'a'"),
-        ("print a b", ArgumentError, "fedstill lab print takes no 'b'"),
+        ("node innit", UnknownName, "unknown command 'node innit': did you mean 'node init'?"),
+        (
+            "node remove",
+            UnknownName,
+            "unknown command 'node remove': the commands of `fedstill node` are init",
+        ),
+        ("node init", UsageError, "fedstill node init needs FOLDER (see `fedstill node init --help`)"),
+        ("node init a b", UsageError, "fedstill node init takes no 'b' (see `fedstill node init --help`)"),
+        ("node init a --name", MissingValue, "--name needs a value (expected a text)"),
+        ("run demo --out --quiet", MissingValue, "--out needs a value (expected a path)"),
+        ("node init a --nme x", UnknownName, "unknown option '--nme': did you mean '--name'?"),
+        ("node init a -n", UnknownName, "unknown option '-n'"),
+        ("server init a --host x", UsageError, "fedstill server init needs --nodes"),
+        (
+            "server init a --host x --nodes b --port 0",
+            ArgumentError,
+            "invalid --port = 0 (expected 1 to 65535)",
+        ),
+        ("audit show a --last 1_0", ArgumentError, "invalid --last = '1_0' (expected an integer)"),
+        ("audit show a --last -1", ArgumentError, "invalid --last = -1 (expected 0 or more)"),
+        ("audit show a --delta nan", ArgumentError, "invalid --delta = 'nan' (expected a number)"),
+        ("predict a b --fit=3", ArgumentError, "invalid --fit = '3' (expected no value)"),
+        ("completion tcsh", ArgumentError, "invalid SHELL = 'tcsh' (expected one of 'bash', 'zsh', 'fish')"),
     ],
 )
 def test_rejects_words_that_do_not_fit(words: str, error: type[FedstillError], message: str) -> None:
     with pytest.raises(error) as caught:
-        parsed(*words.split())
+        bind(words.split())
     assert str(caught.value).startswith(message)
-    assert calls == []
 
 
-@pytest.mark.parametrize("words", ["make --help", "make a --host x -h", "make -h --zzz"])
-def test_help_of_a_command_runs_nothing(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    dispatch(["lab", *words.split()], LAB)
-    page = capsys.readouterr().out
-    assert calls == []
-    assert page.startswith("usage:\n  fedstill lab make DIR FILE ... --host NAME")
-    for part in (
-        "fedstill lab make --again DIR\n",
-        "Makes it.",
-        "--dry  changes nothing",
-        "example:\n  fedstill",
-    ):
-        assert part in page
+def every_command() -> Iterator[tuple[str, ...]]:
+    app = make_app()
+    for name in COMMANDS:
+        group = app[name]
+        yield from [(name,)] if group.default_command else [(name, each) for each in group]
 
 
-@pytest.mark.parametrize("words", ["", "-h", "--help"])
-def test_help_of_a_group_lists_its_commands(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    dispatch(["lab", *words.split()], LAB)
-    page = capsys.readouterr().out
-    assert "  make   Makes it.\n  print  Prints it.\n" in page
+EVERY = list(every_command())
 
 
-@pytest.mark.parametrize("words", ["demo --quiet --help-all --seed 3", "--help-all demo --seed 3 --quiet"])
-def test_help_all_shows_the_command_and_then_every_option(
-    words: str, capsys: pytest.CaptureFixture[str]
+WORDS = (
+    "a", "3", "-1", "nan", "1_0", "", "{}", "[1]", "[", "--", "-", "-x", "\u0663", "--x.y", "--x.y=3", "@f",
+    "--no-json", "--json=1", "--json", "--out", "--out=", "--nodes", "--port=x", "--call", "--=x", "---",
+    "--help=3", "--last", "--seeds=",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(command=st.sampled_from(EVERY), words=st.lists(st.sampled_from(WORDS), max_size=5))
+def test_any_words_are_arguments_or_one_line(command: tuple[str, ...], words: list[str]) -> None:
+    line = ""
+    try:
+        bind([*command, *words])
+    except FedstillError as error:
+        line = str(error)
+    assert "\n" not in line
+
+
+def application(words: tuple[str, ...]) -> App:
+    return reduce(App.__getitem__, words, make_app())
+
+
+def help_of(words: tuple[str, ...], capsys: pytest.CaptureFixture[str], flag: str = "--help") -> str:
+    dispatch([*words, flag])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", EVERY)
+def test_help_of_each_command_fits_and_explains_its_arguments(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dispatch(["lab", "print", *words.split()], LAB)
-    page = capsys.readouterr().out
-    assert page.index("Prints it.") < page.index("every option")
-    [(name, args)] = all_calls
-    assert (name, args.positionals, args.overrides, calls) == ("lab print", ["demo"], ["--seed", "3"], [])
-
-
-@pytest.mark.parametrize("words", ["make --help-all", "--help-all"])
-def test_help_all_without_a_configuration_is_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    dispatch(["lab", *words.split()], LAB)
-    page = capsys.readouterr().out
-    dispatch(["lab", *words.replace("-all", "").split()], LAB)
-    assert (page, calls, all_calls) == (capsys.readouterr().out, [], [])
-
-
-def every_command() -> Iterator[tuple[str, Command]]:
-    for name, command in COMMANDS.items():
-        if isinstance(command, CommandGroup):
-            yield from ((f"{name} {sub}", each) for sub, each in command.commands.items())
-        else:
-            yield name, command
-
-
-@pytest.mark.parametrize(("name", "command"), list(every_command()))
-def test_help_of_each_command_fits_and_names_its_options(name: str, command: Command) -> None:
-    page = command.help(name)
+    page = help_of(words, capsys)
+    assert page == help_of((*words, "--zzz"), capsys, "-h")
     assert len(page.splitlines()) <= 45
-    assert max(map(len, page.splitlines())) <= 110
-    assert "example:" in page
-    options = {option for usage in command.usage for option in arguments._parse_usage(usage)[1]}
-    described = page.partition("\n\n")[2]
-    missing = [option for option in options - {"--json", "--OPTION"} if option not in described]
-    assert missing == []
+    assert f"example: fedstill {' '.join(words)}" in page or "example: eval" in page
+    arguments = application(words).assemble_argument_collection(parse_docstring=True)
+    for argument in [each for each in arguments if each.parameter.parse is not False]:
+        assert argument.parameter.help, f"{argument.name} has no help"
+        assert argument.name in page
 
 
-@pytest.mark.parametrize(("name", "command"), list(every_command()))
-def test_function_of_each_command_exists(
-    name: str, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    assert callable(arguments.load_function(command.function))
+def test_summary_of_each_command_is_its_functions() -> None:
+    app = make_app()
+    for name, (_, summary) in COMMANDS.items():
+        function = app[name].default_command
+        if function is not None:
+            assert str(inspect.getdoc(function)).splitlines()[0] == summary
+
+
+@pytest.mark.parametrize("flag", ["", "-h", "--help", "--help-all"])
+def test_help_of_a_group_lists_its_commands(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["audit", *([flag] if flag else [])])
+    page = capsys.readouterr().out
+    assert all(f"│ {name}" in page for name in ("show", "verify", "export", "accept"))
+
+
+def test_every_command_with_overrides_lists_all_options() -> None:
+    listed = set()
+    for words in EVERY:
+        if "call" in application(words).default_command.__annotations__:  # type: ignore[union-attr]
+            listed.add(" ".join(words))
+    assert listed == set(OPTION_LISTS)

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.cli.arguments import dispatch
 from fedstill.cli.audit import SECRET, SECURITY
-from fedstill.cli.commands import COMMANDS
+from fedstill.cli.main import dispatch
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
-from tests.audited import edit
+from tests.support.audit_logs import edit
 
 Capture = pytest.CaptureFixture[str]
 
@@ -52,7 +51,7 @@ def charge(
 
 def stdout_of(capsys: Capture, *words: object) -> str:
     """What a command prints; on a terminal of 80 columns."""
-    dispatch(["audit", *(str(word) for word in words)], COMMANDS)
+    dispatch(["audit", *(str(word) for word in words)])
     return capsys.readouterr().out
 
 
@@ -137,13 +136,13 @@ def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Captur
 def test_show_counts_epsilon_for_each_run_and_for_all(
     clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedstill.node import spent_budget
+    from fedstill.node import overview
 
     def stand_in(spent: dict[Event, int], delta: float, accountant: str) -> float:
         assert accountant == "pld"
         return sum(times / event.noise for event, times in spent.items()) + delta
 
-    monkeypatch.setattr(spent_budget, "compute_epsilon", stand_in)
+    monkeypatch.setattr(overview, "compute_epsilon", stand_in)
     out = stdout_of(capsys, "show", clinic, "--delta", "1e-9")
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
@@ -211,11 +210,11 @@ def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> N
     file.write_bytes(b"images and labels" * 1000)
     for command in ("show", "verify"):
         with pytest.raises(FedstillError) as output:
-            dispatch(["audit", command, str(file)], COMMANDS)
+            dispatch(["audit", command, str(file)])
         assert str(output.value) == f"{file} is not an audit log"
     (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
     with pytest.raises(FedstillError, match="fedstill audit accept"):
-        dispatch(["audit", "show", str(clinic)], COMMANDS)
+        dispatch(["audit", "show", str(clinic)])
 
 
 def test_shows_no_epsilon_after_a_release_without_guarantee(clinic: Path, capsys: Capture) -> None:
@@ -243,7 +242,7 @@ def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
     assert out == f"{clinic / 'audit.sqlite'}: 3 entries: hashes, totals and head agree\n"
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = '{}' WHERE entry = 2")
     with pytest.raises(FedstillError, match="entry 2 is not as it was written"):
-        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+        dispatch(["audit", "verify", str(clinic)])
     assert "NOT SOUND: entry 2 is not as it was written" in stdout_of(capsys, "show", clinic)
 
 
@@ -254,7 +253,7 @@ def test_totals_that_are_not_those_of_the_entries_are_found_and_accepted(
     text = head.read_text(encoding="utf-8").replace('"laplace(10.0)":4', '"laplace(10.0)":5')
     head.write_text(text, encoding="utf-8")
     with pytest.raises(FedstillError, match="entries up to 3 do not add up to the totals in its head"):
-        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+        dispatch(["audit", "verify", str(clinic)])
     out = stdout_of(capsys, "accept", clinic, "--because", "so")
     assert "Charged again to clinic, run spring: laplace(10)." in out
     assert "4 entries: hashes, totals and head agree" in stdout_of(capsys, "verify", clinic)
@@ -271,7 +270,7 @@ def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capt
 
 def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, capsys: Capture) -> None:
     with pytest.raises(FedstillError, match="no fault to accept"):
-        dispatch(["audit", "accept", str(clinic), "--because", "so"], COMMANDS)
+        dispatch(["audit", "accept", str(clinic), "--because", "so"])
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
     out = stdout_of(capsys, "accept", clinic, "--because", "restored from a backup")
     assert "Accepted: is an older copy" in out
@@ -286,7 +285,7 @@ def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, cap
 def test_missing_audit_log(clinic: Path, capsys: Capture) -> None:
     (clinic / "audit.sqlite").unlink()
     with pytest.raises(FedstillError, match="is missing, but its head exists"):
-        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+        dispatch(["audit", "verify", str(clinic)])
     out = stdout_of(capsys, "accept", clinic, "--because", "lost")
     assert out.count("Charged again") == 2
     assert "3 x gaussian(4)" in stdout_of(capsys, "show", clinic)
@@ -296,11 +295,11 @@ def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: 
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
     with pytest.raises(FedstillError, match="no audit log"):
-        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+        dispatch(["audit", "verify", str(clinic)])
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
     with pytest.raises(FedstillError, match="is missing, but its node's runs exist"):
-        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+        dispatch(["audit", "verify", str(clinic)])
     assert "Accepted: is missing" in stdout_of(capsys, "accept", clinic, "--because", "lost")
     assert "1 entry: hashes" in stdout_of(capsys, "verify", clinic)
 
@@ -351,10 +350,10 @@ def test_export(clinic: Path, capsys: Capture) -> None:
     assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
     for out in (lines, clinic.parent / "out.txt", ""):
         with pytest.raises(ArgumentError, match="--out"):
-            dispatch(["audit", "export", str(clinic), "--out", str(out)], COMMANDS)
+            dispatch(["audit", "export", str(clinic), "--out", str(out)])
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 1")
     with pytest.raises(FedstillError, match=r"not sound, and .* holds it as it is: entry 1 is missing"):
-        dispatch(["audit", "export", str(clinic), "--out", str(clinic.parent / "again.jsonl")], COMMANDS)
+        dispatch(["audit", "export", str(clinic), "--out", str(clinic.parent / "again.jsonl")])
 
 
 def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_with(
@@ -381,7 +380,7 @@ def test_only_accept_changes_anything(clinic: Path, capsys: Capture) -> None:
     stdout_of(capsys, "show", clinic)
     for words in (["verify", clinic], ["export", clinic, "--out", clinic.parent / "x.jsonl"]):
         with pytest.raises(FedstillError):
-            dispatch(["audit", *(str(word) for word in words)], COMMANDS)
+            dispatch(["audit", *(str(word) for word in words)])
     after = {
         file.name: file.read_bytes() for file in clinic.iterdir() if not file.name.endswith(("-wal", "-shm"))
     }
@@ -397,8 +396,8 @@ def test_only_accept_changes_anything(clinic: Path, capsys: Capture) -> None:
         (["show", "."], "is no node's folder"),
         (["show", ".", "--lst", "3"], "did you mean '--last'"),
         (["accept", "here.sqlite"], "--because"),
-        (["show", "here.sqlite", "--delta", "0"], "invalid --delta = '0'"),
-        (["show", "here.sqlite", "--last", "-1"], "invalid --last = '-1'"),
+        (["show", "here.sqlite", "--delta", "0"], "invalid --delta = 0.0"),
+        (["show", "here.sqlite", "--last", "-1"], "invalid --last = -1"),
     ],
 )
 def test_invalid_audit_calls_are_one_line(
@@ -407,7 +406,7 @@ def test_invalid_audit_calls_are_one_line(
     monkeypatch.chdir(tmp_path)
     AuditLog(Path("here.sqlite")).close()
     with pytest.raises(FedstillError, match=output) as raised:
-        dispatch(["audit", *words], COMMANDS)
+        dispatch(["audit", *words])
     assert isinstance(raised.value, UnknownName) == ("mean" in output)
 
 

@@ -27,10 +27,10 @@ from fedstill.federation import signed_files
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.report import write_report
-from fedstill.runs import config, offline, run
+from fedstill.runs import offline, run, spec
 from fedstill.runs.presets import parse
 from fedstill.runs.simulation import build_simulation
-from tests.audited import edit, entries, releases
+from tests.support.audit_logs import edit, entries, releases
 
 pytest.importorskip("cryptography")
 
@@ -66,12 +66,12 @@ centralized = false
 def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)
-    given = config.load_toml(folder / "run.toml")
+    given = spec.load_toml(folder / "run.toml")
     experiment, _ = build_simulation(given)
     for index, name in enumerate(NAMES):
         own = folder / name
         own.mkdir()
-        part, model = experiment.setting.parts[index], experiment.setting.models[index]
+        part, model = experiment.setting.nodes[index].data, experiment.setting.nodes[index].model
         pixels = (part.inputs.numpy() + 1) / 2
         np.savez(own / "data.npz", images=pixels, labels=part.targets.numpy())
         weights = {key: value.contiguous() for key, value in model.state_dict().items()}
@@ -81,7 +81,10 @@ def make_nodes(folder: Path) -> Path:
             "seed": given.seed,
             "online": False,
             "data": {"path": "data.npz"},
-            "model": {"name": experiment.setting.model_names[index], "weights": "first.safetensors"},
+            "model": {
+                "name": given.nodes.models[index % len(given.nodes.models)],
+                "weights": "first.safetensors",
+            },
             "local": dataclasses.asdict(given.nodes.local),
         }
         (own / "node.toml").write_text(tomli_w.dumps(table))
@@ -94,7 +97,7 @@ def make_nodes(folder: Path) -> Path:
 def exchange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All steps, done once: queries, three nodes' answers; next to it the same run live."""
     folder = make_nodes(tmp_path_factory.mktemp("carried"))
-    run.run(config.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
+    run.run(spec.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for words in (

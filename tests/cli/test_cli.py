@@ -19,15 +19,15 @@ import pytest
 
 from fedstill import __version__, report
 from fedstill.cli import main as cli
-from fedstill.cli.commands import COMMANDS
+from fedstill.cli.main import COMMANDS
 from fedstill.cli.tools import kinds
 from fedstill.compare.comparison import Comparison
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import FedstillError, QueryRefused, RunFolderError
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.needs import Needs
-from fedstill.runs import config, presets
-from fedstill.runs.config import RunConfig
+from fedstill.runs import presets, spec
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TASKS
 
 Main = Callable[..., tuple[int, str, str]]
@@ -49,9 +49,7 @@ class Runs:
         self.calls: list[tuple[str, Any]] = []
         self.raises: BaseException | None = None
 
-    def run(
-        self, config: RunConfig, out: Path, *, command: str, progress: bool, report: Any
-    ) -> dict[str, Any]:
+    def run(self, config: RunSpec, out: Path, *, command: str, progress: bool, report: Any) -> dict[str, Any]:
         self.calls.append(("run", {"config": config, "out": out, "command": command, "progress": progress}))
         return self._result()
 
@@ -120,10 +118,10 @@ def test_version(command: Main) -> None:
 def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> None:
     code, out, err = command("run", "mine.toml", "--help-all")
     assert (code, err) == (0, "")
-    for name in option_types(config.from_dict({"method": {"name": "fediod"}})):
+    for name in option_types(spec.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
-    assert "Seed of all random draws of the run. (default: 4)" in words
+    assert "Seed of all random draws of the run. (default: 4; 0 or more)" in words
 
 
 @pytest.mark.usefixtures("here")
@@ -219,9 +217,9 @@ def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
 def test_show_is_complete_and_reads_back(command: Main) -> None:
     code, out, err = command("config", "mine.toml", "--split.nodes", "9", "--method.tau=inf")
     assert (code, err) == (0, "")
-    run = config.read_toml(out)
+    run = spec.read_toml(out)
     assert (run.name, run.seed, run.split.nodes, run.method.tau) == ("mine", 4, 9, float("inf"))
-    assert config.to_toml(run) == out
+    assert spec.to_toml(run) == out
 
 
 @pytest.mark.usefixtures("here")
@@ -299,7 +297,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --split.alpha nan", "invalid split.alpha = 'nan' (expected a number"),
         ("run mine.toml --seed 1_0", "invalid seed = '1_0' (expected an integer"),
         ("run mine.toml --split.alpha 1_0", "invalid split.alpha = '1_0' (expected a number"),
-        ("compare fedavg --seeds 1_0", "invalid --seeds = '1_0' (expected how many: 1 or more"),
+        ("compare fedavg --seeds 1_0", "invalid --seeds = '1_0' (expected an integer"),
         (
             "run mine.toml --split.alpha 0.5 --split.name iid",
             "invalid split.alpha = '0.5' (expected none: split 'iid' has no such option",
@@ -328,7 +326,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
-        ("compare fedavg --seeds 0", "invalid --seeds = '0' (expected how many: 1 or more"),
+        ("compare fedavg --seeds 0", "invalid --seeds = 0 (expected 1 or more"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
         ("compare fedavg fedavg", "invalid methods = 'fedavg, fedavg' (expected each once"),
         ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz' (expected --fedavg.rounds"),
@@ -590,7 +588,7 @@ def test_published_metrics_stay_with_changed_options(command: Main, here: Path) 
         file.write(metric)
     code, out, _ = command("config", "mine.toml", "--split.nodes", "9")
     assert code == 0
-    [paper] = config.read_toml(out).paper
+    [paper] = spec.read_toml(out).paper
     assert (paper.value, paper.source) == (90.5, "Table 1")
     assert "--paper" not in command("run", "mine.toml", "--help-all")[1]
     line = one_line(command("config", "mine.toml", "--paper.0.value", "3"))
@@ -617,7 +615,7 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     done = process("--help", folder=tmp_path)
     assert time.monotonic() - started < 2.5
     assert (done.returncode, done.stderr) == (0, "")
-    heavy = "{'torch', 'numpy', 'sklearn', 'scipy', 'matplotlib', 'tyro', 'rich'}"
+    heavy = "{'torch', 'numpy', 'sklearn', 'scipy', 'matplotlib', 'cyclopts', 'rich'}"
     code = (
         "import sys\n"
         "from fedstill.cli.main import main\n"
@@ -648,7 +646,7 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     assert "<html" in (here / "there" / "report.html").read_text(encoding="utf-8")
     result = json.loads((here / "there" / "result.json").read_text(encoding="utf-8"))
     assert 0 <= result["student"]["accuracy"] <= 100
-    saved = config.load_toml(here / "there" / "config.toml")
+    saved = spec.load_toml(here / "there" / "config.toml")
     assert (saved.name, saved.seed, saved.split.nodes, saved.method.steps) == ("mine", 4, 2, 3)
     assert "there" in one_line(command(*words, "--seed", "1"))
     assert command("report", "there")[:2] == (0, "Report: there/report.html\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,10 +19,10 @@ import torch
 
 import fedstill
 from fedstill.cli import compare
-from fedstill.cli.arguments import parse
-from fedstill.cli.commands import COMMANDS
+from fedstill.cli.arguments import Call, split_overrides
+from fedstill.cli.main import COMMANDS, make_app
 from fedstill.cli.run import out_folder
-from fedstill.cli.tools import EXTRAS, completions
+from fedstill.cli.tools import EXTRAS
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.data.raw_images import raw_images_from_arrays
 from fedstill.models import MLP
@@ -32,8 +33,8 @@ Main = Callable[..., tuple[int, str, str]]
 
 
 def planned(*words: str) -> Any:
-    usage = "METHOD ... [--seeds N] [--base PRESET] [--OPTION VALUE ...]"
-    return compare._comparison_from_args(parse("compare", usage, words))
+    own, overrides = split_overrides(words, ["--seeds", "--base"])
+    return compare.plan_comparison(own, Call("fedstill compare", own, overrides))
 
 
 def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
@@ -84,15 +85,15 @@ def test_a_run_that_is_done_is_in_no_other_runs_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Options are tried one after the other; one that was stopped waits to go on."""
-    given, default = parse("run", "PRESET", ["demo"]), tmp_path / "demo-seed0"
+    default = tmp_path / "demo-seed0"
     for folder in (default, tmp_path / "demo-seed0-2", tmp_path / "demo-seed0-3"):
-        assert out_folder(given, str(default)) == folder
+        assert out_folder(None, str(default)) == folder
         assert f"The run's folder is {folder};" in capsys.readouterr().err
         folder.mkdir()
         (folder / "config.toml").touch()
-        assert out_folder(given, str(default)) == folder, "it is not done"
+        assert out_folder(None, str(default)) == folder, "it is not done"
         (folder / "result.json").touch()
-    assert out_folder(given, str(default), "comparison") == default, "which takes up what is done"
+    assert out_folder(None, str(default), "comparison") == default, "which takes up what is done"
 
 
 def test_doctor_lists_missing_extras_with_their_use(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,20 +154,29 @@ def test_lists_are_json_for_scripts(command: Main) -> None:
 
 
 def test_every_command_and_its_options_are_completed() -> None:
-    words = completions()
-    assert set(words) == set(COMMANDS)
-    assert {"--data", "--sites", "--json"} <= set(words["evaluate"])
-    assert set(presets.names()) < set(words["run"])
+    for shell in ("bash", "zsh", "fish"):
+        script = make_app().generate_completion(shell=shell)
+        for word in (*COMMANDS, "verify", "--sites", "--startup-kit"):
+            assert re.search(rf"(?<!\w){word.lstrip('-')}(?![\w-])", script), (shell, word)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_a_word(command: Main) -> None:
+def test_bash_completes_a_word(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     script = command("completion", "bash")[1]
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     call = 'COMP_WORDS=(fedstill {}); COMP_CWORD={}; _fedstill; echo "${{COMPREPLY[@]}}"'
     commands = "\n".join([script, call.format("eval", 1), call.format("run digits-fediod-s", 2)])
     done = subprocess.run(["bash", "-c", commands], capture_output=True, text=True, check=True, timeout=20)
     assert done.stdout.split("\n")[:2] == ["evaluate", "digits-fediod-skewed"]
-    assert "expected bash, zsh or fish" in command("completion", "tcsh")[2]
+    assert "expected one of 'bash', 'zsh', 'fish'" in command("completion", "tcsh")[2]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_registers_the_script(command: Main) -> None:
+    start = "autoload -Uz compinit; compinit -u -D; "
+    call = f"{start}{command('completion', 'zsh')[1]}\nprint ${{_comps[fedstill]}}"
+    done = subprocess.run(["zsh", "-f", "-c", call], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.startswith("_")
 
 
 def test_no_color_is_heeded(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,4 +226,4 @@ def test_export_checks_its_format_before_it_reads_the_run(command: Main) -> None
     assert "invalid --format = 'onxx'" in err
     code, _, err = command("predict", "nowhere", "new.csv", "--channels", "x")
     assert code == 2
-    assert "invalid --channels = 'x'" in err
+    assert "invalid --channels[0] = 'x'" in err

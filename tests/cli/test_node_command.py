@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -112,8 +113,7 @@ def test_check_reports_closed_hours(
         "At this hour the node refuses every query: hours: 00:00-00:01, by the clock of the node.\nNo faults."
     )
     for now, expected in ((time(0, 0, 30), False), (time(12), True)):
-        clock = partial(time.replace, now)
-        monkeypatch.setattr(admission, "require_hour", partial(admission.require_hour, clock=clock))
+        monkeypatch.setattr(admission, "RunFacts", partial(admission.RunFacts, now=now))
         code, out, _ = here("check", folder)
         assert (code, output in out) == (0, expected)
         monkeypatch.undo()
@@ -301,8 +301,8 @@ def test_help_names_all(here: Here) -> None:
     page = here("--help")[1]
     assert page == here()[1]
     for command in ("init", "check", "start", "status", "requests", "approve", "reject", "log"):
-        assert f"  {command} " in page
-        assert f"usage:\n  fedstill node {command} DIR" in here(command, "--help")[1]
+        assert f"│ {command} " in page
+        assert re.match(rf"Usage: fedstill node {command} .*FOLDER", here(command, "--help")[1])
 
 
 def test_data_of_a_task_that_no_run_names_are_no_fault(scans: Path, tmp_path: Path, here: Here) -> None:

@@ -28,7 +28,7 @@ from fedstill.cli.privacy_plan import (
 )
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
-from fedstill.node import audit_log_inspection, owner_folder
+from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_run_length, forecast, round_noise_up
@@ -36,10 +36,10 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import epsilon_text_rounded_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
-from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.simulation import Simulation, build_simulation
-from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
-from tests.node.test_node_service import Clinic
+from fedstill.runs.spec import from_dict, load_toml
+from tests.support.node_services import FEDIOD as FEDIOD_OPTIONS
+from tests.support.node_services import Clinic
 
 TINY = """
 name = "tiny"
@@ -152,7 +152,8 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     assert all(plan.cost.cost for plan in plans.values())
     assert [site.examples for site in sites] == [len(node.data) for node in experiment.nodes]
     assert all(
-        len(part) == 3 * site.examples for part, site in zip(experiment.setting.parts, sites, strict=True)
+        len(node.data) == 3 * site.examples
+        for node, site in zip(experiment.setting.nodes, sites, strict=True)
     )
 
 
@@ -173,10 +174,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.cost
-    output = audit_log_inspection.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
-    assert output == audit_log_inspection.TotalSpent(
-        cost_to_dict(plan.cost.cost), units=frozenset({"a record"})
-    )
+    output = folder_log.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
+    assert output == folder_log.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
 
 
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:
@@ -518,7 +517,7 @@ def test_published_epsilons_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_names_every_audited_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
     output = stdout_of(capsys, "audit", "--mechanism", "pate", "--help")
     assert all(mechanism in output for mechanism in AUDITS)
-    assert "fedstill privacy plan [NODE] RUN" in stdout_of(capsys, "plan", "--help")
+    assert "[NODE] RUN" in stdout_of(capsys, "plan", "--help")
 
 
 def test_noise_is_rounded_up_and_never_down() -> None:

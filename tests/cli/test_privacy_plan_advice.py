@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.cli.privacy_plan import MODEL, RECORDED, RecordedAccuracy, advice
-from fedstill.runs import config
+from fedstill.runs import spec
 from fedstill.tasks import TASKS
 
 DIGITS, FASHION = RECORDED
@@ -39,7 +39,7 @@ def test_advice_uses_the_nearest_record_with_no_more_records(
 
 @pytest.mark.parametrize("one", RECORDED)
 def test_presets_have_the_model_that_is_recommended(one: RecordedAccuracy) -> None:
-    run = config.load(one.preset)
+    run = spec.load(one.preset)
     assert list(run.nodes.models) == [MODEL]
     assert run.nodes.privacy.registered_name == "dp-sgd"
     assert run.data.registered_name == one.data.lower()

@@ -239,9 +239,9 @@ def test_stopped_reproduction_prints_the_command_to_resume(
         ),
         (
             ("--only", "fedavg"),
-            "invalid fedstill reproduce = '--only' (expected the name of a table or figure",
+            "invalid fedstill reproduce = '--only fedavg' (expected the name of a table or figure",
         ),
-        (("x-table1", "--seeds", "0"), "invalid --seeds = '0' (expected how many"),
+        (("x-table1", "--seeds", "0"), "invalid --seeds = 0 (expected 1 or more"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help-all` lists all"),
         (("x-fig2", "--split.nodes", "3"), "of a run's options it takes --data.root only"),

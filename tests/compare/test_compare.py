@@ -40,9 +40,9 @@ from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
-from fedstill.runs import config, run
-from fedstill.runs.config import PaperMetric, RunConfig
-from tests.forked import Command
+from fedstill.runs import run, spec
+from fedstill.runs.spec import PaperMetric, RunSpec
+from tests.support.processes import Command
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,
@@ -214,7 +214,7 @@ def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
 
 def test_methods_share_all_but_their_options() -> None:
     plan = plan_comparison(list(METHODS), seeds=2, base="fashion-fediod-skewed")
-    tables = [config.to_dict(plan.run_config(ComparisonRun("", label, 1))) for label in plan.methods]
+    tables = [spec.to_dict(plan.run_config(ComparisonRun("", label, 1))) for label in plan.methods]
     for table in tables:
         for own in ("method", "name"):
             del table[own]
@@ -228,10 +228,10 @@ def test_methods_share_all_but_their_options() -> None:
 def test_preset_contributes_only_method_options() -> None:
     plan = plan_comparison(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
     preset, plain = (plan.run_config(ComparisonRun("", label, 0)) for label in plan.methods)
-    assert preset.method == config.load("digits-fediod-paper").method
+    assert preset.method == spec.load("digits-fediod-paper").method
     assert plain.method == METHODS["fediod"]()
     assert preset.nodes.local == plain.nodes.local
-    assert preset.nodes.local.smoothing != config.load("digits-fediod-paper").nodes.local.smoothing
+    assert preset.nodes.local.smoothing != spec.load("digits-fediod-paper").nodes.local.smoothing
 
 
 def test_command_line_options_override_base_and_settings(tmp_path: Path) -> None:
@@ -402,24 +402,24 @@ def test_published_metrics_round_trip_and_are_not_options() -> None:
         PaperMetric(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
         PaperMetric(method="fedkd", metric="local accuracy", value=70.0, source="B"),
     )
-    planned = RunConfig(method=METHODS["fedavg"](), paper=metrics)
-    again = config.read_toml(config.to_toml(planned))
+    planned = RunSpec(method=METHODS["fedavg"](), paper=metrics)
+    again = spec.read_toml(spec.to_toml(planned))
     assert again == planned
     assert again.paper == metrics
-    assert not [name for name in option_types(config.RunConfig) if "paper" in name]
+    assert not [name for name in option_types(spec.RunSpec) if "paper" in name]
 
 
 def test_rejects_invalid_published_metric(tmp_path: Path) -> None:
     for bad in ({"value": -1.0}, {"std": -0.1}, {"metric": "loss"}, {"source": ""}):
         with pytest.raises(ArgumentError, match=r"paper|published metric"):
-            config.from_dict(
+            spec.from_dict(
                 {"method": {"name": "fedavg"}, "paper": [{"method": "m", "value": 1.0, "source": "s", **bad}]}
             )
     text = 'methods = ["fedavg"]\npaper = [{ method = "m", metric = "los", value = 1.0, source = "s" }]'
     with pytest.raises(UnknownName, match="unknown published metric 'los'"):
         read_comparison(write_file(tmp_path, text))
     with pytest.raises(UnknownName, match=r"paper\[0\]\.valu"):
-        config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
+        spec.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
 
 
 def test_base_contributes_published_metrics(tmp_path: Path) -> None:
@@ -492,13 +492,13 @@ def test_complete_comparison(
         assert int(row["bytes_up"]) == result["bytes"]["up"]
         assert row["evaluated_model"] == result["evaluated_model"]
         assert row["releases"] == "; ".join(result["releases"])
-        assert config.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
+        assert spec.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
     assert read_comparison_folder(out) == plan
     assert comparison_runner.read_command(out) == "fedstill compare something"
     # A run of a comparison is a run like any other, with equal metrics.
     alone = run.run(
-        config.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
+        spec.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
     )
     assert alone["accuracy"] == float(rows["fedavg"]["accuracy"])
     assert alone["bytes"]["up"] == int(rows["fedavg"]["bytes_up"])
@@ -907,7 +907,7 @@ def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
         assert one.split.registered_name == ("iid" if planned_run.setting == "homogeneous" else "positives")
         assert getattr(one.method, "public", False) == ceiling
     assert plan.published("homogeneous", "centralized", "auc") is not None
-    own = config.load(f"{PRESETS}/xray-centralized.toml")
+    own = spec.load(f"{PRESETS}/xray-centralized.toml")
     assert (own.split.findings, own.method.public) == (0, True)
 
 

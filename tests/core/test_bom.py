@@ -14,7 +14,7 @@ from fedstill.data.table_data import read_schema
 from fedstill.federation import server_rules
 from fedstill.models import model_config
 from fedstill.node import owner_folder
-from fedstill.runs.config import load
+from fedstill.runs.spec import load
 
 SCHEMA = """\
 target = "sick"

@@ -17,8 +17,8 @@ from fedstill.core.errors import ArgumentError, DataError, UnknownName
 from fedstill.data import DATA, Digits, ImageArrayData, Targets, UserFiles, load, make_data_config, node_data
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.text_data import LabeledTexts, TextData
-from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
+from fedstill.runs.spec import from_dict, to_dict
 from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.config import TASKS
 from fedstill.tasks.segmentation import SegmentationConfig

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import load, make_data_config
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.image_folders import find_image_files, read_class_folders
@@ -21,15 +21,15 @@ from fedstill.data.instance_images import InstanceImage, unit_and_owner_index
 from fedstill.data.new_data import EvaluationDataOptions, load_labeled, load_unlabeled
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_node
+from fedstill.data.partitioners import ByColumn
 from fedstill.data.raw_images import RawImages, raw_images_from_arrays
-from fedstill.data.splits import ByColumn
 from fedstill.data.table_data import encode_rows, read_cells
 from fedstill.data.table_data import read_table_folder as read_tables
 from fedstill.data.table_files import CsvColumns, read_finding_csv
 from fedstill.data.text_data import read_labeled_texts
 from fedstill.methods.fedavg import FedAvg
 from fedstill.runs.build import split_data
-from fedstill.runs.config import RunConfig
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks.classification import ClassificationConfig
 
 COMPOSED, PARTED, HIDDEN, BLANK = "M\u00fcller", "Mu\u0308ller", "M\u00fc\u200bller", "M\u00fcller\u00a0"
@@ -104,7 +104,7 @@ def test_node_groups_ignore_spelling_of_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", READERS)
 def test_site_in_two_normal_forms_is_one_node(tmp_path: Path, reader: Callable[..., str]) -> None:
     path = reader(tmp_path, patient=[*"abcdefghijklmnop"], site=[*ONE, *ONE, *("Ulm",) * 8])
-    config = RunConfig(
+    config = RunSpec(
         data=make_data_config(path, test_fraction=0.25),
         split=ByColumn(column="site", nodes=0, minimum=1),
         method=FedAvg(),
@@ -167,9 +167,9 @@ def test_text_labels_are_matched_by_name(tmp_path: Path) -> None:
     assert read_labeled_texts(tmp_path / "t.csv").classes == tuple(map(str, range(1, 11)))
 
 
-def ward(*categories: str) -> Schema:
+def ward(*categories: str) -> TableSchema:
     age = SchemaColumn(name="age", range=(0.0, 100.0))
-    return Schema("ward", (age, SchemaColumn(name="ward", type="category", categories=categories)))
+    return TableSchema("ward", (age, SchemaColumn(name="ward", type="category", categories=categories)))
 
 
 def test_category_in_two_normal_forms_is_one_category() -> None:

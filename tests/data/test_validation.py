@@ -17,8 +17,8 @@ from fedstill.data.instance_images import InstanceImage
 from fedstill.data.instance_images import prepare_instance_images as nuclei_data_set
 from fedstill.data.loading import UnsplitExamples, load, prepare_data_set
 from fedstill.runs import offline, run
-from fedstill.runs.config import load as run_config
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import load as run_config
 
 FEW = Digits(validation=0.25, seed=3)
 

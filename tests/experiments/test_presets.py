@@ -12,9 +12,9 @@ import pytest
 from fedstill.compare.comparison import is_file_listing_methods, read_comparison
 from fedstill.core.toml import parse
 from fedstill.data.config import check_supports_task
-from fedstill.runs import config, presets
-from tests.experiments.packs import PRESETS
-from tests.my_lab_package import Lab
+from fedstill.runs import presets, spec
+from tests.support.my_lab import Lab
+from tests.support.packs import PRESETS
 
 
 def preset(name: str) -> str:
@@ -23,11 +23,11 @@ def preset(name: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in PRESETS.glob("*.toml")))
 def test_every_preset_is_a_run(name: str) -> None:
-    run = config.load(preset(name))
+    run = spec.load(preset(name))
     check_supports_task(run.data, run.task)
     assert run.name == name
     assert (PRESETS / f"{name}.toml").read_text().startswith("# ")
-    assert config.read_toml(config.to_toml(run)) == run
+    assert spec.read_toml(spec.to_toml(run)) == run
     assert run.plugins == (() if name.startswith("paper") else (str(PRESETS),))
 
 
@@ -66,7 +66,7 @@ def test_a_method_is_the_papers_at_the_papers_scale(
     planned_run = next(
         planned_run for planned_run in comparison.planned_runs() if planned_run.label == method
     )
-    assert comparison.run_config(planned_run).method == replace(config.load(like).method, **but)
+    assert comparison.run_config(planned_run).method == replace(spec.load(like).method, **but)
 
 
 @pytest.mark.parametrize("name", ["fediod_table2", "fediod_table3", "fediod_table4"])
@@ -102,7 +102,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
     name: str, local: tuple[float, int, int], steps: int, rate: float, batch: int
 ) -> None:
     """FedIOD, appendix; of reconstruction it prints no batch."""
-    run = config.load(preset(f"paper-{name}"))
+    run = spec.load(preset(f"paper-{name}"))
     check_supports_task(run.data, run.task)
     given, method = run.nodes.local, run.method
     assert (given.lr, given.batch, given.epochs, given.optimizer) == (*local, "adam")
@@ -123,13 +123,13 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
 )
 def test_presets_of_the_papers_inherit_no_smoothing_and_fediods_tell_the_best_evaluation(name: str) -> None:
     """No paper names label smoothing; FedIOD's code reports its best round on test data, others do not."""
-    run = config.load(name)
+    run = spec.load(name)
     assert run.nodes.local.smoothing == 0.0
     assert run.evaluation.best == type(run.method).__name__.startswith("FedIOD")
 
 
 def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
-    run = config.load(preset("paper-xray"))
+    run = spec.load(preset("paper-xray"))
     check_supports_task(run.data, run.task)
     local, method = run.nodes.local, run.method
     assert (local.optimizer, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
@@ -150,7 +150,7 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     ],
 )
 def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name: str) -> None:
-    run = config.load(preset(name))
+    run = spec.load(preset(name))
     method = run.method
     assert not run.nodes.perceptual
     assert min(method.gan, method.conf, method.unique, method.mimic, method.generator.pixel) > 0

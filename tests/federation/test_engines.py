@@ -26,7 +26,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
-from tests.methods.small_world import changed
+from tests.support.small_world import changed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill.runs.config import RunConfig
-from tests.federation.sites import (
+from fedstill.runs.spec import RunSpec
+from tests.support.processes import (
     FEDIOD,
     STEPS,
     Sites,
@@ -32,12 +32,12 @@ from tests.federation.sites import (
 
 
 @pytest.fixture(scope="module")
-def config() -> RunConfig:
+def config() -> RunSpec:
     return small(wait=8.0)
 
 
 @pytest.fixture
-def three(tmp_path: Path, config: RunConfig) -> Iterator[Sites]:
+def three(tmp_path: Path, config: RunSpec) -> Iterator[Sites]:
     # A little longer over each query, so that what is to happen in the middle of a run does.
     with sites(tmp_path, config, delay=0.01) as made:
         made.start()

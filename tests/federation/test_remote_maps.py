@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from fedstill.core import compute as compute_module
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_service import NodeService
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import build_simulation
-from tests.federation.test_remote import Away, here
-from tests.methods.map_world import blobs
-from tests.models.test_vgg import VGG16
-from tests.models.test_vgg import weights as vgg_weights
+from fedstill.runs.spec import RunSpec, from_dict
+from tests.support.links import Away, here
+from tests.support.map_world import blobs
+from tests.support.models import VGG16
+from tests.support.models import weights as vgg_weights
 
 METHODS: dict[str, dict[str, Any]] = {
     "fediod-maps": {"steps": 2, "pretrain": 1, "student": {"memory": 16, "steps": 1, "batch": 8}},
@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
+def config_of(method: str, folder: Path, **options: Any) -> RunSpec:
     data = blobs(60, 0)
     images = ((data.inputs + 1) * 127.5).round().byte().numpy()
     np.savez(folder / "shapes.npz", images=images[:, 0], masks=data.targets.numpy().astype(np.uint8))

@@ -24,11 +24,10 @@ from fedstill.protocol.method import SECURE_AGGREGATION_NOTE
 from fedstill.protocol.secure_aggregation import add_contributions, from_ring
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import deployment
-from fedstill.runs.config import RunConfig, to_toml
 from fedstill.runs.simulation import build_simulation
-from tests.federation.test_remote import Live, here, tiny
-from tests.kits import Authority
-from tests.loopback import Loopback
+from fedstill.runs.spec import RunSpec, to_toml
+from tests.support.kits import Authority
+from tests.support.links import Live, Loopback, here, tiny
 
 NAMES = ("node-0", "node-1", "node-2", "node-3")
 WAYS: dict[str, dict[str, Any]] = {
@@ -41,7 +40,7 @@ Serve = Callable[[bytes], bytes]
 Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
 
 
-def summed(method: str, **link: Any) -> RunConfig:
+def summed(method: str, **link: Any) -> RunSpec:
     config = tiny(method, WAYS[method], **{"secure_aggregation": True, **link})
     local = replace(config.nodes.local, optimizer="sgd")
     split, nodes = replace(config.split, nodes=len(NAMES)), replace(config.nodes, local=local)
@@ -54,7 +53,7 @@ class Four:
     ``change`` gets each message on its way: the node's name, the message's header, who serves it, and it.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, change: Change | None = None, **policy: bool) -> None:
+    def __init__(self, config: RunSpec, folder: Path, change: Change | None = None, **policy: bool) -> None:
         self.config, self.folder, self.responses = config, folder, list[tuple[str, str, dict[str, Any]]]()
         folder.mkdir()
         authority = Authority()

@@ -12,9 +12,9 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.federation import server_rules
 from fedstill.federation.server_rules import FILE, ServerRules
 from fedstill.runs import presets
-from fedstill.runs.config import from_dict, load, read_toml
 from fedstill.runs.deployment import server_config_toml, write_run_job
 from fedstill.runs.flare_server import ServerProgram
+from fedstill.runs.spec import from_dict, load, read_toml
 
 OWN = "class Boom:\n    open({!r}, 'w').close()\n"
 

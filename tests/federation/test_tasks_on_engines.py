@@ -15,10 +15,10 @@ import torch
 from fedstill.core.config_tables import to_table
 from fedstill.core.errors import FedstillError
 from fedstill.models.module_utils import to_vector
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import build_simulation
-from tests.federation.test_remote import Away, here
-from tests.methods.digits_world import config_of
+from fedstill.runs.spec import RunSpec, from_dict
+from tests.support.digits_world import config_of
+from tests.support.links import Away, here
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -108,7 +108,7 @@ CASES = [
 
 def tiny(
     task: str, method: str, folder: Path, engine: str = "one-by-one", privacy: Mapping[str, Any] | None = None
-) -> RunConfig:
+) -> RunSpec:
     make, model, data = TASKS[task]
     return from_dict(
         {

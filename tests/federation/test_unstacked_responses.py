@@ -25,11 +25,11 @@ from fedstill.protocol.method import Method
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query, QueryDetails
 from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack, unpack
-from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks.classification import Classification
-from tests.federation.test_remote import NAMES, Away, tiny
-from tests.settings import SETTING
+from tests.support.links import NAMES, Away, tiny
+from tests.support.small_world import SETTING
 
 WISH = PayloadKind("wish", "what is wanted", category="query")
 SOME = PayloadKind("some records", "as many as it has of one class", category="records")
@@ -75,7 +75,7 @@ class Tells(Method):
         }
 
 
-def config() -> RunConfig:
+def config() -> RunSpec:
     return replace(tiny("standalone"), method=Tells())
 
 

@@ -39,9 +39,10 @@ from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import releases
-from tests.methods import digits_world
-from tests.methods.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
+from tests.support import digits_world
+from tests.support.audit_logs import releases
+from tests.support.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
+from tests.support.runs import node_data, node_models
 
 pytestmark = pytest.mark.usefixtures("steady_adam", "one_thread")
 
@@ -120,7 +121,7 @@ class Ran:
     metrics: dict[str, Any]
 
     def networks(self) -> list[nn.Module]:
-        return [self.setting.student, *self.setting.models]
+        return [self.setting.student, *(node.model for node in self.setting.nodes)]
 
 
 def ran(one: Setting, out: Path | None = None) -> Ran:
@@ -194,7 +195,7 @@ def test_evaluated_model_learns(name: str, options: dict[str, Any]) -> None:
     one = plain(name, options)
     fresh = setting(name, options)
     central = METHODS[name].evaluated_model
-    pairs = list(zip(one.setting.models, fresh.models, strict=True))
+    pairs = list(zip(one.networks()[1:], (node.model for node in fresh.nodes), strict=True))
     evaluated = pairs if central in ("nodes", "ensemble") else [(one.setting.student, fresh.student)]
     for mine, first in evaluated:
         assert any((mine.state_dict()[key] != value).any() for key, value in first.state_dict().items())
@@ -284,7 +285,9 @@ def test_custom_modules_are_trained_in_place_on_both_engines(name: str) -> None:
         for engine in ENGINES
     )
     assert distilled_in_place(stacked)["bytes"] == distilled_in_place(alone)["bytes"]
-    for mine, theirs in zip([stacked.student, *stacked.models], [alone.student, *alone.models], strict=True):
+    for mine, theirs in zip(
+        [stacked.student, *node_models(stacked)], [alone.student, *node_models(alone)], strict=True
+    ):
         for key, value in theirs.state_dict().items():
             assert value.isfinite().all()
             torch.testing.assert_close(mine.state_dict()[key], value, rtol=0.0, atol=5e-3, msg=key)
@@ -294,22 +297,22 @@ def test_custom_modules_are_trained_in_place_on_both_engines(name: str) -> None:
 
 def distilled_in_place(one: Setting) -> dict[str, Any]:
     """Return the metrics of ``fedstill.distil``, which trains the given networks in place."""
-    first = copy.deepcopy([one.student.state_dict(), *(model.state_dict() for model in one.models)])
+    first = copy.deepcopy([one.student.state_dict(), *(model.state_dict() for model in node_models(one))])
     outcome = fedstill.distil(
-        one.parts,
-        one.models,
+        node_data(one),
+        node_models(one),
         one.student,
         one.test,
         CLASSES,
-        method=one.method,
-        local=one.local,
-        engine=one.engine,
-        policies=one.policies,
+        method=one.spec.method,
+        local=one.spec.nodes.local,
+        engine=one.spec.engine,
+        policies=[node.policy for node in one.nodes],
         public=None if one.public is None else some(400, 37),
     )
-    central = type(one.method).evaluated_model
+    central = type(one.spec.method).evaluated_model
     assert outcome.student is (one.student if central == "student" else None)
-    networks = [one.student, *one.models]
+    networks = [one.student, *node_models(one)]
     moved = [
         any((network.state_dict()[key] != value).any() for key, value in old.items())
         for network, old in zip(networks, first, strict=True)
@@ -340,7 +343,7 @@ def test_bfloat16_reaches_the_weights_of_float32(name: str, engine: Any) -> None
     """
     local = LocalConfig(epochs=20, batch=16, optimizer="sgd", lr=0.02, lr_end=0.02)
     first, full = setting(name, {}), in_float32(name, local)
-    begun = [first.student, *first.models]
+    begun = [first.student, *node_models(first)]
     low = ran(setting(name, {}, local=local, engine=EngineConfig(batching=engine, precision="bfloat16")))
     for mine, theirs, start in zip(low.networks(), full.networks(), begun, strict=True):
         moved, difference = (to_vector(other) - to_vector(theirs) for other in (start, mine))
@@ -388,7 +391,7 @@ def test_no_response_is_larger_than_approved(name: str, options: dict[str, Any])
     given = one.setting.public
     plan = RunPlan(
         "run",
-        to_table(one.setting.method),
+        to_table(one.setting.spec.method),
         DataSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
         public=public_fingerprint(given),
     )
@@ -402,7 +405,7 @@ def test_no_response_is_larger_than_approved(name: str, options: dict[str, Any])
 
 def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
     """Return the error of a refusal at construction, before any network changes."""
-    networks = [one.student, *one.models]
+    networks = [one.student, *node_models(one)]
     first = copy.deepcopy([network.state_dict() for network in networks])
     with pytest.raises(kind) as caught:
         Simulation(one)
@@ -436,10 +439,10 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
 ) -> None:
     method: Method = METHODS[name]
     one = setting(name, options, MIXED)
-    if not one.method.needs().same_architecture:
+    if not one.spec.method.needs().same_architecture:
         outcome = ran(one)
         models = [node["model"] for node in outcome.metrics["nodes"]]
-        split = one.method.needs().split_models
+        split = one.spec.method.needs().split_models
         assert models == (["Split"] * 3 if split else ["MLP", "SmallCNN", "MLP"])
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(batching="stacked")))
         for mine, theirs in zip(stacked.networks(), outcome.networks(), strict=True):
@@ -456,7 +459,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
 @pytest.mark.parametrize("name", NAMES)
 def test_rejects_student_of_another_architecture_if_all_must_be_equal(name: str) -> None:
     one = setting(name, {}, student=network("mlp:9", "student"))
-    needs = one.method.needs()
+    needs = one.spec.method.needs()
     if needs.same_architecture or needs.student_architecture:
         refused(one, MethodRefused)
     else:
@@ -491,7 +494,7 @@ def test_rejects_unsplittable_network_if_models_must_be_split(name: str) -> None
 
     whole = [Whole(math.prod(SHAPE), CLASSES) for _ in range(4)]
     one = setting(name, {}, models=whole[:3], student=whole[3])
-    if one.method.needs().split_models:
+    if one.spec.method.needs().split_models:
         assert "cannot be split" in str(refused(one, FedstillError))
     else:
         ran(one)
@@ -500,7 +503,7 @@ def test_rejects_unsplittable_network_if_models_must_be_split(name: str) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_with_a_single_node(name: str) -> None:
     one = setting(name, {})
-    alone = dataclasses.replace(one, parts=one.parts[:1], models=one.models[:1], policies=one.policies[:1])
+    alone = dataclasses.replace(one, nodes=one.nodes[:1])
     assert len(ran(alone).metrics["nodes"]) == 1
 
 

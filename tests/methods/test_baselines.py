@@ -30,8 +30,9 @@ from fedstill.protocol.run_plan import RunPlan
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
-from tests.audited import entries
-from tests.methods.small_world import same
+from tests.support.audit_logs import entries
+from tests.support.runs import make_setting, node_data, node_models
+from tests.support.small_world import same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -69,7 +70,7 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
         "engine": EngineConfig(batching="one-by-one"),
         **changes,
     }
-    return Setting(**given)
+    return make_setting(**given)
 
 
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
@@ -88,14 +89,15 @@ def test_standalone_trains_each_node_without_queries(engine: Any, tmp_path: Path
     policies = [PolicyConfig(queries=())] * 3  # who answers nothing can take part
     one = setting(Standalone(), engine=EngineConfig(batching=engine), policies=policies)
     alone = [
-        trained_alone(f"node-{index}", one.parts[index], model) for index, model in enumerate(one.models)
+        trained_alone(f"node-{index}", node_data(one)[index], model)
+        for index, model in enumerate(node_models(one))
     ]
     experiment = Simulation(one)
     metrics = experiment.run(tmp_path)
     assert (metrics["queries"], metrics["queries_by_name"], metrics["releases"]) == (0, {}, [])
     assert metrics["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
     assert entries(tmp_path) == []
-    for model, expected in zip(one.models, alone, strict=True):
+    for model, expected in zip(node_models(one), alone, strict=True):
         same(model, expected, rtol=1e-4, atol=1e-6)
     assert metrics["iterations"] == 0
     assert metrics["evaluated_model"] == "nodes"
@@ -114,8 +116,10 @@ def test_ensemble_is_weighted_by_class_counts(how: Any, engine: Any) -> None:
     metrics = experiment.run()
     x, y = one.test.inputs, one.test.targets
     with torch.no_grad():
-        z = torch.stack([model.eval()(x) for model in one.models])
-        counts = torch.stack([torch.bincount(part.targets, minlength=CLASSES) for part in one.parts]).float()
+        z = torch.stack([model.eval()(x) for model in node_models(one)])
+        counts = torch.stack(
+            [torch.bincount(part.targets, minlength=CLASSES) for part in node_data(one)]
+        ).float()
         expected = one.task.ensemble(z, one.task.importance_weights(counts), how)
         torch.testing.assert_close(ensemble_outputs(experiment, x), expected, rtol=1e-4, atol=1e-5)
     accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
@@ -173,14 +177,15 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
 def test_centralized_equals_training_on_pooled_data(engine: Any) -> None:
     one = setting(Centralized(), engine=EngineConfig(batching=engine))
     union = TensorData(
-        torch.cat([part.inputs for part in one.parts]), torch.cat([part.targets for part in one.parts])
+        torch.cat([part.inputs for part in node_data(one)]),
+        torch.cat([part.targets for part in node_data(one)]),
     )
     assert LOCAL.steps(len(union)) == 40
     expected = trained_alone("centralised", union, one.student)  # the spelling of its random streams
-    before = copy.deepcopy([model.state_dict() for model in one.models])
+    before = copy.deepcopy([model.state_dict() for model in node_models(one)])
     metrics = Simulation(one).run()
     same(one.student, expected, rtol=1e-4, atol=1e-6)
-    for model, old in zip(one.models, before, strict=True):  # nothing is trained at the nodes
+    for model, old in zip(node_models(one), before, strict=True):  # nothing is trained at the nodes
         assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
     assert metrics["standalone"] is None
     assert metrics["accuracy"] == metrics["student"]["accuracy"]

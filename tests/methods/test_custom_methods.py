@@ -25,8 +25,8 @@ from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks.classification import Classification
 
 
@@ -51,7 +51,7 @@ class Keeps(Idle):
 KEPT: list[Any] = []
 
 
-def config(method: Method, engine: str = "one-by-one") -> RunConfig:
+def config(method: Method, engine: str = "one-by-one") -> RunSpec:
     table: Mapping[str, Any] = {
         "method": {"name": "standalone"},
         "split": {"nodes": 3},

@@ -19,7 +19,7 @@ from fedstill.tasks import TASKS
 
 PACKAGE = Path(fedstill.__file__).parent
 # Files that may name methods: the public API, the registry, and the examples in the command line's help.
-LISTS = ("__init__.py", "protocol/method.py", "api.py", "cli/commands.py")
+LISTS = ("__init__.py", "protocol/method.py", "protocol/needs.py", "api.py", "cli/main.py")
 # Figures of a result that are called like a method which has that figure alone.
 FIGURES = {"standalone", "centralized", "ensemble"}
 

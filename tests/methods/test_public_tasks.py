@@ -35,6 +35,7 @@ from fedstill.protocol.method import method_name
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Task
+from tests.support.runs import make_setting, node_data, node_models
 
 SIDE, LENGTH, WORDS, SEED = 8, 6, 9, 3
 LOCAL = LocalConfig(epochs=2, batch=8)
@@ -93,7 +94,7 @@ def setting(name: str, method: Any, **changes: Any) -> Setting:
         "vocabulary": WORDS * (task_of(name).form == "texts"),
         **changes,
     }
-    return Setting(**given)
+    return make_setting(**given)
 
 
 BRIEF = StudentTraining(epochs=1, batch=32)
@@ -144,7 +145,7 @@ def taught(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[Simul
     experiment.run()
     assert one.public is not None
     with torch.no_grad():
-        return experiment, torch.stack([model.eval()(one.public.inputs) for model in one.models])
+        return experiment, torch.stack([model.eval()(one.public.inputs) for model in node_models(one)])
 
 
 def test_node_without_a_label_has_no_weight_for_it() -> None:
@@ -225,8 +226,8 @@ def test_centralized_may_train_on_public_data_too() -> None:
         one = setting("multi-label", Centralized(public=public))
         experiment = Simulation(one)
         experiment.run()
-        parts = [*one.parts, *([TensorData(one.public.inputs, one.public.labels)] if public else [])]
-        assert len(experiment.server.state.trainer._node.data) == sum(map(len, one.parts)) + count
+        parts = [*node_data(one), *([TensorData(one.public.inputs, one.public.labels)] if public else [])]
+        assert len(experiment.server.state.trainer._node.data) == sum(map(len, node_data(one))) + count
         for name in ("inputs", "targets"):
             mine = getattr(experiment.server.state.trainer._node.data, name)
             assert torch.equal(mine, torch.cat([getattr(part, name) for part in parts])), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedstill.compare.reproduction import ReproducedMetric
 from fedstill.report.comparison_tables import RankingAgreement, compare_ranking
-from fedstill.runs.config import PaperMetric
+from fedstill.runs.spec import PaperMetric
 
 
 def paper(**values: float) -> list[PaperMetric]:

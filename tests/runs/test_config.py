@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fedstill.core import config_tables
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.splits import Dirichlet
+from fedstill.data.partitioners import Dirichlet
 from fedstill.protocol.method import METHODS, Method
-from fedstill.runs import config, presets
+from fedstill.runs import presets, spec
 
 FEDIOD: dict[str, Any] = {"method": {"name": "fediod"}}
 
@@ -84,8 +84,8 @@ def offer_toy(patch: pytest.MonkeyPatch) -> None:
 def test_value_round_trips_through_toml(outer: Outer) -> None:
     with pytest.MonkeyPatch.context() as patch:
         offer_toy(patch)
-        run = config.RunConfig(method=Toy(outer))
-        again = config.read_toml(config.to_toml(run))
+        run = spec.RunSpec(method=Toy(outer))
+        again = spec.read_toml(spec.to_toml(run))
     assert again == run
     assert repr(again) == repr(run)  # 1 == 1.0 == True, but they do not print alike
 
@@ -110,28 +110,28 @@ def test_config_round_trips_through_toml(
     every: int,
     centralized: bool,
 ) -> None:
-    run = config.RunConfig(
+    run = spec.RunSpec(
         name=name,
         seed=seed,
         split=Dirichlet(nodes=nodes, alpha=alpha),
-        nodes=config.NodesConfig(models=tuple(models)),
+        nodes=spec.NodesConfig(models=tuple(models)),
         method=METHODS["fediod"](tau=tau),
-        evaluation=config.EvaluationConfig(every=every, centralized=centralized),
+        evaluation=spec.EvaluationConfig(every=every, centralized=centralized),
     )
-    again = config.read_toml(config.to_toml(run))
+    again = spec.read_toml(spec.to_toml(run))
     assert again == run
     assert repr(again) == repr(run)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_method_defaults_round_trip(method: str) -> None:
-    run = config.from_dict({"method": {"name": method}})
+    run = spec.from_dict({"method": {"name": method}})
     assert type(run.method) is METHODS[method]
-    assert config.read_toml(config.to_toml(run)) == run
+    assert spec.read_toml(spec.to_toml(run)) == run
 
 
 def test_accepts_integers_and_infinity_as_floats() -> None:
-    run = config.read_toml('method = {name = "fediod", tau = inf}\nsplit.alpha = 1')
+    run = spec.read_toml('method = {name = "fediod", tau = inf}\nsplit.alpha = 1')
     assert run.method.tau == math.inf
     assert type(run.split.alpha) is float
 
@@ -163,7 +163,7 @@ def test_accepts_integers_and_infinity_as_floats() -> None:
 )
 def test_errors_name_option_paths(table: dict[str, Any], line: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{re.escape(line)}") as caught:
-        config.from_dict({**FEDIOD, **table})
+        spec.from_dict({**FEDIOD, **table})
     assert "\n" not in str(caught.value)
 
 
@@ -193,16 +193,16 @@ def test_error_of_other_table_keeps_its_name() -> None:
 
 def test_rejects_writing_invalid_method() -> None:
     with pytest.raises(ArgumentError, match=r"^invalid method = 'fedavg' \(expected one of Standalone, "):
-        config.to_toml(config.RunConfig(method="fedavg"))
+        spec.to_toml(spec.RunSpec(method="fedavg"))
 
 
 def test_unregistered_method_is_written_by_path() -> None:
-    assert config.to_dict(config.RunConfig(method=Toy()))["method"]["name"] == f"{Toy.__module__}:Toy"
+    assert spec.to_dict(spec.RunSpec(method=Toy()))["method"]["name"] == f"{Toy.__module__}:Toy"
 
 
 @pytest.mark.usefixtures("toy_method")
 def test_options_are_leaves_of_tables() -> None:
-    known = config_tables.option_types(config.RunConfig(method=Toy()))
+    known = config_tables.option_types(spec.RunSpec(method=Toy()))
     assert known["method.outer.inner.size"] == int | None
     assert known["nodes.models"] == tuple[str, ...]
     assert "method" not in known
@@ -211,7 +211,7 @@ def test_options_are_leaves_of_tables() -> None:
 
 def test_describes_every_option_type() -> None:
     for method in METHODS:
-        for name, kind in config_tables.option_types(config.from_dict({"method": {"name": method}})).items():
+        for name, kind in config_tables.option_types(spec.from_dict({"method": {"name": method}})).items():
             assert config_tables.describe_type(kind), name
 
 
@@ -236,17 +236,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 def test_presets_extend_tables() -> None:
-    child = config.load("child")
+    child = spec.load("child")
     assert (child.name, child.seed, child.method.tau) == ("child", 1, 2.0)
     assert (child.split.nodes, child.split.alpha, child.student.model) == (7, 0.1, "mlp")
-    grandchild = config.load("grandchild")
+    grandchild = spec.load("grandchild")
     assert (grandchild.name, grandchild.seed, grandchild.method.tau) == ("third", 3, 4.0)
     assert (grandchild.split.nodes, grandchild.split.alpha) == (2, 0.1)
 
 
 @pytest.mark.usefixtures("folder", "toy_method")
 def test_other_method_drops_options() -> None:
-    run = config.read_toml('extends = "base"\nmethod.name = "toy"')
+    run = spec.read_toml('extends = "base"\nmethod.name = "toy"')
     assert run.method == Toy()
     assert run.split.nodes == 7
 
@@ -255,9 +255,9 @@ def test_other_method_drops_options() -> None:
 def test_file_extends_preset_under_its_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('extends = "base"\nseed = 9', encoding="utf-8")
-    assert config.load(str(file)) == config.load_toml(file)
-    assert (config.load(str(file)).name, config.load(str(file)).seed) == ("mine", 9)
-    assert config.read_toml(file.read_text(encoding="utf-8")).name == "custom"
+    assert spec.load(str(file)) == spec.load_toml(file)
+    assert (spec.load(str(file)).name, spec.load(str(file)).seed) == ("mine", 9)
+    assert spec.read_toml(file.read_text(encoding="utf-8")).name == "custom"
 
 
 @pytest.mark.usefixtures("folder")
@@ -273,42 +273,42 @@ def test_rejects_unknown_presets(folder: Path) -> None:
         with pytest.raises(UnknownName, match=f"^unknown preset '{re.escape(name)}': did you mean 'base'"):
             presets.path(name)
     with pytest.raises(UnknownName, match="did you mean 'base'"):
-        config.read_toml('extends = "bases"')
+        spec.read_toml('extends = "bases"')
     with pytest.raises(
         ArgumentError, match=r"^invalid extends = 3 \(expected the name of a preset, or a \.toml file"
     ):
-        config.read_toml("extends = 3")
+        spec.read_toml("extends = 3")
 
 
 def test_rejects_circular_extends(folder: Path) -> None:
     (folder / "base.toml").write_text('extends = "grandchild"', encoding="utf-8")
     with pytest.raises(FedstillError, match="in a circle: child -> base -> grandchild -> child"):
-        config.read_toml('extends = "child"')
+        spec.read_toml('extends = "child"')
 
 
 def test_rejects_unreadable_files(tmp_path: Path) -> None:
     missing = tmp_path / "no.toml"
     with pytest.raises(FedstillError, match=r"^cannot read '.*no\.toml': No such file"):
-        config.load_toml(missing)
+        spec.load_toml(missing)
     broken = tmp_path / "broken.toml"
     broken.write_text("[split\nnodes = 3", encoding="utf-8")
     with pytest.raises(FedstillError, match=r"broken\.toml is not TOML: .*line 1"):
-        config.load_toml(broken)
+        spec.load_toml(broken)
     broken.write_bytes(b"name = '\xff'")
     with pytest.raises(FedstillError, match="it is not UTF-8 text"):
-        config.load_toml(broken)
+        spec.load_toml(broken)
 
 
 @pytest.mark.parametrize("name", presets.names())
 def test_presets_are_valid(name: str) -> None:
-    run = config.load(name)
+    run = spec.load(name)
     assert run.name == name
     assert presets.describe(name)
-    assert config.read_toml(config.to_toml(run)) == run
+    assert spec.read_toml(spec.to_toml(run)) == run
 
 
 def test_paper_preset_has_published_widths_and_weights() -> None:
-    run = config.load("paper")
+    run = spec.load("paper")
     assert (run.data.registered_name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
     assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default
     method = run.method
@@ -328,13 +328,13 @@ def test_paper_preset_has_published_widths_and_weights() -> None:
     local = run.nodes.local
     assert (local.optimizer, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
     assert (local.smoothing, local.augment) == (0.0, "shift-flip")
-    hundred = config.load("paper-cifar100")
+    hundred = spec.load("paper-cifar100")
     assert (hundred.data.registered_name, hundred.method.generator.noise, hundred.method.mimic) == (
         "cifar100",
         256,
         200.0,
     )
-    digits = config.load("digits-fediod-paper").method
+    digits = spec.load("digits-fediod-paper").method
     same = ("gan", "conf", "unique", "mimic", "balance", "importance", "ensemble", "tau")
     assert all(getattr(digits, name) == getattr(method, name) for name in same)
     assert digits.critic.loss == method.critic.loss

@@ -12,8 +12,8 @@ pytest.importorskip("nvflare")
 
 from fedstill.data.loading import load
 from fedstill.federation.admin import Admin
-from fedstill.runs.config import from_dict
 from fedstill.runs.deployment import _waiting_reason, unused_data_note
+from fedstill.runs.spec import from_dict
 
 
 class Connected:

@@ -17,23 +17,23 @@ import pytest
 pytest.importorskip("nvflare")
 
 from fedstill.cli import main as cli
-from fedstill.cli.arguments import ParsedArgs
+from fedstill.cli.arguments import Call
 from fedstill.cli.run import configured
 from fedstill.core import run_writer
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.core.progress import ProgressBar, ProgressSnapshot
-from fedstill.data.splits import Dirichlet
+from fedstill.data.partitioners import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
-from fedstill.report.result import MetricsLog
+from fedstill.report.records import MetricsLog
 from fedstill.runs import deployment, run
-from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
+from fedstill.runs.results import write_results
 from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
 from fedstill.track.tracker_group import TrackerGroup
-from tests.federation.test_remote import Away, tiny
-from tests.loopback import Loopback
+from tests.support.links import Away, Loopback, tiny
 
 TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
 RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"backend": "flare"}}
@@ -119,7 +119,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
 
 def begin(*words: str, progress: bool = False) -> None:
     options = ["--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words]
-    config = configured("digits-fedavg", ParsedArgs("fedstill run", (), overrides=options), "run")
+    config = configured("digits-fedavg", Call("fedstill run", overrides=options), "run")
     run.run(config, Path("out"), command="fedstill run", progress=progress)
 
 
@@ -400,7 +400,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     link: Link = Gone(away.serve)
     live = away.live(link)
     results = live.run()
-    live.finish({**live.describe_run(), **results}, keep_state=True)
+    write_results(live, {**live.describe_run(), **results}, keep_state=True)
     (folder / "out").mkdir()
     experiment, about = build_simulation(config)
     metrics = deployment._evaluate_checkpoints(

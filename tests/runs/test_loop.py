@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.timing import Clock
-from fedstill.runs.config import from_dict
 from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import from_dict
 
 
 class Maker:

@@ -19,6 +19,7 @@ from fedstill.methods import (
     Query,
     Server,
     Span,
+    SpanOfRound,
     adam,
     descend,
     payload_kinds,
@@ -73,7 +74,7 @@ class Distills(Method):
             times=self.rounds,
             rows=8,
             depends_on_records=(),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             stackable=True,
         )
 

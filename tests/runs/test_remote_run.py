@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +13,13 @@ import torch
 from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QueryRefused
 from fedstill.core.progress import ProgressFile, ProgressSnapshot
 from fedstill.federation import transport
-from fedstill.federation.transport import LinkError
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import unpack
-from fedstill.runs import deployment, remote_run
-from fedstill.runs.config import RunConfig, from_dict, to_dict
+from fedstill.runs import remote_run
 from fedstill.runs.simulation import build_simulation
-from tests.federation.test_remote import NAMES, Live, tiny
-from tests.loopback import Loopback
-
-
-class RecordingLink(Loopback):
-    """Notes what is said to whom; nodes in ``away`` are not there."""
-
-    def __init__(self, hosts: dict[str, NodeService], away: tuple[str, ...] = ()) -> None:
-        super().__init__({name: host.serve for name, host in hosts.items()})
-        self.away, self.calls = away, list[tuple[str, str]]()
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        self.calls.append((node, unpack(message)[0]["operation"]))
-        if node in self.away:
-            raise LinkError("no way")
-        return super().call(node, message, seconds)
-
-    def times(self, do: str) -> int:
-        return sum(operation == do for _, operation in self.calls)
-
-
-def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
-    """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
-    deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
-    for node in NAMES:
-        file = folder / "nodes" / node / "node.toml"
-        text = file.read_text()
-        for name, value in changes.items():
-            text, count = re.subn(rf"(?m)^{name} = (\[[^\]]*\]|.*)$", f"{name} = {value}", text)
-            assert count == 1
-        file.write_text(text)
-    return {name: NodeService(folder / "nodes" / name) for name in NAMES}
-
-
-def live(config: RunConfig, link: Loopback, folder: Path) -> Live:
-    (folder / "server").mkdir(exist_ok=True)
-    return Live(config, link, "one", folder / "server")
-
-
-def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
-    """A configuration with some values of some tables replaced."""
-    table = to_dict(config)
-    for name, values in tables.items():
-        table[name] = {**table[name], **values}
-    return from_dict(table)
-
+from tests.support.links import NAMES, RecordingLink, changed, live, nodes, tiny
 
 # --- what it knows ------------------------------------------------------------------------------------
 
@@ -86,7 +38,7 @@ def test_result_has_node_notes_only(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), RecordingLink(hosts), tmp_path)
     results = server.run()
-    sizes = [len(part) for part in build_simulation(tiny("fediod"))[0].setting.parts]
+    sizes = [len(node.data) for node in build_simulation(tiny("fediod"))[0].setting.nodes]
     assert [node["examples"] for node in results["nodes"]] == sizes
     assert [sum(node["label_counts"]) for node in results["nodes"]] == sizes
     assert [node["name"] for node in results["nodes"]] == list(NAMES)

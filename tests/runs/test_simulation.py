@@ -37,35 +37,9 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.build import Setting, describe_cases
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-
-SHAPE, SIZES = (1, 8, 8), (10, 20, 30)
-
-
-def blobs(count: int, seed: int) -> TensorData:
-    """Images of one bright row, whose place tells which of three classes."""
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(3, (count,), generator=draw)
-    pixels = -0.8 + 0.1 * torch.rand(count, *SHAPE, generator=draw)
-    pixels[torch.arange(count), 0, 2 * labels] = 0.8
-    return TensorData(pixels, labels)
-
-
-def setting(method: Any, spec: str = "mlp:8", *, test: int = 40, nodes: int = 3, **changes: Any) -> Setting:
-    given: dict[str, Any] = {
-        "task": Classification(3),
-        "parts": [blobs(SIZES[index % 3], index) for index in range(nodes)],
-        "models": [build(spec, SHAPE, 3, 0, index) for index in range(nodes)],
-        "student": build(spec, SHAPE, 3, 0, "student"),
-        "test": blobs(test, 9),
-        "method": method,
-        "policies": [PolicyConfig(outputs_only=False)] * nodes,
-        "local": LocalConfig(epochs=2, batch=10),
-        "engine": EngineConfig(batching="one-by-one"),
-        **changes,
-    }
-    return Setting(**given)
+from tests.support.bright_rows import SHAPE, SIZES, blobs, setting
+from tests.support.runs import node_models
 
 
 def accuracy(model: nn.Module, data: TensorData) -> float:
@@ -95,7 +69,7 @@ def test_evaluates_nodes_on_known_labels() -> None:
     results = experiment.run()
     truth = one.test.targets
     means = []
-    for node, model in enumerate(one.models):
+    for node, model in enumerate(node_models(one)):
         with torch.no_grad():
             aucs = MultiLabel(3).metric_per_class(model.eval()(one.test.inputs), truth)
         assert aucs is not None
@@ -109,7 +83,7 @@ def test_evaluates_nodes_on_known_labels() -> None:
     for node, share in enumerate(results["local"]["share"]["per_node"]):
         rows = experiment.evaluation.rows_of_test_share(node, 3)
         with torch.no_grad():
-            aucs = MultiLabel(3).metric_per_class(one.models[node](one.test.inputs[rows]), truth[rows])
+            aucs = MultiLabel(3).metric_per_class(node_models(one)[node](one.test.inputs[rows]), truth[rows])
         assert aucs is not None
         assert share == pytest.approx(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
 
@@ -138,9 +112,9 @@ def test_virtual_model_is_weighted_mean_of_nodes(engine: Any) -> None:
     """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
     one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(batching=engine))
     results = Simulation(one).run()
-    models = [model.state_dict() for model in one.models]
+    models = [model.state_dict() for model in node_models(one)]
     assert not torch.equal(models[0]["8.weight"], models[1]["8.weight"])
-    average = copy.deepcopy(one.models[0])
+    average = copy.deepcopy(node_models(one)[0])
     for name, value in average.state_dict().items():
         mean = sum(size / 60 * state[name].double() for size, state in zip(SIZES, models, strict=True))
         value.copy_(mean if value.is_floating_point() else mean.round())
@@ -155,7 +129,9 @@ def test_virtual_model_is_not_returned() -> None:
     often, seldom = (setting(FedPer(rounds=3), every=every) for every in (1, 0))
     for one in (often, seldom):
         Simulation(one).run()
-    for mine, other in zip((*often.models, often.student), (*seldom.models, seldom.student), strict=True):
+    for mine, other in zip(
+        (*node_models(often), often.student), (*node_models(seldom), seldom.student), strict=True
+    ):
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in mine.state_dict().items())
 
 
@@ -163,7 +139,7 @@ def test_without_global_model_metric_is_mean_of_nodes() -> None:
     one = setting(Standalone())
     before = copy.deepcopy(one.student.state_dict())
     results = Simulation(one).run()
-    each = [accuracy(model, one.test) for model in one.models]
+    each = [accuracy(model, one.test) for model in node_models(one)]
     assert results["accuracy"] == pytest.approx(sum(each) / 3)
     assert results["local"]["accuracy"]["per_node"] == pytest.approx(each)
     assert results["student"] is None
@@ -225,7 +201,7 @@ def test_local_accuracy_uses_test_shares() -> None:
     experiment = Simulation(one)
     results = experiment.run()
     shares = [one.test.subset(experiment.evaluation.rows_of_test_share(index, 3)) for index in range(3)]
-    each = [accuracy(model, share) for model, share in zip(one.models, shares, strict=True)]
+    each = [accuracy(model, share) for model, share in zip(node_models(one), shares, strict=True)]
     assert results["local"]["share"]["per_node"] == pytest.approx(each)
     assert results["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
     assert experiment.evaluate()["local_accuracy"] == pytest.approx(sum(each) / 3)
@@ -262,7 +238,7 @@ def test_evaluates_at_interval_and_end(rounds: int, every: int | None, expected:
 
 def untouched(one: Setting, error: type[Exception], message: str) -> str:
     """Check that the setting is rejected before any training; return the error's text."""
-    networks = (*one.models, one.student)
+    networks = (*node_models(one), one.student)
     before = copy.deepcopy([network.state_dict() for network in networks])
     with pytest.raises(error, match=message) as caught:
         Simulation(one)
@@ -375,15 +351,17 @@ def test_rejects_unsplittable_network(
 def test_frozen_network_runs_or_is_refused(method: Any) -> None:
     """Who brings a finished model only answers; a method that must train it may say no, naming the node."""
     one = setting(method)
-    one.models[1].requires_grad_(False)
-    before = copy.deepcopy(one.models[1].state_dict())
+    node_models(one)[1].requires_grad_(False)
+    before = copy.deepcopy(node_models(one)[1].state_dict())
     try:
         experiment = Simulation(one)
     except FedstillError as refused:
         message = str(refused)
     else:
         experiment.run()
-        assert all(torch.equal(value, before[name]) for name, value in one.models[1].state_dict().items())
+        assert all(
+            torch.equal(value, before[name]) for name, value in node_models(one)[1].state_dict().items()
+        )
         return
     assert "node-1" in message
 
@@ -438,8 +416,11 @@ def test_random_networks_repeat_if_watched_and_are_refused_otherwise() -> None:
 def test_notes_privacy_unit() -> None:
     def notes(privacy: PrivacyConfig) -> str:
         one = setting(FedAvg(rounds=1), privacies=[privacy] * 3)
-        parts = [replace(part, groups=torch.arange(len(part)) // 5) for part in one.parts]
-        experiment = Simulation(replace(one, parts=parts))
+        nodes = [
+            replace(node, data=replace(node.data, groups=torch.arange(len(node.data)) // 5))
+            for node in one.nodes
+        ]
+        experiment = Simulation(replace(one, nodes=nodes))
         return str(experiment.run()["notes"])
 
     noise = DPTrainingConfig(noise=4.0)

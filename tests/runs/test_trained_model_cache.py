@@ -19,8 +19,8 @@ from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
 from fedstill.node import local_training
 from fedstill.runs import run
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.runs.trained_model_cache import TrainedModels
 
 FEDKD = {"name": "fedkd", "student": {"epochs": 2}}
@@ -42,7 +42,7 @@ engine = { threads = 1 }
 MANY = {"models": ["mlp:8"], "local": {"epochs": 60.0}}
 
 
-def config(method: dict[str, Any], **more: Any) -> RunConfig:
+def config(method: dict[str, Any], **more: Any) -> RunSpec:
     return from_dict(
         {
             "data": {"name": "digits", "train_limit": 150},
@@ -58,7 +58,7 @@ def config(method: dict[str, Any], **more: Any) -> RunConfig:
     )
 
 
-def run_result(of: RunConfig, out: Path, trained: Path | None) -> dict[str, Any]:
+def run_result(of: RunSpec, out: Path, trained: Path | None) -> dict[str, Any]:
     run.run(of, out, command="", progress=False, trained=trained)
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return result
@@ -160,7 +160,7 @@ def stopping(save: Callable[[Simulation], None]) -> Callable[[Simulation], None]
     return saving
 
 
-def files(of: RunConfig, about: object = 0) -> Path | None:
+def files(of: RunSpec, about: object = 0) -> Path | None:
     simulation: Simulation = build_simulation(of)[0]
     return TrainedModels(Path("trained"), of).model_file([[node] for node in simulation.nodes], about)
 

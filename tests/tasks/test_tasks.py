@@ -22,7 +22,7 @@ from fedstill.data.public import PublicConfig, load_public
 from fedstill.models import example_inputs
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.needs import unmet_need
-from fedstill.runs.config import from_dict
+from fedstill.runs.spec import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from fedstill.tasks.segmentation import SegmentationConfig

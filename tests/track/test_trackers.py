@@ -19,11 +19,11 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError
 from fedstill.core.run_writer import RunWriter
 from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import make_statement, summarize_privacy
-from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.run import resume, run
+from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.track import TRACKERS, Tracker, final_metrics, flatten_metrics
 from fedstill.track.tracker_group import TrackerGroup
-from tests.my_lab_package import MY_LAB
+from tests.support.my_lab import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
 Logged = Counter[tuple[str, int, float]]  # count of each metric at each step
@@ -157,7 +157,7 @@ class InterruptingTracker(Tracker):
         self.received.append(result)
 
 
-def tiny_run(tracker: str) -> RunConfig:
+def tiny_run(tracker: str) -> RunSpec:
     return from_dict(
         {
             "data": {"name": "digits", "train_limit": 100},
@@ -254,7 +254,7 @@ def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pyt
     ("named", "message"),
     [
         (["tensorbord"], r"invalid track = 'tensorbord' \(expected tensorboard, mlflow, wandb"),
-        (["tests.my_lab_package:Lab"], "a subclass of Tracker"),
+        (["tests.support.my_lab:Lab"], "a subclass of Tracker"),
         ([f"{__name__}:InterruptingTracker"] * 2, "each tracker once"),
     ],
 )

@@ -21,6 +21,7 @@ from fedstill.methods import (
     Responses,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     adam,
     descend,
@@ -63,7 +64,7 @@ class EntropyFedMD(Method):
             times=self.rounds,
             rows=0 if setting.public is None else len(setting.public),
             depends_on_records=(),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             stackable=True,
         )
 

@@ -19,16 +19,16 @@ from fedstill.methods import (
     Needs,
     NodeSetting,
     NodeView,
-    PayloadKind,
     Query,
     QueryDetails,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     payload_kinds,
 )
 
-CLASS_LOGITS = PayloadKind(
+CLASS_LOGITS = payload_kinds.PayloadKind(
     "class logits", "a mean score vector for each class, over a node's own records", category="rows"
 )
 
@@ -65,7 +65,7 @@ class FedDistill(Method):
             times=self.rounds,
             rows=setting.task.classes,
             depends_on_records=("mean",),
-            span=lambda sent: Span.part(int(sent["round"]), self.rounds),
+            span=SpanOfRound(self.rounds),
             details=QueryDetails(extra_loss="the distance to the shared class logits"),
         )
 
