@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import SentQuery
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._input_generators import GeneratorTraining
@@ -33,6 +33,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting, NodeSide
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
