@@ -52,7 +52,7 @@ from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, clopper_pearson_up
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks import Task
-from fedstill.tasks.formulas import distillation_loss
+from fedstill.tasks.logit_formulas import distillation_loss
 
 LOW_RATES = (0.01, 0.001)  # false positive rates at which members are counted
 MIN_SHADOWS_PER_RECORD = 64  # from which each record has separate variances

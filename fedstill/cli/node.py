@@ -18,7 +18,7 @@ from fedstill.core.hashing import group_digits
 from fedstill.core.text_format import to_printable_line
 
 if TYPE_CHECKING:
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
 
 LAST = 50  # lines of the log that are shown
@@ -89,9 +89,9 @@ def start(folder: Path, /) -> None:
         folder: folder of the node
     """
     from fedstill.federation import flare_site
-    from fedstill.node import owner_folder
+    from fedstill.node import folder_check
 
-    found = owner_folder.check_folder(folder, quick=True)
+    found = folder_check.check_folder(folder, quick=True)
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:
@@ -146,8 +146,7 @@ def requests(folder: Path, sha256: Sha256 | None = None, /, *, as_json: AsJson =
         folder: folder of the node
         sha256: print the canonical description of this run, to the byte; HASH is its SHA-256
     """
-    from fedstill.node.request_text import describe_request
-    from fedstill.node.requests import find_requests_by_hash
+    from fedstill.node.approvals import describe_request, find_requests_by_hash
 
     known = _requests(folder).list_all()
     if sha256 is not None:
@@ -207,19 +206,19 @@ def log(folder: Path, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None
         folder: folder of the node
         noted: hash of an entry that you noted elsewhere; must be part of the log
     """
-    from fedstill.node import audit_log_inspection, owner_folder
-    from fedstill.node.request_text import describe_security_event
-    from fedstill.node.security_events import read_security_events
+    from fedstill.node import folder_log, owner_folder
+    from fedstill.node.approvals import describe_security_event
+    from fedstill.node.folder_log import read_security_events
 
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     file = owner_folder.read_node_file(folder)
-    path = audit_log_inspection.audit_path(file, folder)
+    path = folder_log.audit_path(file, folder)
     number, last_hash = None, ""
     events: list[dict[str, Any]] = []
-    fault = audit_log_inspection.missing_log_fault(path, folder)
+    fault = folder_log.missing_log_fault(path, folder)
     if path.exists():
-        with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
+        with closing(folder_log.open_audit(file, folder, read_only=True)) as audit:
             events, fault, last_hash = list(read_security_events(audit)), audit.fault, audit.last_hash
             number = audit.find_hash(noted) if noted else None
     if fault is None and noted and number is None:
@@ -246,7 +245,7 @@ def log(folder: Path, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None
 
 def _requests(folder: Path) -> ApprovalRequests:
     from fedstill.node import owner_folder
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
     return ApprovalRequests(folder, owner_folder.read_node_file(folder))
 
@@ -254,7 +253,7 @@ def _requests(folder: Path) -> ApprovalRequests:
 def _decide(folder: Path, sha256: str, approved: bool, server: str | None, because: str) -> None:
     from fedstill.core.registry import searching_in
     from fedstill.node import owner_folder
-    from fedstill.node.request_text import always_refused_queries
+    from fedstill.node.approvals import always_refused_queries
 
     request = _requests(folder).decide(sha256, approved, because, server=server)
     print(f"Run {request.run} of {request.server_name}, {group_digits(request.sha256)}: {request.state}.")

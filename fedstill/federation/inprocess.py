@@ -12,10 +12,9 @@ from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.models import PREDICTION_ONLY, carries_gradient
-from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import Tensors
@@ -66,17 +65,19 @@ class InProcess(Federation):
         return {name: responses[name] for name in queried}
 
     def collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
         by_handler: dict[RequestHandler, dict[str, Tensors]] = {}
         # Before anything is computed, as it copies tensors from the device and would wait for it.
-        contents = {node: digest(query, pull) for node, pull in pulls.items()}
-        for handler in self._handlers_for(self._queried_nodes.get(number, tuple(pulls))):
-            handler_pulls = {
-                node.name: pulls[node.name] for node in handler.group.nodes if node.name in pulls
+        contents = {node: digest(query, node_gradients) for node, node_gradients in output_gradients.items()}
+        for handler in self._handlers_for(self._queried_nodes.get(number, tuple(output_gradients))):
+            handler_gradients = {
+                node.name: output_gradients[node.name]
+                for node in handler.group.nodes
+                if node.name in output_gradients
             }
-            if handler_pulls:
-                by_handler[handler] = handler_pulls
+            if handler_gradients:
+                by_handler[handler] = handler_gradients
         self._run_handlers(
             f"back {query}",
             list(by_handler),
@@ -85,7 +86,7 @@ class InProcess(Federation):
         gradients: dict[str, Tensors] = {}
         for handler in by_handler:
             gradients.update(handler.release_gradients(number, by_handler[handler]))
-        return {name: gradients[name] for name in pulls}
+        return {name: gradients[name] for name in output_gradients}
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.tensors_to_device(tensors)

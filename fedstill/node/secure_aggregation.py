@@ -45,12 +45,11 @@ from fedstill.core.errors import ArgumentError, DataError, QueryMismatch, QueryR
 from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.data.public import PublicData
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
-from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import AgreementCodes, ReplyPayload
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.node.run_folder import RELEASED_COUNTS, RunFolder
 from fedstill.protocol.digests import chain_digest, sha256_digest
 from fedstill.protocol.messages import ConfirmSurvivors, ReceiveKeys, RevealMasks, SendKeys, SumMessage

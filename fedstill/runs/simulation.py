@@ -248,7 +248,7 @@ class Simulation(MeasuredSimulation):
             raise DataError(
                 "the data have changed since the run was started: restore them, or start a new run"
             )
-        models, now = saved["models"], self._model_fingerprints()
+        models, now = saved["models"], self._architecture_and_file_hashes()
         if other := [name for name in models if models[name] != now.get(name)]:
             raise ModelError(
                 f"{', '.join(other)}: the model has changed since the run was started: restore it, or start "
@@ -306,7 +306,7 @@ class Simulation(MeasuredSimulation):
             "groups": self.groups,
             "nodes": {node.name: node.state_dict() for node in self.nodes},
             "data": self._data_digest,
-            "models": self._model_fingerprints(),
+            "models": self._architecture_and_file_hashes(),
             "centralized": None if self.centralized_node is None else self.centralized_node.state_dict(),
         }
 
@@ -320,7 +320,7 @@ class Simulation(MeasuredSimulation):
     def _private_data(self) -> list[TensorData]:
         return [node.data for node in self.setting.nodes]
 
-    def _model_fingerprints(self) -> dict[str, str]:
+    def _architecture_and_file_hashes(self) -> dict[str, str]:
         """Return fingerprints of the networks' architectures, and of files of models that can only
         predict."""
         fingerprints = {

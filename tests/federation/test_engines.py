@@ -27,7 +27,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks.classification import Classification
-from tests.methods.small_world import changed
+from tests.support.small_world import changed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

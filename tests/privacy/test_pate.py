@@ -27,7 +27,7 @@ from fedstill.privacy.pate import NoisyVotes, PateConfig, TeacherEnsemble, _Clip
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
-from tests.privacy.test_release_rules import single_event
+from tests.support.privacy import single_event
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
